@@ -18,7 +18,7 @@ import gevent
 
 from app.engine.dataset.command import Record, write_sqlite
 from app.engine.dataset.dataset import Dataset, Rows, ids_hash
-from app.engine.dataset.tokens import Tokens
+from app.engine.dataset.tokens import RecordedTokens
 from app.text import default_tokenizer
 from benchmarks.arrivals import quantile
 from benchmarks.options import parser
@@ -110,7 +110,7 @@ def _records(count: int) -> Iterator[Record]:
     for i in range(count):
         length = rng.randint(SHORTEST, LONGEST)
         ids = [rng.randrange(30_000) for _ in range(length)]
-        yield Record("", ids_hash([i]), Tokens(ids, [" word"] * length), "")
+        yield Record("", ids_hash([i]), RecordedTokens(ids, [" word"] * length), "")
 
 
 @contextmanager

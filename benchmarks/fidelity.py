@@ -14,12 +14,12 @@ from array import array
 from collections.abc import Sequence
 
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import Recording
+from app.lab.fidelity.fitting import MeasuredRun
 from app.lab.fidelity.record import Prompts, read_target
-from app.lab.fidelity.simulation import Outcome, Plan, simulate
+from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
 from app.lab.load.recording_client import Measured, RecordingClient
 from app.lab.load.report import NAMES, quantile, twelve
-from app.lab.load.trace import Load
+from app.lab.load.trace import LoadTrace
 from benchmarks import cores, servers
 from benchmarks.connections import HOST
 from benchmarks.processes import used_by
@@ -58,10 +58,10 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return flags.parse_args(argv)
 
 
-def _live(port: int, recording: Recording, options: argparse.Namespace) -> list[Measured]:
+def _live(port: int, recording: MeasuredRun, options: argparse.Namespace) -> list[Measured]:
     """What the server did with the beginning of the load."""
     count = sum(arrival_s < options.seconds + AFTER_S for arrival_s in recording.arrival_s)
-    load = Load(
+    load = LoadTrace(
         recording.name,
         array("d", recording.arrival_s[:count]),
         array("i", recording.input_tokens[:count]),
@@ -77,18 +77,18 @@ def _live(port: int, recording: Recording, options: argparse.Namespace) -> list[
         gc.enable()
 
 
-def _simulated(lived: Sequence[Measured], profile: Profile) -> Outcome:
+def _simulated(lived: Sequence[Measured], profile: Profile) -> SimulationOutcome:
     """Returns what the simulation makes of requests (at least one) that arrive when those were sent."""
-    load = Load(
+    load = LoadTrace(
         "lived",
         array("d", [it.send_s for it in lived]),
         array("i", [it.input_tokens for it in lived]),
         array("i", [it.output_tokens for it in lived]),
     )
-    return simulate(load, Plan(profile=profile), 1, lambda done: None)
+    return simulate(load, SimulationPlan(profile=profile), 1, lambda done: None)
 
 
-def _show(recording: Recording, lived: Sequence[Measured], profile: Profile, seconds: float) -> None:
+def _show(recording: MeasuredRun, lived: Sequence[Measured], profile: Profile, seconds: float) -> None:
     count = sum(arrival_s < seconds for arrival_s in recording.arrival_s)
     recorded = twelve(
         recording.send_s[:count],

@@ -27,7 +27,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from app.serving.recording.exchange import Answer, Chunk, Exchange, bytes_of, read_exchange
+from app.serving.recording.exchange import Exchange, RecordedAnswer, RecordedChunk, bytes_of, read_exchange
 from benchmarks import agents, cores, servers, stamps
 from benchmarks.client import watched
 from benchmarks.connections import HOST, PATH, RECEIVE, opened
@@ -164,7 +164,7 @@ def _last_request(path: str, body: bytes) -> bytes:
 class Replayed:
     """What came for one request, and when (Unix time, nanoseconds)."""
 
-    recorded: Answer
+    recorded: RecordedAnswer
     sent_ns: int = 0
     pieces: list[tuple[int, bytes]] = field(default_factory=list)
 
@@ -183,7 +183,7 @@ class Replayed:
             errors.append((arrived_ns - self.sent_ns) / 1e6 - chunk.at_s * 1e3)
         return errors if received[at:].strip(b"\r\n") in (b"", b"0") else []
 
-    def own_ms(self, error_ms: float, chunk: Chunk, lost: Withheld) -> float:
+    def own_ms(self, error_ms: float, chunk: RecordedChunk, lost: Withheld) -> float:
         """A chunk's error without what the machine withheld when the request came and when it was due."""
         if error_ms <= 0:
             return -error_ms

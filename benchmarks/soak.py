@@ -22,7 +22,7 @@ import gevent
 import msgspec
 from gevent.pool import Group
 
-from app.serving.http.client import JSON, Connection, exchange
+from app.serving.http.client import JSON, HttpConnection, exchange
 from benchmarks.connections import HOST
 from benchmarks.processes import rss_mib
 from benchmarks.report import show_machine
@@ -142,7 +142,7 @@ class Soak:
         return "/v1/chat/completions", {**chat, "max_tokens": most}
 
     def _ask(self, path: str, body: Mapping[str, object], leaves: bool) -> str:
-        with closing(Connection(self.address, PATIENCE_S)) as connection:
+        with closing(HttpConnection(self.address, PATIENCE_S)) as connection:
             connection.request("POST", path, msgspec.json.encode(body), JSON)
             if leaves and self._rng.random() < 0.5:
                 gevent.sleep(self._rng.random() * 0.1)

@@ -229,7 +229,7 @@ def model_shape(document: object, named: str = "model config") -> ModelShape:
     return shape
 
 
-class Weights(Struct, frozen=True):
+class StorageFormat(Struct, frozen=True):
     """Storage format of weights and cache, and precision of products."""
 
     weight_bytes: float
@@ -295,7 +295,7 @@ def _made(shape: ModelShape, device_name: str, devices: int, named: str) -> Prof
     )
 
 
-def _cost(shape: ModelShape, weights: Weights, device: Device, devices: int) -> CostConstants:
+def _cost(shape: ModelShape, weights: StorageFormat, device: Device, devices: int) -> CostConstants:
     read_per_s = device.bandwidth * OF_BANDWIDTH * devices
     flops = (weights.in_8bit and device.flops_8bit) or device.flops
     layers, heads = shape.num_hidden_layers, shape.num_attention_heads
@@ -320,7 +320,9 @@ def _cost(shape: ModelShape, weights: Weights, device: Device, devices: int) -> 
     )
 
 
-def _limits(shape: ModelShape, weights: Weights, device: Device, devices: int, named: str) -> EngineLimits:
+def _limits(
+    shape: ModelShape, weights: StorageFormat, device: Device, devices: int, named: str
+) -> EngineLimits:
     """Returns vLLM's defaults, with as many blocks as fit beside weights and activations."""
     tables = BF16_BYTES * shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
     experts = shape.sparse_layers * shape.experts * shape.expert_weights
@@ -346,28 +348,30 @@ def _limits(shape: ModelShape, weights: Weights, device: Device, devices: int, n
     )
 
 
-def _weights(quantization: Quantization | None, named: str) -> Weights:
+def _weights(quantization: Quantization | None, named: str) -> StorageFormat:
     """Returns the storage format. A group has a scale of 2 bytes; a zero point is as wide as a weight."""
     if quantization is None:
-        return Weights(BF16_BYTES)
+        return StorageFormat(BF16_BYTES)
     method = quantization.quant_method.lower()
     cache = 1 if quantization.kv_cache_scheme is not None else BF16_BYTES
     if method in ("fp8", "fbgemm_fp8") or (method == "modelopt" and quantization.quant_algo in ("", "FP8")):
-        return Weights(1, cache, in_8bit=True, kind="fp8")
+        return StorageFormat(1, cache, in_8bit=True, kind="fp8")
     if method in ("awq", "gptq", "awq_marlin", "gptq_marlin"):
-        return Weights(_grouped(quantization.bits, quantization.group_size, zeros=True), cache, kind=method)
+        return StorageFormat(
+            _grouped(quantization.bits, quantization.group_size, zeros=True), cache, kind=method
+        )
     if method == "mxfp4":
-        return Weights((4 + 8 / 32) / 8, cache, kind=method)
+        return StorageFormat((4 + 8 / 32) / 8, cache, kind=method)
     if method == "modelopt" and quantization.quant_algo == "NVFP4":
-        return Weights((4 + 8 / 16) / 8, cache, kind="nvfp4")
+        return StorageFormat((4 + 8 / 16) / 8, cache, kind="nvfp4")
     if method == "bitsandbytes":
-        return Weights(1 if quantization.load_in_8bit else _grouped(4, 64, zeros=False), kind=method)
+        return StorageFormat(1 if quantization.load_in_8bit else _grouped(4, 64, zeros=False), kind=method)
     groups = [group for group in quantization.config_groups.values() if group.weights is not None]
     if method == "compressed-tensors" and groups and (stored := groups[0].weights) is not None:
         seen = groups[0].input_activations
         in_8bit = seen is not None and seen.num_bits == 8
         size = _grouped(stored.num_bits, stored.group_size or 0, zeros=False)
-        return Weights(size, cache, in_8bit, kind=f"compressed-tensors {stored.num_bits} bits")
+        return StorageFormat(size, cache, in_8bit, kind=f"compressed-tensors {stored.num_bits} bits")
     raise ConfigError(
         f"{named}: quantization_config: quant_method {quantization.quant_method} is none of fp8, fbgemm_fp8,"
         " awq, gptq, mxfp4, bitsandbytes, modelopt, compressed-tensors (the last two with their layout)"

@@ -4,7 +4,7 @@
     '''Sequences that run at the same time.'''
 
 The docstring under the field is the help and the documentation of the setting; a plugin's is in `About`.
-`msgspec.Meta` has the limits that msgspec checks; a `Rule` has any other limit.
+`msgspec.Meta` has the limits that msgspec checks; a `SettingRule` has any other limit.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ class About(Struct, frozen=True):
     """May name a file or folder."""
 
 
-class Rule(Struct, frozen=True):
+class SettingRule(Struct, frozen=True):
     """A rule beyond msgspec: relation to other settings of the section, or form of a text."""
 
     text: str
@@ -80,20 +80,20 @@ class Rule(Struct, frozen=True):
     """(value, its section) -> flaw, worded as `text`; empty for a valid value."""
 
 
-def not_above_share(percent: int, of: str) -> Rule:
+def not_above_share(percent: int, of: str) -> SettingRule:
     """Refuses values above `percent` % of the section's field `of`."""
     text = f"must not be more than {percent} % of {of.replace('_', '-')}"
     share = percent / 100 * (1 + ROUNDING)
-    return Rule(text, lambda value, section: text if value > share * getattr(section, of) else "")
+    return SettingRule(text, lambda value, section: text if value > share * getattr(section, of) else "")
 
 
-def not_below(other: str) -> Rule:
+def not_below(other: str) -> SettingRule:
     """Refuses values below the section's field `other`."""
     text = f"must not be less than {other.replace('_', '-')}"
-    return Rule(text, lambda value, section: text if value < getattr(section, other) else "")
+    return SettingRule(text, lambda value, section: text if value < getattr(section, other) else "")
 
 
-def understood_by(read: Callable[[Any], object], text: str) -> Rule:
+def understood_by(read: Callable[[Any], object], text: str) -> SettingRule:
     """Refuses values for which `read` raises ValueError; the flaw has the error's text."""
 
     def flaw(value: object, section: Section) -> str:
@@ -103,4 +103,4 @@ def understood_by(read: Callable[[Any], object], text: str) -> Rule:
             return f"is wrong: {error}"
         return ""
 
-    return Rule(text, flaw)
+    return SettingRule(text, flaw)

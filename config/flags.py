@@ -76,7 +76,7 @@ class SettingsParser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-class Parser(SettingsParser):
+class FlagParser(SettingsParser):
     """Parser of a command; reports an unknown flag, with the nearest name, before a missing flag."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 from msgspec import Meta, Struct
 from msgspec.structs import FieldInfo, fields, replace
 
-from config.declaration import DURATION, JSON, About, Rule, Section
+from config.declaration import DURATION, JSON, About, Section, SettingRule
 from config.kinds import Kind, checked, format_duration, kind_of, limits, written
 from config.sections.api import ApiSettings, FailureSettings
 from config.sections.engine import (
@@ -109,7 +109,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     path: bool
     limits: str
     """msgspec's checks, as the end of the sentence "the value ..."; empty without checks."""
-    rules: tuple[Rule, ...]
+    rules: tuple[SettingRule, ...]
 
     own_help: str
     """`About.help`; empty where the field's docstring has the meaning."""
@@ -189,7 +189,7 @@ def _row(group: str, section: type[Section], field: FieldInfo, prefix: str) -> S
         optional=optional,
         default=field.default,
         limits=limits(kind, [extra for extra in extras if isinstance(extra, Meta)]),
-        rules=tuple(extra for extra in extras if isinstance(extra, Rule)),
+        rules=tuple(extra for extra in extras if isinstance(extra, SettingRule)),
         own_help=about.help,
         env=(*map(variable, (name, *about.also)), *about.env),
         also=about.also,

@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from app.lab.fidelity.simulation import Plan, cores, each, longest_tokens, simulate  # noqa: E402
-from app.lab.fidelity.summary import LATENCIES, Point, Summary, draw_curves, summarize  # noqa: E402
+from app.lab.fidelity.simulation import SimulationPlan, cores, each, longest_tokens, simulate  # noqa: E402
+from app.lab.fidelity.summary import LATENCIES, Point, RunSummary, draw_curves, summarize  # noqa: E402
 from app.lab.load.report import BLUE, RED, Progress, new_figure  # noqa: E402
 from app.lab.load.synthetic import Between, Lognormal, Recipe, draw_load  # noqa: E402
 from config.profile import DEFAULT_PROFILE, read_profile  # noqa: E402
@@ -31,20 +31,20 @@ RECORDED_MS = {
 RECORDED_TOKENS_PER_S = (258.2, 768.7, 1533.6, 2197.0)
 
 
-def simulated(rate: float) -> Summary:
+def simulated(rate: float) -> RunSummary:
     """The recorded client and lengths at another rate."""
     profile = read_profile(DEFAULT_PROFILE)
     recipe = Recipe(
         input_tokens=Lognormal(986.0, 0.0156), output_tokens=Between(128, 128), rate=rate, seconds=600.0
     )
     load = draw_load(recipe, longest_tokens(profile.engine))
-    plan = Plan(profile=profile, in_flight=256, turnaround_s=60e-6)
+    plan = SimulationPlan(profile=profile, in_flight=256, turnaround_s=60e-6)
     return summarize(load, plan, simulate(load, plan, 1, lambda done: None), DEFAULT_PROFILE)
 
 
 def main(argv: Sequence[str]) -> None:
     path = Path(argv[0]) if argv else ROOT / "docs" / "saturation.png"
-    progress, summaries = Progress(sys.stderr, "simulated", len(RATES), "rates"), dict[int, Summary]()
+    progress, summaries = Progress(sys.stderr, "simulated", len(RATES), "rates"), dict[int, RunSummary]()
     for number, summary in each(simulated, RATES, cores(), lambda: progress(len(summaries))):
         summaries[number] = summary
     progress.end()

@@ -36,9 +36,9 @@ from app.kvindex.index import DEFAULT_BLOCK_SIZE, Index  # noqa: E402
 from app.kvindex.memory import MemoryBackend  # noqa: E402
 from app.kvindex.replays import Replays  # noqa: E402
 from app.kvindex.streams import (  # noqa: E402
-    Message,
     Pool,
     PoolSettings,
+    PublishedMessage,
 )
 from app.serving.flask.application import Understudy  # noqa: E402
 from app.serving.gunicorn.connections import (  # noqa: E402
@@ -151,7 +151,7 @@ def index_ways() -> dict[str, list[Call]]:
 
     def publish(number: int) -> None:
         event = BlockStored([number + 1], number or None, tokens, DEFAULT_BLOCK_SIZE, None)
-        pool.put(Message("pod", "m", number, encode(EventBatch(float(number), [event], 0))))
+        pool.put(PublishedMessage("pod", "m", number, encode(EventBatch(float(number), [event], 0))))
 
     for number in range(WARM_UP):
         publish(number)

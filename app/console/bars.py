@@ -18,7 +18,7 @@ from msgspec import Struct
 from app.console.frames import EndRow, Frame, NewBar
 from app.engine.core.batch import Phase, SequenceStatus
 from app.engine.core.client import EngineClient
-from app.engine.core.request import EngineRequest, Outcome, Watch
+from app.engine.core.request import EngineRequest, SequenceOutcome, Watch
 from app.engine.core.sequence import Sequence
 from app.engine.kvcache.cache import KVCache
 from app.serving.http.context import RequestContext, client_name
@@ -63,7 +63,7 @@ class Bar(Struct, gc=False, eq=False):
     computed: int = 0
     held: int = 0
     preemptions: int = 0
-    outcome: Outcome | None = None
+    outcome: SequenceOutcome | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -158,7 +158,7 @@ class RequestBars:
             self._new.append(bar)
         return bar
 
-    def _finish(self, bar: Bar, outcome: Outcome) -> None:
+    def _finish(self, bar: Bar, outcome: SequenceOutcome) -> None:
         live = self._live.pop(id(bar.request), None)
         moments = (outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s)
         running, first, last = (None if moment_s is None else self._ms(moment_s) for moment_s in moments)
@@ -191,7 +191,7 @@ class RequestBars:
                 self._look(bar, sequence, frame)
             elif not bar.watched:  # it ended since the last frame
                 now_s, status = self._now(), sequence.status()
-                outcome = Outcome(
+                outcome = SequenceOutcome(
                     reason="over",
                     scheduled_s=status.scheduled_s,
                     first_token_s=status.first_s,

@@ -14,7 +14,7 @@ from gevent.pool import Pool
 from msgspec import Meta, Struct
 
 from app.engine.simulated.corpus import sample_sentences
-from app.serving.http.client import COMPLETIONS, JSON, PATIENCE_S, Connection
+from app.serving.http.client import COMPLETIONS, JSON, PATIENCE_S, HttpConnection
 from app.serving.http.errors import bad_request
 from app.text import Tokenizer
 from config.live import LiveSettings
@@ -128,7 +128,7 @@ class Generator:
         if settings.access.api_key:
             headers["Authorization"] = f"Bearer {settings.access.api_key[0]}"
         try:
-            with closing(Connection(self._address, PATIENCE_S)) as connection:
+            with closing(HttpConnection(self._address, PATIENCE_S)) as connection:
                 data = msgspec.json.encode({**body, "stream": True, "ignore_eos": True})
                 connection.request("POST", COMPLETIONS, data, headers)
                 first = connection.sock.recv(PIECE_BYTES)

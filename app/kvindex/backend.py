@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from app.kvindex.holders import Copies, Engine, Holders
+from app.kvindex.holders import Copies, Holders, IndexedEngine
 
 GPU, CPU = "gpu", "cpu"
 MOST_TIERS = 16
@@ -108,7 +108,7 @@ class Outcome(Struct):
         self.applied = later.applied
 
 
-class Size(Struct, frozen=True):
+class IndexSize(Struct, frozen=True):
     """Content of a backend: `blocks`, `copies` (a block in a tier of a holder), and `weight`.
 
     `weight` and `bound` have the same unit, which depends on the backend; both are None without a bound.
@@ -143,10 +143,12 @@ class Backend(Protocol):
     times_lost: int
     """Number of such losses."""
 
-    def owned(self, source: Engine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
+    def owned(self, source: IndexedEngine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         """Returns the entry of each (group, engine key) of a source; None for an unknown block."""
 
-    def apply(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+    def apply(
+        self, source: IndexedEngine, operations: Sequence[Operation], stamp: Stamp | None = None
+    ) -> Outcome:
         """Applies the operations in order; a backend that indexers share applies all or none.
 
         Long work pauses. Raises TooManyHolders when there is no bit left for the source.
@@ -155,7 +157,7 @@ class Backend(Protocol):
     def lookup(self, keys: Sequence[int]) -> Found:
         """Returns the copies of blocks, up to the first block without a holder."""
 
-    def position(self, source: Engine) -> Stamp | None:
+    def position(self, source: IndexedEngine) -> Stamp | None:
         """Returns the latest batch of an engine that any indexer has applied; None if unknown."""
 
     def clear(self, pod: str) -> int:
@@ -164,7 +166,7 @@ class Backend(Protocol):
     def pods(self) -> list[str]:
         """Returns names of pods that have or had blocks, except removed pods."""
 
-    def size(self) -> Size: ...
+    def size(self) -> IndexSize: ...
 
     def close(self) -> None:
         """Closes connections; shared data stays."""

@@ -59,7 +59,7 @@ class TooLarge(Unreadable):
     reason = "too_large"
 
 
-class Batch(Struct, frozen=True):
+class PodBatch(Struct, frozen=True):
     """A batch of a data parallel `rank`, published at `ts` (seconds since 1970).
 
     `events` has the usable events in order; `losses` has a reason for each other event.
@@ -130,7 +130,7 @@ def field_losses() -> list[str]:
     return sorted({"bad_ts"} | {f"bad_{field}" for fields in FIELDS.values() for field in fields})
 
 
-def decode(payload: Data) -> Batch:
+def decode(payload: Data) -> PodBatch:
     """Decodes the batch of a message. Raises `Unreadable`.
 
     A batch without a valid time has the time 0, and a loss `bad_ts`.
@@ -145,10 +145,10 @@ def decode(payload: Data) -> Batch:
             return _taken_apart(payload)
     if not math.isfinite(whole.ts):
         return _taken_apart(payload)
-    return Batch(whole.ts, whole.data_parallel_rank or 0, whole.events)
+    return PodBatch(whole.ts, whole.data_parallel_rank or 0, whole.events)
 
 
-def _taken_apart(payload: Data) -> Batch:
+def _taken_apart(payload: Data) -> PodBatch:
     """Decodes a batch event by event."""
     try:
         raw = _RAW_BATCH.decode(payload)
@@ -174,7 +174,7 @@ def _taken_apart(payload: Data) -> Batch:
             events.append(found)
         if number % EVENTS_A_TURN == 0:
             pause_if_possible()
-    return Batch(ts, rank, events, losses)
+    return PodBatch(ts, rank, events, losses)
 
 
 def engine_keys(values: Sequence[BlockHash]) -> list[int]:

@@ -19,7 +19,7 @@ MOST_ADAPTERS = 4096
 """Most adapters whose holders are remembered; the least recently used is dropped."""
 
 
-class Engine(Struct, frozen=True, gc=False):
+class IndexedEngine(Struct, frozen=True, gc=False):
     """An engine: a data parallel `rank` of a pod, with its base model."""
 
     pod: str
@@ -30,7 +30,7 @@ class Engine(Struct, frozen=True, gc=False):
 class EngineGroup(Struct, frozen=True, gc=False):
     """A KV cache group of an engine. Blocks of groups that are not `scored` do not count in scores."""
 
-    source: Engine
+    source: IndexedEngine
     group: int
     scored: bool
 
@@ -50,7 +50,7 @@ class Holders:
         self._most = most
         self._holders: list[EngineGroup | None] = []
         self._free: list[int] = []
-        self._groups: dict[Engine, dict[int, int]] = {}
+        self._groups: dict[IndexedEngine, dict[int, int]] = {}
         self._pods: dict[str, tuple[int, ...]] = {}
         self._models: dict[str, int] = {}
         self._scored = 0
@@ -75,7 +75,7 @@ class Holders:
         """Returns the holder of bit `number`; None for a free bit."""
         return self._holders[number] if number < len(self._holders) else None
 
-    def number(self, source: Engine, group: int, scored: bool | None = None) -> int:
+    def number(self, source: IndexedEngine, group: int, scored: bool | None = None) -> int:
         """Returns the bit of a group, assigned now if needed. `scored` is None if unknown to the caller.
 
         Raises TooManyHolders when no bit is free.
@@ -96,15 +96,15 @@ class Holders:
             self.assign(known, EngineGroup(source, group, scored))
         return known
 
-    def find(self, source: Engine, group: int) -> int | None:
+    def find(self, source: IndexedEngine, group: int) -> int | None:
         """Returns the bit of a group; None for an unknown group."""
         return self._groups.get(source, {}).get(group)
 
-    def groups(self, source: Engine) -> dict[int, int]:
+    def groups(self, source: IndexedEngine) -> dict[int, int]:
         """Returns group -> bit for an engine."""
         return self._groups.get(source, {})
 
-    def sources(self, pod: str) -> list[Engine]:
+    def sources(self, pod: str) -> list[IndexedEngine]:
         return list({holder.source for _, holder in self.among(self._pods.get(pod, ()))})
 
     def assign(self, number: int, holder: EngineGroup) -> None:

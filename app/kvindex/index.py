@@ -12,9 +12,9 @@ from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.events import EventBatch
 from app.engine.kvcache.memo import Bounded
 from app.engine.kvcache.prompt import Placeholder
-from app.kvindex.backend import Backend, Outcome, Size, Stamp
-from app.kvindex.decoding import Batch, field_losses
-from app.kvindex.holders import Engine, TooManyHolders
+from app.kvindex.backend import Backend, IndexSize, Outcome, Stamp
+from app.kvindex.decoding import PodBatch, field_losses
+from app.kvindex.holders import IndexedEngine, TooManyHolders
 from app.kvindex.ingest import Ingest
 from app.kvindex.keys import (
     DEFAULT_GENERATION,
@@ -25,7 +25,7 @@ from app.kvindex.keys import (
     requested_features,
 )
 from app.kvindex.metrics import IndexMetrics, Losses
-from app.kvindex.scorer import PodScore, Weights, score_prefixes
+from app.kvindex.scorer import PodScore, TierWeights, score_prefixes
 from config.sections.observability import TRACE
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class IndexSettings(Struct, frozen=True):
     block_size: int = DEFAULT_BLOCK_SIZE
     generation: Generation = DEFAULT_GENERATION
     seed: str = ""
-    weights: Weights = Weights()
+    weights: TierWeights = TierWeights()
 
 
 class Index:
@@ -78,7 +78,7 @@ class Index:
 
     def ingest(
         self,
-        batch: Batch | EventBatch,
+        batch: PodBatch | EventBatch,
         pod: str,
         model: str,
         sequence: int | None = None,
@@ -91,8 +91,8 @@ class Index:
         caller applies the batch again later.
         """
         if isinstance(batch, EventBatch):
-            batch = Batch(batch.ts, batch.data_parallel_rank or 0, batch.events)
-        source, total, lost = Engine(pod, model, batch.rank), Outcome(), [*batch.losses]
+            batch = PodBatch(batch.ts, batch.data_parallel_rank or 0, batch.events)
+        source, total, lost = IndexedEngine(pod, model, batch.rank), Outcome(), [*batch.losses]
         try:
             for part, start in enumerate(range(0, len(batch.events) or 1, EVENTS_A_TURN)):
                 if part:
@@ -170,7 +170,7 @@ class Index:
         holders = self.backend.lookup([]).holders
         return next((holder.source.model for _, holder in holders.of(holders.mask(name))), name)
 
-    def size(self) -> Size:
+    def size(self) -> IndexSize:
         return self.backend.size()
 
     def close(self) -> None:

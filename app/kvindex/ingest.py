@@ -31,7 +31,7 @@ from app.kvindex.backend import (
     Store,
 )
 from app.kvindex.decoding import LOW_64, engine_keys
-from app.kvindex.holders import Engine
+from app.kvindex.holders import IndexedEngine
 from app.kvindex.keys import Features, RequestKeys, fold_features, published_features
 
 TAILS_BYTES = 64 << 20
@@ -97,7 +97,9 @@ class Ingest:
         self.block_sizes: dict[str, set[int]] = {}
         """Model -> block sizes of its engines, in tokens."""
 
-    def operations(self, source: Engine, events: Sequence[KVEvent], losses: list[str]) -> list[Operation]:
+    def operations(
+        self, source: IndexedEngine, events: Sequence[KVEvent], losses: list[str]
+    ) -> list[Operation]:
         """Returns the operations of some events of a batch; appends reasons for lost events to `losses`.
 
         The caller applies the operations before the next call. May raise BackendUnavailable.
@@ -133,7 +135,7 @@ class Ingest:
             self._media[medium] = tier
         return tier
 
-    def operation(self, source: Engine, run: StoreGroup, known: Known) -> Store:
+    def operation(self, source: IndexedEngine, run: StoreGroup, known: Known) -> Store:
         """Returns one operation. Refused when the event cannot be used, or the events not as one."""
         try:
             return (self._one if len(run.events) == 1 else self._several)(source, run, known)
@@ -171,7 +173,12 @@ class Ingest:
             return list(chain.from_iterable(self._parsed([event], losses) for event in events))
 
     def _stores(
-        self, source: Engine, run: StoreGroup, known: Known, losses: list[str], operations: list[Operation]
+        self,
+        source: IndexedEngine,
+        run: StoreGroup,
+        known: Known,
+        losses: list[str],
+        operations: list[Operation],
     ) -> None:
         """Appends the operations of a group. Later events of the batch may continue its blocks."""
         try:
@@ -188,7 +195,7 @@ class Ingest:
             for key, owned in chain(zip(store.engine, store.owned, strict=True), store.remapped):
                 known[store.group, key] = owned
 
-    def _one(self, source: Engine, run: StoreGroup, known: Known) -> Store:
+    def _one(self, source: IndexedEngine, run: StoreGroup, known: Known) -> Store:
         [event], [parent], engine = run.events, run.parents, run.engine
         before = self._before(source, run, parent, known)
         if not 0 < event.block_size <= MOST_BLOCK_TOKENS:
@@ -208,7 +215,7 @@ class Ingest:
         self.tails.put((source, run.group), aligned.tails)
         return _store(run, aligned.owned, aligned.keys, aligned.remapped)
 
-    def _several(self, source: Engine, run: StoreGroup, known: Known) -> Store:
+    def _several(self, source: IndexedEngine, run: StoreGroup, known: Known) -> Store:
         place = dict(zip(run.engine, count(), strict=False))
         root, keys_after = self._request_keys.root(run.adapter or source.model), self._request_keys.keys
         keys: list[int] = []
@@ -233,7 +240,7 @@ class Ingest:
 
     def _before(
         self,
-        source: Engine,
+        source: IndexedEngine,
         run: StoreGroup,
         parent: int | None,
         known: Known,
@@ -316,7 +323,7 @@ def parent_of(event: BlockStored) -> int | None:
     return key or None
 
 
-class Span(Struct, frozen=True, gc=False):
+class TailBlock(Struct, frozen=True, gc=False):
     """An engine's block in a tail; `start` and `end` count tokens behind the last full index block.
 
     `start` is below 0 if the block begins earlier; `before` then has its request keys up to there.
@@ -334,7 +341,7 @@ class Tail(Struct, frozen=True):
 
     parent: int
     tokens: Sequence[int] = ()
-    spans: Sequence[Span] = ()
+    spans: Sequence[TailBlock] = ()
 
 
 class Aligned(Struct, frozen=True):
@@ -401,7 +408,7 @@ def align(
     spans = list(tail.spans)
     for number, key in enumerate(engine):
         start = offset + number * block_size
-        spans.append(Span(key, start, start + block_size, features[number] if features else None))
+        spans.append(TailBlock(key, start, start + block_size, features[number] if features else None))
     folded = None
     if any(span.features for span in spans):
         folded = fold_features(((span.start, span.features) for span in spans), full, size)
@@ -416,7 +423,7 @@ def align(
 
 
 def _tails(
-    parent: int, tokens: Sequence[int], spans: Sequence[Span], known: int, keys: Sequence[int], size: int
+    parent: int, tokens: Sequence[int], spans: Sequence[TailBlock], known: int, keys: Sequence[int], size: int
 ) -> Iterator[tuple[int, Tail]]:
     """Yields the tails behind all spans except the first `known` ones."""
     first = 0
@@ -431,5 +438,5 @@ def _tails(
         moved = []  # relative to the end of the last full block
         for span in spans[first : number + 1]:
             before = (*span.before, *keys[max(0, span.start) // size : block])
-            moved.append(Span(span.engine, span.start - end, span.end - end, span.features, before))
+            moved.append(TailBlock(span.engine, span.start - end, span.end - end, span.features, before))
         yield last.engine, Tail(keys[block - 1] if block else parent, tokens[end : last.end], tuple(moved))

@@ -296,7 +296,7 @@ def _sized(texts: Sequence[str]) -> bytes:
     return b"".join(parts)
 
 
-class Part(Struct, frozen=True, gc=False):
+class KeyedBlocks(Struct, frozen=True, gc=False):
     """Consecutive blocks: the key before the first block, all tokens, and all keys."""
 
     parent: int
@@ -308,7 +308,7 @@ class PrefixKeyCache:
     """Computes the keys of prompts; caches recent parts of prompts without features."""
 
     def __init__(self, request_keys: RequestKeys, limit_bytes: int = PARTS_BYTES) -> None:
-        self.parts: Memo[int, Part] = Memo(limit_bytes)
+        self.parts: Memo[int, KeyedBlocks] = Memo(limit_bytes)
         """Hash of tokens and parent -> part; two parts may share a hash."""
         self._request_keys = request_keys
         self._size = request_keys.block_size
@@ -365,5 +365,5 @@ class PrefixKeyCache:
             start = first // PART_BLOCKS * width
             tokens = data[start : start + width]
             own = keys[first : first + PART_BLOCKS]
-            self.parts.put(xxh3_64_intdigest(tokens, parent), Part(parent, tokens, own), size)
+            self.parts.put(xxh3_64_intdigest(tokens, parent), KeyedBlocks(parent, tokens, own), size)
             parent = own[-1]

@@ -27,20 +27,20 @@ from app.kvindex.backend import (
     Backend,
     Clear,
     Found,
+    IndexSize,
     Offload,
     Operation,
     Outcome,
     Owned,
     Remove,
-    Size,
     Stamp,
     Store,
     keys_of,
 )
 from app.kvindex.holders import (
     Copies,
-    Engine,
     Holders,
+    IndexedEngine,
     anywhere,
     bits,
     count_copies,
@@ -95,7 +95,7 @@ def weigh_copies(copies: Copies) -> int:
     return sum([mask.bit_count() + (mask.bit_length() >> MASK_SHIFT) for mask in copies])
 
 
-class Segment(Struct, gc=False, eq=False):
+class WeightedBlocks(Struct, gc=False, eq=False):
     """Blocks with their total weight."""
 
     blocks: dict[int, Copies]
@@ -121,11 +121,11 @@ class BlockTable:
         self.weigh = weigh
         self._on_evict = on_evict
         self._grain = max(1, bound // SEGMENTS)
-        self._cache: LRUCache[Segment, None] = LRUCache(math.inf)
+        self._cache: LRUCache[WeightedBlocks, None] = LRUCache(math.inf)
         """Segments in their order of use."""
-        self._segment_of: list[dict[int, Segment]] = [{} for _ in range(PLACES)]
-        self._open = Segment({})
-        self._heavy: dict[Segment, None] = {}
+        self._segment_of: list[dict[int, WeightedBlocks]] = [{} for _ in range(PLACES)]
+        self._open = WeightedBlocks({})
+        self._heavy: dict[WeightedBlocks, None] = {}
         """Segments that may be too heavy."""
 
     def __len__(self) -> int:
@@ -147,7 +147,7 @@ class BlockTable:
     def prefix(self, keys: Sequence[int]) -> list[Copies]:
         """Returns the copies of the first `keys`, up to an unknown block. Marks the blocks as used."""
         found: list[Copies] = []
-        used: dict[Segment, None] = {}
+        used: dict[WeightedBlocks, None] = {}
         places, rest = self._segment_of, iter(keys)
         key = next(rest, None)
         while key is not None and (segment := places[key & PLACE].get(key)) is not None:
@@ -164,7 +164,7 @@ class BlockTable:
                 self._cache[segment] = None
         return found
 
-    def runs(self, keys: Sequence[int]) -> Iterable[tuple[Segment | None, Copies, Sequence[int]]]:
+    def runs(self, keys: Sequence[int]) -> Iterable[tuple[WeightedBlocks | None, Copies, Sequence[int]]]:
         """Splits keys into runs with one segment and equal copies; None and () for a run of new keys.
 
         The caller may `put` a run before taking the next run.
@@ -176,8 +176,8 @@ class BlockTable:
         return self._runs(keys, segments)
 
     def _runs(
-        self, keys: Sequence[int], segments: Sequence[Segment | None]
-    ) -> Iterator[tuple[Segment | None, Copies, Sequence[int]]]:
+        self, keys: Sequence[int], segments: Sequence[WeightedBlocks | None]
+    ) -> Iterator[tuple[WeightedBlocks | None, Copies, Sequence[int]]]:
         for start, end in _equal(segments):
             segment, run = segments[start], keys[start:end]
             if segment is None:
@@ -187,7 +187,7 @@ class BlockTable:
             for first, last in _equal(found):
                 yield segment, found[first], run[first:last]
 
-    def put(self, segment: Segment | None, keys: Sequence[int], before: Copies, after: Copies) -> None:
+    def put(self, segment: WeightedBlocks | None, keys: Sequence[int], before: Copies, after: Copies) -> None:
         """Replaces the copies `before` of a run's blocks by `after`. Marks the blocks as used.
 
         New blocks go to the open segment, or to a new one.
@@ -201,13 +201,13 @@ class BlockTable:
         for start in range(0, len(keys), SEGMENT_BLOCKS):
             some, segment = keys[start : start + SEGMENT_BLOCKS], self._open
             if len(segment.blocks) + len(some) > SEGMENT_BLOCKS or segment.weight >= self._grain:
-                segment = self._open = Segment({})
+                segment = self._open = WeightedBlocks({})
             segment.blocks.update(dict.fromkeys(some, after))
             for key in some:
                 segment_of[key & PLACE][key] = segment
             self._grow(segment, weight * len(some))
 
-    def use(self, segment: Segment | None) -> None:
+    def use(self, segment: WeightedBlocks | None) -> None:
         """Marks a segment as used, after its blocks were stored again."""
         if segment is not None:
             self._grow(segment, 0)
@@ -238,17 +238,17 @@ class BlockTable:
                 del self._segment_of[key & PLACE][key]
             self._on_evict(blocks)
 
-    def _grow(self, segment: Segment, gain: int) -> None:
+    def _grow(self, segment: WeightedBlocks, gain: int) -> None:
         segment.weight += gain
         self.weight += gain
         self._cache[segment] = None
         if segment.weight > self._grain:
             self._heavy[segment] = None
 
-    def _split(self, segment: Segment) -> None:
+    def _split(self, segment: WeightedBlocks) -> None:
         """Moves the newer half of a segment's blocks to a new segment."""
         items = list(segment.blocks.items())
-        lower, upper = items[: len(items) // 2], Segment(dict(items[len(items) // 2 :]))
+        lower, upper = items[: len(items) // 2], WeightedBlocks(dict(items[len(items) // 2 :]))
         segment.blocks = dict(lower)
         weight = sum(map(self.weigh, upper.blocks.values()))
         for each, gain in ((segment, -weight), (upper, weight)):
@@ -340,7 +340,7 @@ class MemoryBackend(Backend):
     def limit_bytes(self) -> int:
         return self.table.bound * self._unit_bytes + REPEATS_BYTES + ALONE_BYTES
 
-    def owned(self, source: Engine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
+    def owned(self, source: IndexedEngine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         numbers = self.holders.groups(source)
         found = []
         for group, key in engine:
@@ -348,7 +348,9 @@ class MemoryBackend(Backend):
             found.append(None if number is None else self._maps[number].owned.get(key))
         return found
 
-    def apply(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+    def apply(
+        self, source: IndexedEngine, operations: Sequence[Operation], stamp: Stamp | None = None
+    ) -> Outcome:
         outcome = Outcome()
         if stamp is not None and stamp.restart:
             outcome.removed += self._clear(source)
@@ -373,7 +375,7 @@ class MemoryBackend(Backend):
     def lookup(self, keys: Sequence[int]) -> Found:
         return Found(self.table.prefix(keys), self.holders, self.tiers)
 
-    def position(self, source: Engine) -> Stamp | None:
+    def position(self, source: IndexedEngine) -> Stamp | None:
         return None
 
     def clear(self, pod: str) -> int:
@@ -382,13 +384,13 @@ class MemoryBackend(Backend):
     def pods(self) -> list[str]:
         return list(self.holders.pods)
 
-    def size(self) -> Size:
-        return Size(len(self.table), self._copies, self._evicted, self.table.weight, self.table.bound)
+    def size(self) -> IndexSize:
+        return IndexSize(len(self.table), self._copies, self._evicted, self.table.weight, self.table.bound)
 
     def close(self) -> None:
         pass
 
-    def _store(self, source: Engine, store: Store, outcome: Outcome) -> None:
+    def _store(self, source: IndexedEngine, store: Store, outcome: Outcome) -> None:
         number = self.holders.number(source, store.group, store.scored)
         mapping = self._maps.get(number)
         if mapping is None:
@@ -418,7 +420,7 @@ class MemoryBackend(Backend):
             elif room and self._has(owned, number, tier):
                 self._repeats += mapping.repeat(tier, key)
 
-    def _offload(self, source: Engine, offload: Offload, outcome: Outcome) -> None:
+    def _offload(self, source: IndexedEngine, offload: Offload, outcome: Outcome) -> None:
         number, tier = self.holders.find(source, offload.group), self._tier(offload.tier)
         mapping = {} if number is None else self._maps[number].owned
         known = [mapping[key] for key in offload.engine if key in mapping]
@@ -427,7 +429,7 @@ class MemoryBackend(Backend):
             keys = list(dict.fromkeys(chain.from_iterable(map(keys_of, known))))
             outcome.added += self._add(keys, tier, number)
 
-    def _remove(self, source: Engine, remove: Remove, outcome: Outcome) -> None:
+    def _remove(self, source: IndexedEngine, remove: Remove, outcome: Outcome) -> None:
         number = self.holders.find(source, remove.group)
         if number is None or remove.tier not in self.tiers:
             outcome.unknown += len(remove.engine)
@@ -445,7 +447,7 @@ class MemoryBackend(Backend):
                 if not any(self._has(other, number) for other in keys):
                     self._repeats -= mapping.forget(key)
 
-    def _clear(self, source: Engine) -> int:
+    def _clear(self, source: IndexedEngine) -> int:
         """Removes all groups of a source, a slice at a time; returns the number of copies removed."""
         removed = 0
         for number in list(self.holders.groups(source).values()):

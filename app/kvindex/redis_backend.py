@@ -24,23 +24,23 @@ from app.kvindex.backend import (
     BackendUnavailable,
     Clear,
     Found,
+    IndexSize,
     Offload,
     Operation,
     Outcome,
     Owned,
     RedisSettings,
-    Size,
     Stamp,
     Store,
 )
-from app.kvindex.holders import Copies, Engine, EngineGroup, Holders, TooManyHolders
+from app.kvindex.holders import Copies, EngineGroup, Holders, IndexedEngine, TooManyHolders
 
 
-def name_of(source: Engine) -> str:
+def name_of(source: IndexedEngine) -> str:
     return msgspec.json.encode((source.pod, source.model, source.rank)).decode()
 
 
-def written(operation: Operation, source: Engine) -> dict[str, object]:
+def written(operation: Operation, source: IndexedEngine) -> dict[str, object]:
     """Converts an operation to the format of the script."""
     if isinstance(operation, Clear):
         return {"kind": "c"}
@@ -145,14 +145,16 @@ class RedisBackend(Backend):
         )
         self._script = self._redis.register_script(SCRIPT.read_text("utf-8"))
 
-    def owned(self, source: Engine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
+    def owned(self, source: IndexedEngine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         arguments: list[str | int] = [name_of(source)]
         for group, key in engine:
             arguments += group, digits(key)
         found = self._run("owned", arguments)
         return [None if value is None else unpacked(value) for value in found]
 
-    def apply(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+    def apply(
+        self, source: IndexedEngine, operations: Sequence[Operation], stamp: Stamp | None = None
+    ) -> Outcome:
         outcome = self._apply_batch(source, operations, stamp)
         cleared = stamp is not None and stamp.restart or any(isinstance(each, Clear) for each in operations)
         if cleared or not self._tidied:  # the first batch also removes what an earlier indexer has left
@@ -175,7 +177,7 @@ class RedisBackend(Backend):
             self._learn()
         raise BackendUnavailable("the holders in Redis change all the time")
 
-    def position(self, source: Engine) -> Stamp | None:
+    def position(self, source: IndexedEngine) -> Stamp | None:
         sequence, ts = self._answer(lambda: self._redis.hmget(self._key("s", name_of(source)), ["seq", "ts"]))
         return None if sequence is None or ts is None else Stamp(int(float(sequence)), float(ts))
 
@@ -200,14 +202,16 @@ class RedisBackend(Backend):
         self._learn()
         return list(self._snapshot.holders.pods)
 
-    def size(self) -> Size:
+    def size(self) -> IndexSize:
         blocks, copies = self._answer(lambda: self._redis.mget(self._key("blocks"), self._key("copies")))
-        return Size(int(blocks or 0), int(copies or 0))
+        return IndexSize(int(blocks or 0), int(copies or 0))
 
     def close(self) -> None:
         self._redis.close()
 
-    def _apply_batch(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None) -> Outcome:
+    def _apply_batch(
+        self, source: IndexedEngine, operations: Sequence[Operation], stamp: Stamp | None
+    ) -> Outcome:
         batch = {
             "epoch": self.epoch,
             "source": name_of(source),
@@ -241,7 +245,7 @@ class RedisBackend(Backend):
             sorted(described.items(), key=lambda item: int(item[0])), 1
         ):
             pod, model, rank, group, scored = msgspec.json.decode(description)
-            holders.assign(int(number), EngineGroup(Engine(pod, model, rank), group, scored))
+            holders.assign(int(number), EngineGroup(IndexedEngine(pod, model, rank), group, scored))
             if at % LEARN_HOLDERS == 0:
                 pause_if_possible()
         for entry in adapters:

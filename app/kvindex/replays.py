@@ -38,7 +38,7 @@ class ReplayLimits(Struct, frozen=True, kw_only=True):
     most_bytes: int = 128 << 20
 
 
-class Replay:
+class ReplayRequest:
     """A request to vLLM's replay socket for all batches from number `start` on.
 
     `now` is monotonic, in seconds.
@@ -114,14 +114,14 @@ class Replays:
     def possible(self) -> bool:
         return self._context is not None
 
-    def begin(self, endpoint: str, start: int, now: float) -> Replay | None:
+    def begin(self, endpoint: str, start: int, now: float) -> ReplayRequest | None:
         """Starts a replay; None while too many run. Raises ZMQError for an invalid endpoint."""
         if self._context is None or self._running >= self.limits.at_once:
             return None
-        replay = Replay(self._context, endpoint, start, now, self.limits)
+        replay = ReplayRequest(self._context, endpoint, start, now, self.limits)
         self._running += 1
         return replay
 
-    def end(self, replay: Replay) -> None:
+    def end(self, replay: ReplayRequest) -> None:
         replay.close()
         self._running -= 1

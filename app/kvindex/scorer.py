@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from app.kvindex.backend import CPU, GPU
-from app.kvindex.holders import Copies, Engine, EngineGroup, Holders, bits
+from app.kvindex.holders import Copies, EngineGroup, Holders, IndexedEngine, bits
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
 """Tier -> weight of a block (llm-d's defaults)."""
@@ -38,7 +38,7 @@ class Prefix(Struct, gc=False):
     lower: dict[int, int]
 
 
-class Weights(Struct, frozen=True):
+class TierWeights(Struct, frozen=True):
     """Weights of blocks by tier; `unknown` is for tiers that are not listed. ValueError below 0."""
 
     by_tier: Mapping[str, float] = field(default_factory=lambda: DEFAULT_WEIGHTS)
@@ -62,7 +62,7 @@ def score_prefixes(
     candidates: int,
     holders: Holders,
     tiers: Sequence[str],
-    weights: Weights,
+    weights: TierWeights,
 ) -> list[PodScore]:
     """Scores the engines that have the first block, best first.
 
@@ -93,15 +93,15 @@ def score_prefixes(
 
 def _engines(
     prefixes: Mapping[int, Prefix], seats: Sequence[EngineGroup | None], holders: Holders
-) -> list[tuple[Engine, Prefix]]:
+) -> list[tuple[IndexedEngine, Prefix]]:
     if holders.one_group_each:
         return [
             (holder.source, prefix)
             for number, prefix in prefixes.items()
             if (holder := seats[number]) is not None
         ]
-    engines: dict[Engine, Prefix] = {}
-    groups: dict[Engine, int] = {}
+    engines: dict[IndexedEngine, Prefix] = {}
+    groups: dict[IndexedEngine, int] = {}
     for number, prefix in prefixes.items():
         holder = seats[number]
         if holder is None:

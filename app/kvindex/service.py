@@ -21,14 +21,14 @@ from app.engine.kvcache.events import encoder
 from app.engine.kvcache.memo import Bounded
 from app.engine.kvcache.sockets import IO_THREADS, end_context
 from app.engine.lora import adapters_of
-from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings, Size
+from app.kvindex.backend import Backend, BackendUnavailable, IndexSize, RedisSettings
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.keys import GENERATIONS, Generation
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.pods import TargetSource, parse_topic, target_sources
 from app.kvindex.replays import Replays
-from app.kvindex.scorer import Weights
-from app.kvindex.streams import Message, Pool, PoolSettings, Position, Shard
+from app.kvindex.scorer import TierWeights
+from app.kvindex.streams import Pool, PoolSettings, Position, PublishedMessage, Shard
 from app.kvindex.subscriber import LOOK_AGAIN_S, Context, Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import Discovery, Tokenization, TokenizationSettings, TokenizerLibrary
 from app.text import Tokenizer, load_tokenizer
@@ -51,7 +51,7 @@ class Stats(Struct, frozen=True):
     `size` and `pods` are None while the backend does not answer.
     """
 
-    size: Size | None
+    size: IndexSize | None
     pods: list[str] | None
     streams: list[Position]
     queued: int
@@ -158,14 +158,14 @@ class KvIndex:
             end_context(self._context)
         self.index.close()
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: PublishedMessage) -> None:
         """Queues a message that did not come over a socket; drops the message if a queue is full."""
         if self._pool is not None and not self._pool.full:
             self._pool.put(message)
 
     def stats(self) -> Stats:
         losses = self.index.losses
-        held: tuple[Size | None, list[str] | None] = None, None
+        held: tuple[IndexSize | None, list[str] | None] = None, None
         with suppress(BackendUnavailable):
             held = self.index.backend.size(), sorted(self.index.backend.pods())
         return Stats(
@@ -250,7 +250,7 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         replay_port=at.kv_index_replay_port,
         grace_s=at.kv_index_pod_grace,
     )
-    weights = Weights(tier_weights(at.kv_index_tier_weights))
+    weights = TierWeights(tier_weights(at.kv_index_tier_weights))
     generation = GENERATION[at.kv_index_hash]
     keys = IndexSettings(at.kv_index_block_size, generation, at.kv_index_hash_seed, weights)
     pool = PoolSettings(most_payload_bytes=at.kv_index_max_message_mb << 20)
@@ -281,7 +281,7 @@ def fed_encoded(index: KvIndex, model: str) -> Callable[[str, int, bytes], None]
     def feed(topic: str, sequence: int, batch: bytes) -> None:
         named = parse_topic(topic.encode())
         pod = topic if named is None else named.pod
-        index.receive(Message(pod, model, sequence, batch))
+        index.receive(PublishedMessage(pod, model, sequence, batch))
 
     return feed
 

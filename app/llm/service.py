@@ -22,7 +22,7 @@ import msgspec
 import zmq
 
 from app.engine.core.remote import TELL_WHERE, Heartbeat
-from app.engine.core.wire import Answer, EngineProcessOptions
+from app.engine.core.wire import CommandResult, EngineProcessOptions
 from app.llm.errors import LLMError
 from app.llm.serving import WorkerSockets
 from config.installation import install
@@ -96,7 +96,7 @@ def remove_socket(endpoint: str) -> None:
 def refuse(sockets: WorkerSockets, reason: str) -> bool:
     """Sends `reason` as an error to workers that have sent a `Hello`. Returns False without any."""
     greeted = [worker for worker, _ in sockets.receive(0)]
-    return [sockets.send(worker, [Answer(number=0, error=reason)]) for worker in greeted] != []
+    return [sockets.send(worker, [CommandResult(number=0, error=reason)]) for worker in greeted] != []
 
 
 def end_with(

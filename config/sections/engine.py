@@ -12,8 +12,8 @@ from config.declaration import (
     NonEmpty,
     NotNegative,
     Port,
-    Rule,
     Section,
+    SettingRule,
     not_above_share,
 )
 from config.installation import install
@@ -40,7 +40,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     """Threads that the model computes with (engine llm); as many as cores when empty."""
     engine_timeout: Annotated[
         Duration,
-        Rule(
+        SettingRule(
             "must be 0 or at least 4s",
             lambda value, section: "must be 0 or at least 4s" if 0 < value < 4 else "",
         ),

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from config.declaration import About, Count, NotNegative, Percent, Rule, Section, not_below
+from config.declaration import About, Count, NotNegative, Percent, Section, SettingRule, not_below
 
 ALL_MODELS = ""
 """Model of an item without a model, in dataset-path and script."""
@@ -113,7 +113,9 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
     dataset_path: Annotated[
         DatasetFiles,
         About(path=True),
-        Rule(ONE_A_MODEL, lambda items, _: ONE_A_MODEL if len(dict(map(_route, items))) < len(items) else ""),
+        SettingRule(
+            ONE_A_MODEL, lambda items, _: ONE_A_MODEL if len(dict(map(_route, items))) < len(items) else ""
+        ),
     ] = ()
     """SQLite files with replies, each as path, or as model=path for the requests of one model."""
     dataset_url: DatasetUrl | None = None

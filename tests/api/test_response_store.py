@@ -7,7 +7,7 @@ from typing import Any
 import gevent
 
 from app.serving.api.identity import ResponseMeta
-from app.serving.api.responses.store import EventLog, Follower, KeptResponse, ResponseStore
+from app.serving.api.responses.store import Follower, KeptResponse, ResponseEvents, ResponseStore
 from app.serving.api.responses.writer import new_response
 from app.serving.http.errors import ApiError
 from app.serving.protocol.responses import ResponsesRequest
@@ -48,7 +48,7 @@ def test_large_responses_leave_room_for_fewer() -> None:
 
 def test_a_response_that_has_grown_is_weighed_again() -> None:
     store = ResponseStore(True, most=100, most_bytes=10_000)
-    growing = kept("b", log=EventLog())
+    growing = kept("b", log=ResponseEvents())
     store.keep(kept("a"))
     store.keep(growing)
     assert growing.log is not None
@@ -57,7 +57,7 @@ def test_a_response_that_has_grown_is_weighed_again() -> None:
     assert [missing(store, name) for name in "ab"] == [True, False]
 
 
-def following(log: EventLog, start: int = 0) -> gevent.Greenlet[..., list[bytes]]:
+def following(log: ResponseEvents, start: int = 0) -> gevent.Greenlet[..., list[bytes]]:
     """A greenlet that follows `log`; it is on its way when this returns."""
     greenlet = gevent.spawn(lambda: list(Follower(log, start, None)))
     gevent.idle()
@@ -65,7 +65,7 @@ def following(log: EventLog, start: int = 0) -> gevent.Greenlet[..., list[bytes]
 
 
 def test_followers_get_the_events_that_are_there_and_those_that_come() -> None:
-    log = EventLog()
+    log = ResponseEvents()
     log.add([b"0", b"1"])
     all_of_them, later = following(log), following(log, 2)
     log.add([b"2"])

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from app import cli
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import Recording
+from app.lab.fidelity.fitting import MeasuredRun
 from app.lab.load.synthetic import Between, Recipe
-from app.lab.load.trace import Load
+from app.lab.load.trace import LoadTrace
 from benchmarks.rehearse import command, report
 from benchmarks.rehearse.playing import TURNAROUND_S, Played, RecordedStep, play_offline, play_on
 from benchmarks.rehearse.rehearsal import Comparison, Rehearsal, draw_loads, limits_for, rehearse
@@ -45,8 +45,8 @@ REQUESTS = st.lists(
 """Gap, input and output tokens of each."""
 
 
-def load_of(requests: Sequence[tuple[float, int, int]]) -> Load:
-    load, at_s = Load("test"), 0.0
+def load_of(requests: Sequence[tuple[float, int, int]]) -> LoadTrace:
+    load, at_s = LoadTrace("test"), 0.0
     for gap_s, tokens_in, tokens_out in requests:
         at_s += gap_s
         load.arrival_s.append(at_s)
@@ -162,7 +162,7 @@ def played(scale: float, steps: int = 3) -> Played:
     """Three requests at once, of 2 tokens each."""
     first, last = ([begin + place * 0.1 * scale for place in (1, 2, 3)] for begin in (0.0, scale))
     zero, lengths = [0.0] * 3, {"input_tokens": [5] * 3, "output_tokens": [2] * 3}
-    recording = Recording(name="-", arrival_s=zero, send_s=zero, first_s=first, last_s=last, **lengths)
+    recording = MeasuredRun(name="-", arrival_s=zero, send_s=zero, first_s=first, last_s=last, **lengths)
     return Played(recording, [RecordedStep(3, 3, 0, 0.0, 0, 0.1)] * steps)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from app.cli import main
-from app.engine.dataset.command import Recorder, conversations, pairs
+from app.engine.dataset.command import RecordWriter, conversations, pairs
 from app.engine.dataset.dataset import ids_hash, open_dataset
 from app.text import LocalTokenizer, TokenizerInputError
 from tests.running_server import ROOT
@@ -205,7 +205,7 @@ class Picky(LocalTokenizer):
 
 
 def test_a_conversation_ends_where_the_tokenizer_refuses_it(tokenizer: LocalTokenizer) -> None:
-    recorder = Recorder(Picky(tokenizer))
+    recorder = RecordWriter(Picky(tokenizer))
     assert len(list(recorder.records(CONVERSATIONS))) == 4
     assert (recorder.conversations, recorder.refused, recorder.refusal) == (4, 1, "not this one")
 

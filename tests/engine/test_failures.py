@@ -9,7 +9,7 @@ import pytest
 from app.engine.core.outputs import EngineOutput, Failed
 from app.engine.core.remote import Heartbeat, HeartbeatMonitor
 from app.engine.core.reply import Reply
-from app.engine.core.request import EngineRequest, Outcome
+from app.engine.core.request import EngineRequest, SequenceOutcome
 from tests.engine.harness import Harness, engine_request
 from tests.engine.stepped import stepped
 
@@ -77,15 +77,15 @@ def test_one_that_ends_at_once_may_end_others_or_break() -> None:
 def test_an_observer_that_fails_breaks_nothing_and_others_are_told_once_after_the_last_event() -> None:
     harness = Harness(slots=1, **SLOW)
 
-    def failing(outcome: Outcome) -> None:
+    def failing(outcome: SequenceOutcome) -> None:
         raise RuntimeError("broken")
 
-    told: list[EngineOutput | Outcome] = []
+    told: list[EngineOutput | SequenceOutcome] = []
     asked = engine_request(observers=[lambda request: failing, lambda request: told.append])
     harness.engine.submit([asked], told.append)
     harness.ask("behind")
     harness.clock.advance(30)
-    assert [isinstance(it, Outcome) for it in told].index(True) == len(told) - 1
+    assert [isinstance(it, SequenceOutcome) for it in told].index(True) == len(told) - 1
     assert harness.finish("behind") == "length" and harness.is_idle()
 
 

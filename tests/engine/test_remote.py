@@ -21,12 +21,12 @@ from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.remote import RemoteEngine, RemoteLifecycle
 from app.engine.core.wire import (
     Abort,
-    Answer,
-    Command,
+    CommandResult,
+    EngineCommand,
     EngineCoreOutput,
     EngineCoreRequest,
+    EngineLoad,
     Hello,
-    Load,
     Notice,
     Order,
     Ready,
@@ -133,16 +133,16 @@ class Worker:
         return [key for order in self.peer.orders if isinstance(order, Abort) for key in order.keys]
 
     @property
-    def commands(self) -> list[Command]:
+    def commands(self) -> list[EngineCommand]:
         """Of operators, and of `hears`."""
-        return [order for order in self.peer.orders if isinstance(order, Command)]
+        return [order for order in self.peer.orders if isinstance(order, EngineCommand)]
 
     def hears(self, *notices: Notice) -> None:
         """The engine says them, and the worker has taken them."""
         before = len(self.commands)
-        heard = self.engine.command(Command(name="stats"))
+        heard = self.engine.command(EngineCommand(name="stats"))
         until(lambda: len(self.commands) > before)
-        self.peer.say(*notices, Answer(number=self.commands[-1].number, value=True))
+        self.peer.say(*notices, CommandResult(number=self.commands[-1].number, value=True))
         heard.get(timeout=DEADLINE_S)
 
     def says(self, key: int, *texts: str, **fields: Any) -> None:
@@ -164,7 +164,7 @@ class Worker:
 
     def loads(self, **fields: Any) -> None:
         """The engine tells how it does."""
-        self.hears(Load(**fields))
+        self.hears(EngineLoad(**fields))
 
 
 @contextmanager
@@ -195,7 +195,7 @@ def test_until_the_engine_is_ready_nothing_is_ordered(tmp_path: Path) -> None:
         with pytest.raises(EngineDead):
             play.ask()
         with pytest.raises(EngineDead):
-            play.engine.command(Command(name="resume"))
+            play.engine.command(EngineCommand(name="resume"))
         play.greet()
         play.ask()
         assert len(play.keys(1)) == 1
@@ -274,7 +274,7 @@ def test_an_engine_that_is_gone_fails_what_it_computed_and_its_successor_begins_
     [key] = play.keys(1)
     play.says(key, "a")
     play.loads(running=3, prefix_queries=64, prefix_hits=32, preemptions=2)
-    answer = play.engine.command(Command(name="resume"))
+    answer = play.engine.command(EngineCommand(name="resume"))
     play.peer.die()
     until(lambda: not play.engine.healthy)
     assert play.ends() == ["EngineDead"] and play.engine.running == 0
@@ -326,11 +326,11 @@ def test_one_engine_may_greet_twice_but_another_knows_nothing_of_what_ran(play: 
 
 
 def test_a_command_has_its_own_answer(play: Worker) -> None:
-    first, second = (play.engine.command(Command(name="pause", mode=mode)) for mode in ("keep", "wait"))
+    first, second = (play.engine.command(EngineCommand(name="pause", mode=mode)) for mode in ("keep", "wait"))
     until(lambda: len(play.commands) == 2)
     one, other = play.commands
     assert (one.mode, other.mode) == ("keep", "wait") and one.number != other.number
-    play.hears(Answer(number=other.number, value=False), Answer(number=99_999, value=True))
+    play.hears(CommandResult(number=other.number, value=False), CommandResult(number=99_999, value=True))
     assert second.get(timeout=DEADLINE_S).value is False and not first.ready()
 
 
@@ -346,7 +346,7 @@ def test_what_nobody_takes_or_understands_ends_no_other(
     play.peer.say_bytes(b"\xc1 is never msgpack")
     play.hears(
         EngineCoreOutput(key=bad, ids=[1], texts=["a"], at_s=START_S),
-        Load(),
+        EngineLoad(),
         EngineCoreOutput(key=good, ids=[1], texts=["a"], at_s=START_S),
     )
     until(lambda: play.aborted == [bad])
@@ -367,7 +367,7 @@ class Operated:
         before = len(self.play.commands)
         acting = gevent.spawn(act)
         until(lambda: len(self.play.commands) > before)
-        self.play.peer.say(Answer(number=self.play.commands[-1].number, value=value, error=error))
+        self.play.peer.say(CommandResult(number=self.play.commands[-1].number, value=value, error=error))
         return acting.get(timeout=DEADLINE_S)
 
     @property

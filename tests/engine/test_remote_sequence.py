@@ -11,7 +11,7 @@ from app.base.metrics.recorder import Recorder
 from app.engine.core.errors import EngineFailed, RequestRefused
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, PartReader, Piece, Started, Tokens
 from app.engine.core.remote_sequence import RemoteSequence
-from app.engine.core.request import Outcome
+from app.engine.core.request import SequenceOutcome
 from app.engine.core.sequence import Submission
 from app.engine.core.wire import EngineCoreOutput
 from tests.engine.harness import engine_request
@@ -171,7 +171,7 @@ def test_its_times_and_tokens_are_counted() -> None:
 
 
 def test_who_watches_is_told_how_it_went() -> None:
-    told: list[Outcome] = []
+    told: list[SequenceOutcome] = []
     whole, none = Play(), Play()
     for play in (whole, none):
         play.choice.watches = [told.append]

@@ -10,9 +10,9 @@ from app.serving.faults.audit import (
     MOST_NAMES,
     OTHERS,
     RETRY_WINDOW_S,
+    AuditedExchange,
     AuditTrail,
     ClientReport,
-    Exchange,
     FindingReport,
 )
 
@@ -37,7 +37,9 @@ class Client:
     ) -> Client:
         self.sent += 1
         arrived_s, self.at_s = self.at_s, self.at_s + 0.01
-        exchange = Exchange(path, body, f"r{self.sent}", arrived_s, self.at_s, status, retry_after_s, "f")
+        exchange = AuditedExchange(
+            path, body, f"r{self.sent}", arrived_s, self.at_s, status, retry_after_s, "f"
+        )
         audit = self.trail.begin("me", exchange)
         assert audit
         self.trail.end(audit, exchange, self.at_s, status >= 400 or cut_off, cut_off)
@@ -100,7 +102,7 @@ def test_conduct_is_judged(what: str) -> None:
 def test_identical_requests_that_were_all_on_their_way_are_no_retries() -> None:
     trail = AuditTrail(lambda: 0.0)
     for number in range(20):
-        exchange = Exchange(PATH, 1, str(number), 10.0, 11.0, 429, 5.0)
+        exchange = AuditedExchange(PATH, 1, str(number), 10.0, 11.0, 429, 5.0)
         audit = trail.begin("me", exchange)
         assert audit
         trail.end(audit, exchange, exchange.answered_s, failed=True)
@@ -119,7 +121,7 @@ def test_a_cut_stream_that_is_not_asked_for_again_in_time_is_found() -> None:
 def test_what_is_remembered_is_bounded_whatever_clients_do() -> None:
     trail = AuditTrail(lambda: 0.0)
     for number in range(2 * MOST_FAILED):
-        exchange = Exchange(PATH, number, "r", number, number, 500, 1.0, f"f{number % 100}")
+        exchange = AuditedExchange(PATH, number, "r", number, number, 500, 1.0, f"f{number % 100}")
         audit = trail.begin("one" if number % 2 else f"c{number}", exchange)
         assert audit
         trail.end(audit, exchange, number, failed=True)

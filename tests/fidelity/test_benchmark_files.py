@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import Recording
+from app.lab.fidelity.fitting import MeasuredRun
 from config import ConfigError
 
 LISTS: dict[str, object] = {
@@ -21,7 +21,7 @@ VLLM = {"backend": "openai", "max_concurrency": 64, "completed": 2, "total_outpu
 CSV = "arrival_s,input_tokens,output_tokens,send_s,first_s,last_s\n"
 
 
-def read(tmp_path: Path, content: object, name: str = "run.json") -> list[Recording]:
+def read(tmp_path: Path, content: object, name: str = "run.json") -> list[MeasuredRun]:
     path = tmp_path / name
     text = content if isinstance(content, str) else json.dumps(content)
     path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())

@@ -13,7 +13,7 @@ import pytest
 
 from app.lab.fidelity import calibrate
 from app.lab.fidelity.calibrate import as_yaml, constants_table, warnings
-from app.lab.fidelity.fitting import CONSTANTS, Certainty, Problem, Recording, Run, make_problem
+from app.lab.fidelity.fitting import CONSTANTS, Certainty, MeasuredRun, Problem, Run, make_problem
 from app.lab.fidelity.search import Search, certainties
 from config.profile import read_profile
 
@@ -23,7 +23,7 @@ OFF = {"weights": 1.1, "per_token": 0.8, "front": 1.5}
 """By which the start is wrong."""
 
 
-def load(rate: float, count: int, tokens: int) -> Recording:
+def load(rate: float, count: int, tokens: int) -> MeasuredRun:
     """Requests of which nothing but the load is known."""
     rng, at_s, arrivals = Random(f"{rate}"), 0.0, []
     for _ in range(count):
@@ -32,10 +32,10 @@ def load(rate: float, count: int, tokens: int) -> Recording:
     inputs = [rng.randint(tokens // 2, tokens * 3 // 2) for _ in range(count)]
     outputs = [rng.randint(10, 60) for _ in range(count)]
     moments = dict.fromkeys(("arrival_s", "send_s", "first_s", "last_s"), arrivals)
-    return Recording(name=f"rate-{rate:g}", input_tokens=inputs, output_tokens=outputs, **moments)
+    return MeasuredRun(name=f"rate-{rate:g}", input_tokens=inputs, output_tokens=outputs, **moments)
 
 
-def run_of(recording: Recording) -> Run:
+def run_of(recording: MeasuredRun) -> Run:
     """What the true constants make of it."""
     return Run(recording, 64, 60e-6, Run(recording, 64, 60e-6, []).replay(TRUE).figures)
 

@@ -15,19 +15,19 @@ from app.engine.core.batch import Phase
 from app.lab.fidelity import film as films
 from app.lab.fidelity.film import Film
 from app.lab.fidelity.simulate import run
-from app.lab.fidelity.simulation import Outcome, Plan, simulate
+from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
 from app.lab.load.synthetic import Between, Recipe, draw_load
-from app.lab.load.trace import Load
+from app.lab.load.trace import LoadTrace
 from config.datasheet import profile_of
 from tests.console.watched import Page
 
 TOLD = "a <b>title</b></script><script>alert(1)</script>"
 
 
-def filmed(pods: int = 1, **engine: Any) -> tuple[Load, Outcome, Film, Page]:
+def filmed(pods: int = 1, **engine: Any) -> tuple[LoadTrace, SimulationOutcome, Film, Page]:
     profile = profile_of("qwen3-14b-h100", None, 1, None)
     profile = msgspec.structs.replace(profile, engine=msgspec.structs.replace(profile.engine, **engine))
-    plan = Plan(profile=profile, pods=pods)
+    plan = SimulationPlan(profile=profile, pods=pods)
     sizes = {"input_tokens": Between(50, 900), "output_tokens": Between(1, 120)}
     load = draw_load(Recipe(**sizes, rate=10.0, arrivals="poisson", seconds=8.0, seed=4), 40_960)
     film = Film(load, plan, TOLD)

@@ -16,9 +16,9 @@ from app.lab.fidelity.pod import (
     OfflineRequest,
     scheduler_limits,
 )
-from app.lab.fidelity.simulation import Outcome, Plan, Simulation, simulate
+from app.lab.fidelity.simulation import Simulation, SimulationOutcome, SimulationPlan, simulate
 from app.lab.load.policies import BLIND, POLICIES
-from app.lab.load.trace import Load
+from app.lab.load.trace import LoadTrace
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from tests.engine.loops import ClientLoop
 from tests.kvcache.caches import check_pool
@@ -36,9 +36,9 @@ REQUESTS = st.lists(
 """Gap, input and output tokens of each."""
 
 
-def load_of(requests: Sequence[tuple[float, int, int]], groups: Sequence[tuple[int, int]] = ()) -> Load:
+def load_of(requests: Sequence[tuple[float, int, int]], groups: Sequence[tuple[int, int]] = ()) -> LoadTrace:
     """Each of `groups` is a group and how many tokens it shares."""
-    load, at_s = Load("test"), 0.0
+    load, at_s = LoadTrace("test"), 0.0
     for gap_s, tokens_in, tokens_out in requests:
         at_s += gap_s
         load.arrival_s.append(at_s)
@@ -50,17 +50,17 @@ def load_of(requests: Sequence[tuple[float, int, int]], groups: Sequence[tuple[i
     return load
 
 
-def simulated(load: Load, plan: Plan) -> Outcome:
+def simulated(load: LoadTrace, plan: SimulationPlan) -> SimulationOutcome:
     return simulate(load, plan, 1, lambda done: None)
 
 
-def moments(outcome: Outcome) -> list[tuple[float, float, float]]:
+def moments(outcome: SimulationOutcome) -> list[tuple[float, float, float]]:
     return list(zip(outcome.send_s, outcome.first_s, outcome.last_s, strict=True))
 
 
 def test_moments_of_steps_that_are_fixed_and_of_the_front() -> None:
     def seen(*requests: tuple[float, int, int], profile: Profile = PLAIN) -> list[tuple[float, float, float]]:
-        return moments(simulated(load_of(requests), Plan(profile=profile)))
+        return moments(simulated(load_of(requests), SimulationPlan(profile=profile)))
 
     assert seen((1.0, 10, 3)) == [pytest.approx((1.0, 1.01, 1.03))]
     # It comes in the second step, when the third is already fixed, and runs in the fourth.
@@ -82,7 +82,7 @@ def test_a_fleet_of_one_is_as_the_client_of_one_engine(
     requests: list[tuple[float, int, int]], places: int, turnaround_s: float, profile: Profile
 ) -> None:
     load = load_of(requests)
-    plan = Plan(profile=profile, in_flight=places, turnaround_s=turnaround_s)
+    plan = SimulationPlan(profile=profile, in_flight=places, turnaround_s=turnaround_s)
     outcome = simulated(load, plan)
 
     rows = zip(load.arrival_s, load.input_tokens, load.output_tokens, strict=True)
@@ -100,7 +100,7 @@ def test_a_fleet_of_one_is_as_the_client_of_one_engine(
 def test_pod_by_pod_is_as_all_together(
     requests: list[tuple[float, int, int]], policy: str, pods: int
 ) -> None:
-    load, plan = load_of(requests), Plan(profile=REAL, pods=pods, policy=policy)
+    load, plan = load_of(requests), SimulationPlan(profile=REAL, pods=pods, policy=policy)
     apart, together = simulated(load, plan), Simulation(load, plan, lambda done: None).run()
     assert moments(apart) == moments(together)
     assert list(apart.pod) == list(together.pod)
@@ -125,7 +125,7 @@ def test_everybody_gets_all_tokens_whatever_is_shared(
     places: int | None,
 ) -> None:
     load = load_of(requests, groups[: len(requests)])
-    plan = Plan(profile=REAL, pods=pods, policy=policy, in_flight=places)
+    plan = SimulationPlan(profile=REAL, pods=pods, policy=policy, in_flight=places)
     simulation = Simulation(load, plan, lambda done: None)
     outcome = simulation.run()
     for number, (send_s, first_s, last_s) in enumerate(moments(outcome)):
@@ -147,20 +147,20 @@ def test_who_shares_a_beginning_computes_the_rest_only() -> None:
         [(0.0, 30, 1), (1.0, 30, 1), (1.0, 30, 1), (1.0, 20, 1), (0.0, 20, 1), (0.0, 22, 1)],
         [(0, 22), (0, 22), (1, 22), (0, 20), (2, 20), (2, 20)],
     )
-    outcome = simulated(load, Plan(profile=profile))
+    outcome = simulated(load, SimulationPlan(profile=profile))
     taken = [first - send for send, first, _ in moments(outcome)]
     # The last three are one step, which computes 4, 20 and 2 tokens.
     assert taken == pytest.approx([0.03, 0.01, 0.03, 0.026, 0.026, 0.026])
     assert outcome.cached_tokens == 20 + 16 + 20
     off = msgspec.structs.replace(ENGINE, enable_prefix_caching=False)
-    outcome = simulated(load, Plan(profile=msgspec.structs.replace(profile, engine=off)))
+    outcome = simulated(load, SimulationPlan(profile=msgspec.structs.replace(profile, engine=off)))
     assert outcome.cached_tokens == 0
 
 
 def test_policies_do_what_they_say() -> None:
     requests = [(0.0, 8, 20)] * 4 + [(0.0, 8, 2)] * 4
     load = load_of(requests, [(number % 2, 8) for number in range(8)])
-    plan = Plan(profile=PLAIN, pods=4, policy="round-robin")
+    plan = SimulationPlan(profile=PLAIN, pods=4, policy="round-robin")
     assert list(simulated(load, plan).pod) == [0, 1, 2, 3] * 2
     fewest = simulated(load, replace(plan, policy="least-requests")).pod
     assert sorted(fewest[:4]) == sorted(fewest[4:]) == [0, 1, 2, 3]

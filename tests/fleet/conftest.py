@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.lab.fleet.command import Options, read
+from app.lab.fleet.command import FleetOptions, read
 from app.lab.fleet.fleet import Fleet, make_plan, running_fleet
 from app.lab.load.workload import Workload, make_workload
 from app.wiring.factory import tokenizer_of
@@ -20,13 +20,13 @@ FAST = ["--prefill-time-per-token", "20us", "--prefill-overhead", "2ms", "--inte
 
 
 @pytest.fixture(scope="session")
-def options() -> Options:
+def options() -> FleetOptions:
     flags = ["--pods", "2", "--requests", "24", "--groups", "4", "--prefix-tokens", "320"]
     return read(flags)[0]
 
 
 @pytest.fixture(scope="session")
-def workload(options: Options) -> Workload:
+def workload(options: FleetOptions) -> Workload:
     book = Corpus(tokenizer_of(load(())), sample_sentences())
 
     def compose(tokens: int, rng: Random) -> str:
@@ -36,7 +36,7 @@ def workload(options: Options) -> Workload:
 
 
 @pytest.fixture(scope="session")
-def fleet(workload: Workload, options: Options) -> Iterator[Fleet]:
+def fleet(workload: Workload, options: FleetOptions) -> Iterator[Fleet]:
     """Two pods and an indexer. Leave them running."""
     plan = make_plan(load(FAST), FAST, workload, options.pods, options.seed)
     with running_fleet(plan, options.pods, time.monotonic, gevent.sleep, lambda: None) as running:

@@ -15,7 +15,7 @@ from gevent.server import StreamServer
 
 from app.lab.fleet.proxy import Proxy, server_of
 from app.lab.fleet.routing import Policy
-from app.serving.http.client import JSON, Connection
+from app.serving.http.client import JSON, HttpConnection
 from tests.running_server import free_port
 
 PATIENCE_S = 5.0
@@ -121,7 +121,7 @@ def posted(
 ) -> Iterator[HTTPResponse]:
     """The answer to a request, unread; the connection ends with the block."""
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
-    with closing(Connection(address, PATIENCE_S)) as connection:
+    with closing(HttpConnection(address, PATIENCE_S)) as connection:
         connection.request("POST", path, text, {**JSON, **headers})
         with closing(connection.getresponse()) as response:
             yield response

@@ -14,7 +14,7 @@ import pytest
 from app.lab.fleet.proxy import Proxy
 from app.lab.fleet.routing import Incoming, Indexer
 from app.lab.load.policies import PrefixAware, RoundRobin
-from app.serving.http.client import JSON, Connection, exchange
+from app.serving.http.client import JSON, HttpConnection, exchange
 from tests.fleet import stubs
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -69,7 +69,7 @@ def test_a_request_passes_with_its_headers_and_the_answer_with_its_status() -> N
 def test_a_client_that_leaves_ends_the_request_at_the_pod(head: bytes) -> None:
     talker = stubs.Talker(head)
     with behind(talker) as (address, proxy, told):
-        connection = Connection(proxy, stubs.PATIENCE_S)
+        connection = HttpConnection(proxy, stubs.PATIENCE_S)
         connection.request("POST", "/v1/completions", b"{}", JSON)
         stubs.eventually(lambda: told.routed[address] == 1)
         gevent.sleep(0.01)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.lab.fleet.command import Summary, draw, notes, summarize, table
+from app.lab.fleet.command import PolicySummary, draw, notes, summarize, table
 from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer, policies_of
 from app.lab.load.policies import BLIND, POLICIES, IndexerError, PrefixAware, RoundRobin
 from app.lab.load.workload import (
@@ -262,7 +262,7 @@ SAMPLES = [
 ]
 
 
-def summary(policy: str = "random", fallbacks: int = 0) -> Summary:
+def summary(policy: str = "random", fallbacks: int = 0) -> PolicySummary:
     return summarize(policy, SAMPLES, 2.0, ["a", "b", "c"], fallbacks)
 
 
@@ -273,7 +273,7 @@ def test_a_summary_counts_what_was_answered() -> None:
     assert (at.ttfts_s, at.cached_share, at.requests_per_s) == ((0.1, 0.2, 0.3), 0.5, 1.5)
     assert at.per_pod == {"a": 2, "b": 1, "c": 0}
     told = json.loads(msgspec.json.encode(at))
-    assert told["ttfts_s"] == [0.1, 0.2, 0.3] and set(told) == set(Summary.__slots__)
+    assert told["ttfts_s"] == [0.1, 0.2, 0.3] and set(told) == set(PolicySummary.__slots__)
 
 
 def test_the_table_has_a_row_for_each_policy_and_failures_are_told_below_it() -> None:

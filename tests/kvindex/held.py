@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.kvindex.backend import Backend, Owned, Store
-from app.kvindex.holders import Engine, bits
+from app.kvindex.holders import IndexedEngine, bits
 from app.kvindex.index import Index
 
 Copy = tuple[str, str]
 """A pod, and a tier in which it has a block; groups above 0 and ranks above 0 are part of the pod's name."""
 
 
-def source(pod: str = "a", model: str = "m", rank: int = 0) -> Engine:
-    return Engine(pod, model, rank)
+def source(pod: str = "a", model: str = "m", rank: int = 0) -> IndexedEngine:
+    return IndexedEngine(pod, model, rank)
 
 
 def store(

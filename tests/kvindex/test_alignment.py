@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.engine.kvcache.prompt import Placeholder
 from app.kvindex.backend import Owned, Store
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.ingest import Ingest, PartialBlocks, Span, StoreGroup, Tail
+from app.kvindex.ingest import Ingest, PartialBlocks, StoreGroup, Tail, TailBlock
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import batch, removed, stored
 from tests.kvindex.held import matched, source
@@ -108,7 +108,7 @@ def test_tails_take_no_more_memory_than_is_reckoned(tokens: int, spans: int, bef
         for name in range(1 << 40, (1 << 40) + 50):
             numbers = range(name * 1000, name * 1000 + 1000)
             of_spans = tuple(
-                Span(n, n, n, None, tuple(range(n + 1000, n + 1000 + before))) for n in numbers[:spans]
+                TailBlock(n, n, n, None, tuple(range(n + 1000, n + 1000 + before))) for n in numbers[:spans]
             )
             tails.put(source(), {name: Tail(name, list(numbers[:tokens]), of_spans)})
         taken = tracemalloc.get_traced_memory()[0] - begin

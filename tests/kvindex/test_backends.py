@@ -6,7 +6,7 @@ import gevent
 import pytest
 
 from app.kvindex.backend import Backend, Clear, Remove
-from app.kvindex.holders import Engine
+from app.kvindex.holders import IndexedEngine
 from app.kvindex.index import Index
 from app.kvindex.redis_backend import redis_url
 from tests.kvindex.held import content, holders_of, source, store
@@ -58,7 +58,7 @@ def test_adapters_name_the_pods_that_have_blocks_of_them(backend: Backend) -> No
 
 
 def test_names_may_hold_anything(backend: Backend) -> None:
-    odd = Engine("10.0.0.1:8000@x\n\0é", 'org/"model"@1 {}', 3)
+    odd = IndexedEngine("10.0.0.1:8000@x\n\0é", 'org/"model"@1 {}', 3)
     backend.apply(odd, [store([1], [11], "tier: x", adapter="a b\0c")])
     assert holders_of(backend, 11) == {(f"{odd.pod}/3", "tier: x")}
     assert backend.lookup([11]).holders.mask("a b\0c")

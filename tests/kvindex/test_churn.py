@@ -16,7 +16,7 @@ from app.kvindex.backend import Backend
 from app.kvindex.holders import bits
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.replays import Replays
-from app.kvindex.streams import Message, Pool
+from app.kvindex.streams import Pool, PublishedMessage
 from tests.kvcache.caches import Replying, admit
 
 PODS, DAY_S, BLOCK = 30, 24 * 3600.0, 4
@@ -48,10 +48,10 @@ class Pod:
 
     def start(self) -> None:
         self.cache = KVCache(self.rng.randint(40, 120), self.fleet.hasher)
-        self.sequence, self.sent = 0, list[Message]()
+        self.sequence, self.sent = 0, list[PublishedMessage]()
         self.running: list[tuple[Replying, list[int], str | None, str | None]] = []
 
-    def live(self, now: float) -> Iterator[Message]:
+    def live(self, now: float) -> Iterator[PublishedMessage]:
         """What happens next, as messages."""
         chance = self.rng.random()
         if chance < 0.005:
@@ -65,7 +65,7 @@ class Pod:
         events = self.cache.take_events()
         if events:
             payload = self.encode(EventBatch(now, events, 0))
-            self.sent.append(Message(self.name, "m", self.sequence, payload))
+            self.sent.append(PublishedMessage(self.name, "m", self.sequence, payload))
             self.sequence += 1
             yield self.sent[-1]
             if self.rng.random() < 0.05:

@@ -12,7 +12,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import BlockRemoved, BlockStored, LayoutName
-from app.kvindex.decoding import MOST_EVENTS, Batch, TooLarge, Unreadable, decode, engine_keys, field_losses
+from app.kvindex.decoding import (
+    MOST_EVENTS,
+    PodBatch,
+    TooLarge,
+    Unreadable,
+    decode,
+    engine_keys,
+    field_losses,
+)
 from tests.kvcache.test_wire import MAP, ONE_BLOCK
 
 pack = msgspec.msgpack.encode
@@ -171,7 +179,7 @@ def test_a_batch_has_so_many_events_at_most() -> None:
 @given(st.binary(max_size=200))
 def test_no_bytes_do_harm(payload: bytes) -> None:
     with suppress(Unreadable):
-        assert isinstance(decode(payload), Batch)
+        assert isinstance(decode(payload), PodBatch)
 
 
 words = st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "type", "token_ids"])

@@ -12,7 +12,7 @@ from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.keys import GENERATIONS
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.scorer import Weights
+from app.kvindex.scorer import TierWeights
 from tests.kvindex.engines import batch, offloaded, removed, stored
 from tests.kvindex.held import matched
 
@@ -72,13 +72,13 @@ def test_blocks_count_by_the_best_tier_that_they_are_in(index: Index) -> None:
 
 
 def test_weights_of_tiers_are_a_setting(backend: Backend) -> None:
-    index = make_index(backend, weights=Weights({"gpu": 0.2, "cpu": 0.9}, unknown=0.0))
+    index = make_index(backend, weights=TierWeights({"gpu": 0.2, "cpu": 0.9}, unknown=0.0))
     tell(index, "a", stored([1, 2, 3], PROMPT[:12]), offloaded([1]), removed([3]), offloaded([3], "disk"))
     (score,) = index.score("m", PROMPT)
     assert score.tiers == {"cpu": 1, "gpu": 1}
     assert (score.score, score.matched) == (pytest.approx(1.1), 2)
     with pytest.raises(ValueError):
-        Weights({"gpu": -1.0})
+        TierWeights({"gpu": -1.0})
 
 
 def test_removals_and_clears_are_followed(index: Index) -> None:

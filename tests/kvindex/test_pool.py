@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from app.engine.kvcache.events import AllBlocksCleared, KVEvent, encoder
 from app.kvindex.backend import BackendUnavailable, Outcome, Stamp
-from app.kvindex.holders import Engine
+from app.kvindex.holders import IndexedEngine
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.replays import Replays
-from app.kvindex.streams import Message, Pool, PoolSettings
+from app.kvindex.streams import Pool, PoolSettings, PublishedMessage
 from tests.kvindex.engines import PROMPT, batch, block, removed, stored
 from tests.kvindex.held import matched
 from tests.kvindex.publisher import station
@@ -29,7 +29,7 @@ class Failing(MemoryBackend):
 
     calls, fails_at = 0, range(0)
 
-    def apply(self, source: Engine, operations: Any, stamp: Stamp | None = None) -> Outcome:
+    def apply(self, source: IndexedEngine, operations: Any, stamp: Stamp | None = None) -> Outcome:
         self.calls += 1
         if self.calls in self.fails_at:
             raise BackendUnavailable("away")
@@ -43,8 +43,8 @@ def make(backend: MemoryBackend | None = None, **more: object) -> tuple[Index, P
     return index, Pool(index, Replays(None), limits, clock=lambda: 0.0)
 
 
-def message(pod: str, sequence: int, *events: object, model: str = "m") -> Message:
-    return Message(pod, model, sequence, encode(batch(*events, ts=1000.0 + sequence)))  # type: ignore[arg-type]
+def message(pod: str, sequence: int, *events: object, model: str = "m") -> PublishedMessage:
+    return PublishedMessage(pod, model, sequence, encode(batch(*events, ts=1000.0 + sequence)))  # type: ignore[arg-type]
 
 
 def run(pool: Pool, now: float = 0.0) -> None:
@@ -83,7 +83,7 @@ def test_a_restart_is_counted_once_though_the_backend_is_away() -> None:
         pool.put(message("a", sequence, stored([sequence], PROMPT[:4])))
     run(pool)
     backend.fails_at = range(3, 6)
-    pool.put(Message("a", "m", 0, encode(batch(stored([1], PROMPT[:4]), ts=9e9))))
+    pool.put(PublishedMessage("a", "m", 0, encode(batch(stored([1], PROMPT[:4]), ts=9e9))))
     for now in (10.0, 20.0, 30.0):
         assert not pool.step(now) and len(pool) == 1
     run(pool, 40.0)
@@ -159,12 +159,12 @@ def test_a_number_that_cannot_be_read_is_that_of_one_engine_that_awaits_it(unrea
 
     def put(sequence: int, rank: int, number: int) -> None:
         payload = encode(batch(stored([number], [number] * 4), ts=1000.0 + sequence, rank=rank))
-        pool.put(Message("a", "m", sequence, payload))
+        pool.put(PublishedMessage("a", "m", sequence, payload))
 
     for sequence, rank in ((3, 0), (3, 1), (3, 2), (4, 0)):
         put(sequence, rank, 1)
-    pool.put(Message("a", "m", 4, unread))
-    pool.put(Message("b", "m", 4, unread))
+    pool.put(PublishedMessage("a", "m", 4, unread))
+    pool.put(PublishedMessage("b", "m", 4, unread))
     run(pool)
     index.losses.messages.pop("gap")
     for sequence, rank in ((5, 0), (5, 1), (5, 2)):
@@ -184,7 +184,7 @@ def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.Monke
         )
     stores = [stored([number], [number] * 4) for number in range(1, 5_001)]
     for sequence, events in enumerate((stores, [AllBlocksCleared()])):
-        pool.put(Message("a", "m", sequence, encode(batch(*events, ts=1000.0 + sequence))))
+        pool.put(PublishedMessage("a", "m", sequence, encode(batch(*events, ts=1000.0 + sequence))))
     run(pool)
     most = max(abs(after - before) for before, after in pairwise([*copies, index.size().copies]))
     assert max(copies) > 4_000 and index.size().copies == 0 and most <= 2048
@@ -194,7 +194,9 @@ def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.Monke
 def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
     index, pool = make(most_pods=3)
     for sequence, pod in enumerate("abcade"):  # when d comes, a is not the longest silent
-        pool.put(Message(pod, "m", sequence, encode(batch(stored([1], PROMPT[:4]), ts=1000.0 + sequence))))
+        pool.put(
+            PublishedMessage(pod, "m", sequence, encode(batch(stored([1], PROMPT[:4]), ts=1000.0 + sequence)))
+        )
     run(pool)
     assert set(matched(index, PROMPT)) == {"a", "d", "e"}
     assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({}, {}, {})
@@ -207,7 +209,7 @@ def test_what_is_lost_is_counted_once_though_the_backend_fails_halfway(fails_at:
     index, pool = make(backend)
     stores = [stored([number], [number] * 4) for number in range(2, 6_002)]
     events: list[KVEvent] = [stored([1], PROMPT[:3]), *stores, removed([9**9])]
-    pool.put(Message("a", "m", 0, encode(batch(*events, ts=1000.0))))
+    pool.put(PublishedMessage("a", "m", 0, encode(batch(*events, ts=1000.0))))
     for now in range(100):
         pool.step(float(now))
     assert backend.calls > 5 and index.size().copies == 6_000

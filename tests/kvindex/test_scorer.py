@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kvindex.holders import Copies, Holders, anywhere, bits, count_copies, with_holder, without_holder
-from app.kvindex.scorer import Weights, longest_prefixes, score_prefixes
+from app.kvindex.scorer import TierWeights, longest_prefixes, score_prefixes
 from tests.kvindex.held import source
 
 TIERS = ["gpu", "cpu", "disk"]
@@ -23,7 +23,7 @@ def holders(*pods: str) -> Holders:
 def test_the_example_of_llm_d() -> None:
     """Blocks 1001 to 1006: a on gpu has 1, 2, 3 (also cpu) and 6; b on cpu has 4 and 5."""
     found = [(0b01,), (0b01,), (0b01, 0b01), (0, 0b10), (0, 0b10), (0b01,)]
-    weights = Weights({"gpu": 1.0, "cpu": 0.5})
+    weights = TierWeights({"gpu": 1.0, "cpu": 0.5})
     (score,) = score_prefixes(found, 6, 0b11, holders("a", "b"), TIERS[:2], weights)
     assert (score.pod, score.score, score.tiers) == ("a", 3.0, {"gpu": 3})
     found[2] = (0, 0b01)
@@ -44,7 +44,7 @@ def test_prefixes_of_ten_thousand_pods_are_counted() -> None:
     assert prefixes[9_999].lower == {1: 1}
 
 
-EXACT = Weights({"gpu": 1.0, "cpu": 0.75}, unknown=0.5)
+EXACT = TierWeights({"gpu": 1.0, "cpu": 0.75}, unknown=0.5)
 grouped = st.lists(st.booleans(), min_size=12, max_size=12)
 
 

@@ -21,7 +21,7 @@ from app.kvindex.pods import PodEndpoint
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.replays import ReplayLimits
 from app.kvindex.service import TOKENIZER_TIMEOUT_S, KvIndex, Listening, fed, index_of, open_backend
-from app.kvindex.streams import Message, PoolSettings
+from app.kvindex.streams import PoolSettings, PublishedMessage
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import Tokenization, TokenizationSettings
 from app.text import LocalTokenizer, default_tokenizer
@@ -146,7 +146,7 @@ def test_messages_that_wait_for_the_backend_are_taken_up_without_another_one(
 
     monkeypatch.setattr(index.index.backend, "apply", flaky)
     payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
-    index.receive(Message("b", "m", 0, payload))
+    index.receive(PublishedMessage("b", "m", 0, payload))
     until(lambda: bool(index.index.score("m", PROMPT)))
 
 

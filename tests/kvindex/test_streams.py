@@ -15,7 +15,7 @@ from app.kvindex.keys import fnv1a_32
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import FixedTargets, PodEndpoint
 from app.kvindex.replays import END
-from app.kvindex.streams import MESSAGE_BYTES, Message, SequenceTracker, Verdict
+from app.kvindex.streams import MESSAGE_BYTES, PublishedMessage, SequenceTracker, Verdict
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.publisher import FakeEngine, Station, station
 from tests.running_server import free_port
@@ -103,15 +103,15 @@ def put(
     *events: KVEvent,
     ts: float | None = None,
     **more: object,
-) -> Message:
+) -> PublishedMessage:
     """A message, past the sockets."""
     payload = engine.pack(*events, ts=1000.0 + sequence if ts is None else ts)
-    message = Message("a", "m", sequence, payload, **more)
+    message = PublishedMessage("a", "m", sequence, payload, **more)
     place.pool.put(message)
     return message
 
 
-def ask(place: Station, engine: FakeEngine, sequence: int, *events: KVEvent) -> Message:
+def ask(place: Station, engine: FakeEngine, sequence: int, *events: KVEvent) -> PublishedMessage:
     """A message of an engine that can be asked for what was before."""
     return put(place, engine, sequence, *events, replay=engine.replay)
 
@@ -146,7 +146,7 @@ def test_a_gap_is_filled_by_a_replay_before_what_comes_after_it(place: Station, 
         for number in numbers:
             engine.publish(block(number), lose=True)
             if number not in lost:
-                place.pool.put(Message("a", "m", number, engine.kept[number], engine.replay))
+                place.pool.put(PublishedMessage("a", "m", number, engine.kept[number], engine.replay))
         place.until(lambda last=numbers[-1]: place.matched(PROMPT) == {"a": last + 1})  # type: ignore[misc]
     assert losses(place) == {}
     assert engine.asked == [0, 2, 6]
@@ -176,7 +176,7 @@ def test_only_a_few_replays_run_at_once(place: Station) -> None:
     engines = [place.engine(connect=False) for _ in range(12)]
     for number, engine in enumerate(engines):
         engine.publish(block(0), lose=True)
-        place.pool.put(Message(f"pod{number}", "m", 0, engine.kept[0], engine.replay))
+        place.pool.put(PublishedMessage(f"pod{number}", "m", 0, engine.kept[0], engine.replay))
     place.engines.clear()
     place.settle()
     assert place.replays._running == 8
@@ -260,7 +260,7 @@ def test_the_answer_of_another_rank_is_refused(place: Station, topics: bool) -> 
     other = place.engine(connect=False, topics=topics)
     publish(other, range(3), rank=1)
     payload = engine.pack(block(0))
-    place.pool.put(Message("a", "m", 5, payload, other.replay, topic=b"kv@a@m"))
+    place.pool.put(PublishedMessage("a", "m", 5, payload, other.replay, topic=b"kv@a@m"))
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
     assert place.index.size().copies == 1
     assert losses(place) == {"foreign_replay": 1, "gap": 5}
@@ -270,7 +270,7 @@ def test_the_answer_of_another_rank_is_refused(place: Station, topics: bool) -> 
 def test_ones_own_answer_without_a_topic_is_believed(place: Station, topic: bytes) -> None:
     engine = place.engine(topic.decode(), connect=False, topics=not topic)
     publish(engine, range(4), lost=range(4))
-    place.pool.put(Message("a", "m", 3, engine.kept[3], engine.replay, topic=topic))
+    place.pool.put(PublishedMessage("a", "m", 3, engine.kept[3], engine.replay, topic=topic))
     place.until(lambda: place.matched(PROMPT) == {"a": 4})
     place.settle()
     assert losses(place) == {}
@@ -283,7 +283,7 @@ def test_after_a_foreign_answer_the_address_is_left_alone_for_a_while(place: Sta
     for now, sequence, asked in ((0.0, 1, [0]), (29.0, 3, [0]), (60.0, 5, [0, 4])):
         place.now = now
         payload = engine.pack(block(sequence // 2), ts=1000.0 + sequence)
-        place.pool.put(Message("a", "m", sequence, payload, other.replay, topic=b"kv@a@m"))
+        place.pool.put(PublishedMessage("a", "m", sequence, payload, other.replay, topic=b"kv@a@m"))
         blocks = sequence // 2 + 1
         place.until(lambda blocks=blocks: place.matched(PROMPT) == {"a": blocks})  # type: ignore[misc]
         assert other.asked == asked
@@ -293,7 +293,7 @@ def test_after_a_foreign_answer_the_address_is_left_alone_for_a_while(place: Sta
 @pytest.mark.parametrize("rank", [-3, 70_000])
 def test_a_rank_that_has_no_port_is_asked_nothing(place: Station, rank: int) -> None:
     engine = place.engine(connect=False)
-    message = Message("a", "m", 2, engine.pack(block(0), rank=rank), engine.replay, True, b"kv@a@m")
+    message = PublishedMessage("a", "m", 2, engine.pack(block(0), rank=rank), engine.replay, True, b"kv@a@m")
     place.pool.put(message)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
     assert losses(place) == {"gap": 2} and not place.replays._running
@@ -433,7 +433,7 @@ def test_when_the_backend_has_lost_everything_all_is_asked_for_again(waiting: bo
         engine = place.engine(connect=False)
         for number in range(3):
             engine.publish(block(number), lose=True)
-            place.pool.put(Message("a", "m", number, engine.kept[number], engine.replay))
+            place.pool.put(PublishedMessage("a", "m", number, engine.kept[number], engine.replay))
         place.until(lambda: place.matched(PROMPT) == {"a": 3})
         place.settle()
         engine.asked.clear()
@@ -469,7 +469,7 @@ def test_whatever_is_lost_on_the_way_is_filled_in_its_order(lost: list[str], ste
         for number, fate in enumerate([*lost, "comes"]):
             engine.publish(removed([number]), stored([number + 1], [number] * 4), lose=True)
             for _ in range(("comes", "comes twice").index(fate) + 1 if fate.startswith("comes") else 0):
-                place.pool.put(Message("a", "m", number, engine.kept[number], engine.replay))
+                place.pool.put(PublishedMessage("a", "m", number, engine.kept[number], engine.replay))
             if fate == "is lost on both ways":
                 del engine.kept[number]
             else:

@@ -8,7 +8,7 @@ import pytest
 
 from app.kvindex import subscriber as module
 from app.kvindex.pods import FileTargets, FixedTargets, PodEndpoint
-from app.kvindex.streams import Message, Pool, PoolSettings
+from app.kvindex.streams import Pool, PoolSettings, PublishedMessage
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, FakeEngine, Station
 
@@ -207,9 +207,9 @@ def place(place: Station) -> Station:
     return place
 
 
-def queued(place: Station) -> list[Message]:
+def queued(place: Station) -> list[PublishedMessage]:
     (shard,) = place.pool.shards
-    return [task for task in shard._queue if isinstance(task, Message)]
+    return [task for task in shard._queue if isinstance(task, PublishedMessage)]
 
 
 def step(place: Station, now: float = 0.0) -> bool:

@@ -16,13 +16,13 @@ import zmq
 
 from app.engine.core.wire import (
     Abort,
-    Answer,
-    Command,
+    CommandResult,
+    EngineCommand,
     EngineCoreOutput,
     EngineCoreRequest,
+    EngineLoad,
     EngineProcessOptions,
     Hello,
-    Load,
     Notice,
     Order,
     Ready,
@@ -69,9 +69,9 @@ class Worker:
         self._socket.connect(endpoint)
         self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
         self.said: dict[int, list[EngineCoreOutput]] = {}
-        self.loads: list[Load] = []
+        self.loads: list[EngineLoad] = []
         self.ready: list[Ready] = []
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, CommandResult] = {}
         self._numbers = 0
 
     def order(self, *orders: Order) -> None:
@@ -94,15 +94,15 @@ class Worker:
     def abort(self, *keys: int) -> None:
         self.order(Abort(list(keys)))
 
-    def command(self, name: str, **more: object) -> Answer:
+    def command(self, name: str, **more: object) -> CommandResult:
         return self.answer(self.ask(name, **more))
 
     def ask(self, name: str, **more: object) -> int:
         self._numbers += 1
-        self.order(Command(number=self._numbers, name=name, **more))  # type: ignore[arg-type]
+        self.order(EngineCommand(number=self._numbers, name=name, **more))  # type: ignore[arg-type]
         return self._numbers
 
-    def answer(self, number: int) -> Answer:
+    def answer(self, number: int) -> CommandResult:
         self.until(lambda: number in self.answers)
         return self.answers.pop(number)
 
@@ -114,11 +114,11 @@ class Worker:
             match notice:
                 case EngineCoreOutput():
                     self.said.setdefault(notice.key, []).append(notice)
-                case Load():
+                case EngineLoad():
                     self.loads.append(notice)
                 case Ready():
                     self.ready.append(notice)
-                case Answer():
+                case CommandResult():
                     self.answers[notice.number] = notice
 
     def until(self, holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from app import cli
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.load.trace import Load
+from app.lab.load.trace import LoadTrace
 from benchmarks.rehearse.command import OUTSIDE
 from benchmarks.rehearse.playing import Clock, play_offline, play_on
 from benchmarks.rehearse.real_engine import RealEngine
@@ -64,7 +64,7 @@ def test_the_engine_makes_the_steps_that_the_simulation_says_it_would(
     """Prompts in chunks, requests that wait for a place, one that has all of the budget; in the smaller cache
     some that lose their blocks.
     """
-    load = Load("test")
+    load = LoadTrace("test")
     for tokens_in, tokens_out in LENGTHS:
         load.arrival_s.append(0.0)
         load.input_tokens.append(tokens_in)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.lab.load.synthetic import ARRIVALS, Between, Recipe, draw_load, read_lengths
-from app.lab.load.trace import NO_GROUP, Load, read_trace
+from app.lab.load.trace import NO_GROUP, LoadTrace, read_trace
 from config import ConfigError
 
 HEADER = "arrival_s,input_tokens,output_tokens\n"
@@ -89,7 +89,7 @@ SOME = Between(10, 10)
 LONGEST = 1 << 20
 
 
-def drawn(most: int = LONGEST, **fields: Any) -> Load:
+def drawn(most: int = LONGEST, **fields: Any) -> LoadTrace:
     return draw_load(Recipe(**{"input_tokens": SOME, "output_tokens": SOME} | fields), most)
 
 

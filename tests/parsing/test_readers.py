@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import Part, PartReader, Piece
-from app.engine.core.request import Tool, ToolCalls
+from app.engine.core.request import ToolCalls, ToolFunction
 from app.engine.core.wire import TextForm, Thoughts
 from app.engine.parsing import HermesReader, ListedReader, NamedReader, ThoughtReader, readers
 from tests.engine.harness import engine_request
@@ -107,7 +107,7 @@ def test_the_name_is_told_before_the_arguments_are_over() -> None:
     assert told == [call(0, "weather", ""), call(0, "weather", '{"ci')]
 
 
-NAMED = ToolCalls(tools=(Tool("f"),), least=1, named=True)
+NAMED = ToolCalls(tools=(ToolFunction("f"),), least=1, named=True)
 BEGUN, POSSIBLE = Thoughts(end_id=2), Thoughts(end_id=2, begin_id=1)
 
 

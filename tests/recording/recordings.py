@@ -14,11 +14,11 @@ from typing import Any
 from app.serving.recording.exchange import (
     FORMAT,
     VERSION,
-    Answer,
-    Chunk,
     Exchange,
     Header,
-    Request,
+    RecordedAnswer,
+    RecordedChunk,
+    RecordedRequest,
     data_of,
     line_of,
     read_exchange,
@@ -44,11 +44,13 @@ def exchange(
 ) -> Exchange:
     """An exchange whose answer is a stream of `chunks`, each with its moment."""
     body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
-    pieces = [Chunk(moment_s, data_of(data)) for moment_s, data in chunks]
+    pieces = [RecordedChunk(moment_s, data_of(data)) for moment_s, data in chunks]
     end_s = chunks[-1][0] if chunks else 0.0
     given: dict[str, Any] = {"headers": STREAM_HEADERS, "status": 200, "head_s": 0.0, "end_s": end_s}
     return Exchange(
-        at_s, Request("POST", target, JSON_HEADERS, data_of(body)), Answer(chunks=pieces, **given | answer)
+        at_s,
+        RecordedRequest("POST", target, JSON_HEADERS, data_of(body)),
+        RecordedAnswer(chunks=pieces, **given | answer),
     )
 
 

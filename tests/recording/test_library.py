@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from app.serving.middleware.masking import mask_text
 from app.serving.recording.exchange import (
-    Answer,
     HiddenSecrets,
+    RecordedAnswer,
     RecordingError,
     bytes_of,
     line_of,
@@ -181,7 +181,7 @@ def found(recording: Recording, body: Any) -> bytes | None:
     return None if key is None else text_of(recording.next_answer(key))
 
 
-def text_of(answer: Answer) -> bytes:
+def text_of(answer: RecordedAnswer) -> bytes:
     return b"".join(bytes_of(chunk.data) for chunk in answer.chunks)
 
 

@@ -16,7 +16,7 @@ import pytest
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 
-from app.serving.http.client import JSON, Connection, Target
+from app.serving.http.client import JSON, HttpConnection, Target
 from app.serving.recording.exchange import Exchange, bytes_of
 from app.serving.recording.proxy import PIECE_BYTES, RecordingFile, RecordingHandler, RecordingProxy
 from tests.fleet import stubs
@@ -129,7 +129,7 @@ def test_a_client_that_leaves_ends_the_request_and_its_exchange_is_not_kept(
 ) -> None:
     talker = stubs.Talker(head)
     with stubs.talking(talker) as address, recording(tmp_path, address) as (proxy, recorder):
-        connection = Connection(proxy, stubs.PATIENCE_S)
+        connection = HttpConnection(proxy, stubs.PATIENCE_S)
         connection.request("POST", "/v1/completions", b"{}", JSON)
         gevent.sleep(0.02)
         connection.close()
@@ -193,7 +193,7 @@ def test_what_all_exchanges_hold_is_bounded_and_given_back(tmp_path: Path) -> No
 def test_a_request_in_chunks_passes_in_chunks(tmp_path: Path) -> None:
     pod = stubs.Pod("one")
     with stubs.serving(pod) as address, recording(tmp_path, address) as (proxy, recorder):
-        with closing(Connection(proxy, stubs.PATIENCE_S)) as connection:
+        with closing(HttpConnection(proxy, stubs.PATIENCE_S)) as connection:
             connection.request("POST", "/v1/completions", iter([b'{"a"', b": 1}"]), JSON, encode_chunked=True)
             assert connection.getresponse().read() == b"one"
         [kept] = recorder.kept(1)

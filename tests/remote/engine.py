@@ -21,16 +21,16 @@ import zmq
 from app.engine.core.remote import Heartbeat
 from app.engine.core.wire import (
     Abort,
-    Answer,
-    Blocks,
-    Command,
+    CommandResult,
+    EngineCommand,
     EngineCoreOutput,
     EngineCoreRequest,
+    EngineLoad,
     EngineProcessOptions,
     Hello,
-    Load,
     Notice,
     Order,
+    PublishedEvents,
     Ready,
     WireLogprob,
 )
@@ -120,9 +120,9 @@ class Engine:
                 for key in order.keys:
                     self.choices.pop((worker, key), None)
                 self.tell()
-            case Command():
+            case EngineCommand():
                 self.paused = order.name in ("pause", "sleep") or (self.paused and order.name != "resume")
-                told.append(Answer(number=order.number, value=True))
+                told.append(CommandResult(number=order.number, value=True))
             case EngineCoreRequest() if (self.folder / "error").exists():
                 said = EngineCoreOutput(key=order.key, at_s=time.monotonic(), finish="error")
                 said.error, said.is_refused = (self.folder / "error").read_text(), order.seed == 400
@@ -130,7 +130,7 @@ class Engine:
             case EngineCoreRequest():
                 self.choices[worker, order.key] = Choice(order, (self.folder / "text").read_text())
                 if worker in self.listeners:
-                    told.append(Blocks(TOPIC, 0, (self.folder / "blocks").read_bytes()))
+                    told.append(PublishedEvents(TOPIC, 0, (self.folder / "blocks").read_bytes()))
 
     def ready(self) -> Ready:
         return Ready(
@@ -156,7 +156,7 @@ class Engine:
 
     def tell(self, step_tokens: int = 0) -> None:
         """Every worker how it does."""
-        load = Load(running=len(self.choices), cache_usage=0.25 if self.choices else 0.0)
+        load = EngineLoad(running=len(self.choices), cache_usage=0.25 if self.choices else 0.0)
         load.step_tokens, load.paused, load.preemptions = step_tokens, self.paused, 3
         load.prefix_queries, load.prefix_hits = 2 * self.computed, self.computed
         for told in self.notices.values():
@@ -178,7 +178,7 @@ def main() -> int:
         engine.socket.poll(5000)
         worker, _ = engine.socket.recv_multipart()
         engine.socket.send_multipart(
-            [worker, msgspec.msgpack.encode([Answer(number=0, error=refusal.read_text())])]
+            [worker, msgspec.msgpack.encode([CommandResult(number=0, error=refusal.read_text())])]
         )
         time.sleep(0.2)
         return 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from app.engine.forms.schema import Schemas
-from app.serving.scripts.matching import Message, Request
+from app.serving.scripts.matching import MatchedRequest, Message
 from app.serving.scripts.script_set import ScriptSet, accepting
 
 NOON_S = 1_700_000_000.0
@@ -20,11 +20,13 @@ def request(
     tools: Mapping[str, object] | None = None,
     headers: Mapping[str, str] | None = None,
     key: str = "key:1",
-) -> Request:
+) -> MatchedRequest:
     """A request with these messages: a text is a user's, a tuple is role, text and tool."""
     messages = [Message("user", each) if isinstance(each, str) else Message(*each) for each in said]
     given = headers or {}
-    return Request(api, model, messages, tools or {}, lambda name: given.get(name.lower()), lambda: key)
+    return MatchedRequest(
+        api, model, messages, tools or {}, lambda name: given.get(name.lower()), lambda: key
+    )
 
 
 class Books:
@@ -46,7 +48,7 @@ class Books:
         return ScriptSet(files, Random(1), now or (lambda: self.now_s), lambda: NOON_S, accepting(Schemas()))
 
 
-def said(book: ScriptSet, asked: Request) -> str | None:
+def said(book: ScriptSet, asked: MatchedRequest) -> str | None:
     """The text that a rule says; None where none answers."""
     decision = book.decide(asked)
     return None if decision is None or decision.answer is None else decision.answer.reply.text

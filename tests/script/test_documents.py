@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.cli import main
-from app.serving.scripts.matching import Request
+from app.serving.scripts.matching import MatchedRequest
 from app.serving.scripts.script_set import ScriptSet
 from tests.running_server import ROOT
 from tests.script.requests import Books, request
@@ -45,7 +45,7 @@ def test_a_script_of_the_page_is_in_order(
     assert not [line for line in caplog.messages if "only when requests offer the tools" not in line]
 
 
-def reply(book: ScriptSet, asked: Request) -> tuple[str, list[tuple[str, Any]]]:
+def reply(book: ScriptSet, asked: MatchedRequest) -> tuple[str, list[tuple[str, Any]]]:
     """Text and calls of the reply."""
     decision = book.decide(asked)
     assert decision is not None and decision.answer is not None

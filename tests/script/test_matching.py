@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import convert
 
 from app.serving.scripts.action import MOST_CHARACTERS, RandomFunctions, Template
-from app.serving.scripts.matching import Conditions, Groups, Request
+from app.serving.scripts.matching import Conditions, Groups, MatchedRequest
 from app.serving.scripts.rules import ScriptError, ScriptFailure, When
 from tests.script.requests import request
 
@@ -27,7 +27,7 @@ AGENT = request(
 CHAT = request("one", ("assistant", "two"), "Three")
 
 
-def fits(when: dict[str, Any], asked: Request) -> bool:
+def fits(when: dict[str, Any], asked: MatchedRequest) -> bool:
     return Conditions(convert(when, When)).fits(asked, Groups())
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.engine.core.errors import SchemaUnsatisfiable
 from app.engine.core.outputs import Finish, Tokens
-from app.engine.core.request import Constraint, Tool, ToolCalls
+from app.engine.core.request import Constraint, ToolCalls, ToolFunction
 from app.engine.simulated.calls import CLOSING, OPENING
 from config.settings import ReplySettings, ToolSettings
 from tests.engine.harness import Harness, embedded_tokenizer
@@ -23,7 +23,10 @@ WEATHER = {
     "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1, "maximum": 5}},
     "required": ["city"],
 }
-TOOLS = (Tool("get_weather", WEATHER), Tool('naïve "name"', {"type": "object", "properties": {}}))
+TOOLS = (
+    ToolFunction("get_weather", WEATHER),
+    ToolFunction('naïve "name"', {"type": "object", "properties": {}}),
+)
 
 EXTRA_CALL = "tool_call_extra_call_probability"
 
@@ -117,7 +120,7 @@ CLOSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CLOSED)
 @pytest.mark.parametrize("named", [False, True])
 def test_arguments_are_chosen_that_fit_the_limit_of_the_client(name: str, named: bool) -> None:
-    calls = ToolCalls(tools=(Tool(name, CLOSED[name]),), least=1, named=named)
+    calls = ToolCalls(tools=(ToolFunction(name, CLOSED[name]),), least=1, named=named)
     for seed in range(5):
         events = played(calls, limited=True, max_tokens=41, server_seed=seed)
         ((called_name, arguments),) = called(events)
@@ -126,7 +129,7 @@ def test_arguments_are_chosen_that_fit_the_limit_of_the_client(name: str, named:
         assert sum(len(event.ids) for event in events) <= 41  # one of them ends the text
         assert events[-1].finish is not None and events[-1].finish.reason == "stop"
     schema = {"properties": {"a": {"type": "string", "minLength": 400}}, "required": ["a"]}
-    calls = ToolCalls(tools=(Tool("write", schema),), least=1, named=named)
+    calls = ToolCalls(tools=(ToolFunction("write", schema),), least=1, named=named)
     events = played(calls, limited=True, max_tokens=99)
     assert sum(len(event.ids) for event in events) == 99, "a call that fits no limit is cut off there"
     assert events[-1].part is not None and events[-1].part.raw == raw(events)

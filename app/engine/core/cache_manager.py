@@ -12,7 +12,7 @@ from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.prompt import Adapter, Placeholder, Prompt
 from app.engine.kvcache.residency import BlockObserver
-from app.engine.kvcache.stores import Store
+from app.engine.kvcache.stores import ConnectorStore
 
 Publish = Callable[[Sequence[KVEvent]], None]
 
@@ -30,7 +30,7 @@ class KVCacheManager(KVCache):
         recorder: Recorder,
         adapter_of: Callable[[str], Adapter],
         publish: Publish | None = None,
-        store: Store | None = None,
+        store: ConnectorStore | None = None,
         observer: BlockObserver | None = None,
     ) -> None:
         """`adapter_of` returns an adapter by name; `publish` receives a step's events."""

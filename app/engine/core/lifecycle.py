@@ -171,7 +171,7 @@ NAMES: Sequence[str] = ("model.embed_tokens.weight", "model.norm.weight", "lm_he
 """Tensor names in checksums; every model has some of these tensors."""
 
 
-class Weights:
+class WeightUpdates:
     """Simulates updates of `model`'s weights on `devices`; `transfers` is vLLM's `--weight-transfer-config`.
 
     Raises CommandFailed only where vLLM refuses: requests go on during an update.

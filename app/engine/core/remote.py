@@ -32,15 +32,15 @@ from app.engine.core.request import EngineRequest, watches_of
 from app.engine.core.sequence import Submission
 from app.engine.core.wire import (
     Abort,
-    Answer,
-    Blocks,
-    Command,
+    CommandResult,
+    EngineCommand,
     EngineCoreOutput,
+    EngineLoad,
     Hello,
-    Load,
     Notice,
     Order,
     PauseMode,
+    PublishedEvents,
     Ready,
 )
 from config.settings import Settings
@@ -142,7 +142,7 @@ ORDER_TOKENS = 1000
 ReaderOf = Callable[[EngineRequest], PartReader | None]
 """Returns the parser of a request's text into parts; None for a text without parts."""
 BlocksListener = Callable[[str, int, bytes], None]
-"""Receives topic, sequence and batch of each `Blocks`."""
+"""Receives topic, sequence and batch of each `PublishedEvents`."""
 
 
 class RemoteEngine(EngineClient):
@@ -164,7 +164,7 @@ class RemoteEngine(EngineClient):
         reader_of: ReaderOf,
     ) -> None:
         super().__init__(settings, recorder)
-        self.load = Load()
+        self.load = EngineLoad()
         """Load of the engine, summed over its workers."""
         recorder.read_load = lambda: (self.load.running, self.load.waiting, self.load.cache_usage)
         self._endpoint = endpoint
@@ -186,7 +186,7 @@ class RemoteEngine(EngineClient):
         self._choices: dict[int, RemoteSequence] = {}
         self._others = 0
         """Number of other workers' sequences."""
-        self._answers: dict[int, AsyncResult[Answer]] = {}
+        self._answers: dict[int, AsyncResult[CommandResult]] = {}
 
     def listen(self, listener: BlocksListener) -> None:
         """Passes the engine's KV events to `listener`. To be called before `start`."""
@@ -227,7 +227,7 @@ class RemoteEngine(EngineClient):
 
     @property
     def _unfinished(self) -> int:
-        """Sequences of all workers. Own ones are counted here: the engine's `Load` is a step behind."""
+        """Sequences of all workers. Own ones are counted here: the engine's `EngineLoad` is a step behind."""
         return len(self._choices) + self._others
 
     @property
@@ -272,7 +272,7 @@ class RemoteEngine(EngineClient):
         """Yields this worker's unfinished choices, the latest first."""
         return iter(list(reversed(self._choices.values())))
 
-    def command(self, command: Command) -> AsyncResult[Answer]:
+    def command(self, command: EngineCommand) -> AsyncResult[CommandResult]:
         """Sends an operator's command under a new number; returns its future answer. Raises EngineDead."""
         number = next(self._numbers)
         if self._ready is None or not self._send([replace(command, number=number)]):
@@ -335,11 +335,11 @@ class RemoteEngine(EngineClient):
                 except Exception as error:
                     log.exception("what the engine said could not be told")
                     choice.fail(error)
-            elif type(notice) is Load:
+            elif type(notice) is EngineLoad:
                 self._learn(notice)
-            elif type(notice) is Blocks:
+            elif type(notice) is PublishedEvents:
                 self._listener(notice.topic, notice.sequence, notice.batch)
-            elif type(notice) is Answer:
+            elif type(notice) is CommandResult:
                 if (answer := self._answers.pop(notice.number, None)) is not None:
                     answer.set(notice)
             elif type(notice) is Ready:
@@ -347,7 +347,7 @@ class RemoteEngine(EngineClient):
                     self._forget()
                 self._ready, self._is_greeted = notice, True
 
-    def _learn(self, load: Load) -> None:
+    def _learn(self, load: EngineLoad) -> None:
         """Records the load of the engine with all its workers; every worker records the same."""
         recorder, before, self.load = self.recorder, self.load, load
         self._others = max(0, load.running + load.waiting - len(self._choices))
@@ -360,11 +360,11 @@ class RemoteEngine(EngineClient):
     def _forget(self) -> None:
         """Fails all choices and commands of an engine that is gone."""
         self._ready = None
-        self._learn(Load())
+        self._learn(EngineLoad())
         _fail(list(self._choices.values()))
         answers, self._answers = self._answers, {}
         for number, answer in answers.items():
-            answer.set(Answer(number=number, error=str(EngineDead())))
+            answer.set(CommandResult(number=number, error=str(EngineDead())))
 
 
 def _fail(choices: Sequence[RemoteSequence]) -> None:
@@ -376,7 +376,7 @@ def _fail(choices: Sequence[RemoteSequence]) -> None:
 class RemoteLifecycle:
     """See `Operations`. Every method may raise EngineDead, or CommandFailed with the engine's message.
 
-    State is the engine's last `Load`, updated by this worker's own commands since.
+    State is the engine's last `EngineLoad`, updated by this worker's own commands since.
     """
 
     def __init__(self, engine: RemoteEngine) -> None:
@@ -392,7 +392,7 @@ class RemoteLifecycle:
 
     def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
         """See `Operations`. Levels 1 and 2 free weights and cache."""
-        self._do(Command(name="sleep", level=level, mode=mode), caller_left)
+        self._do(EngineCommand(name="sleep", level=level, mode=mode), caller_left)
         self._engine.load.paused, self._engine.load.sleep_level = True, level
         self._engine.recorder.sleeping(level)
         self._engine.recorder.slept("sleep", 0.0)
@@ -403,7 +403,7 @@ class RemoteLifecycle:
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
         named = None if tags is None else tuple(tags)
-        awake = bool(self._do(Command(name="wake_up", tags=named)).value)
+        awake = bool(self._do(EngineCommand(name="wake_up", tags=named)).value)
         if awake:
             self._engine.load.paused, self._engine.load.sleep_level = False, None
             self._engine.recorder.sleeping(None)
@@ -411,25 +411,25 @@ class RemoteLifecycle:
         return awake
 
     def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
-        self._do(Command(name="pause", mode=mode, clear=clear_cache), caller_left)
+        self._do(EngineCommand(name="pause", mode=mode, clear=clear_cache), caller_left)
         self._engine.load.paused = True
 
     def resume(self) -> None:
-        self._do(Command(name="resume"))
+        self._do(EngineCommand(name="resume"))
         self._engine.load.paused = False
 
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:
-        return bool(self._do(Command(name="reset_prefix_cache", clear=under_requests)).value)
+        return bool(self._do(EngineCommand(name="reset_prefix_cache", clear=under_requests)).value)
 
     def drain(self) -> None:
         self._engine.drain()
 
-    def _do(self, command: Command, caller_left: Event | None = None) -> Answer:
-        answer: AsyncResult[Answer] = self._engine.command(command)
+    def _do(self, command: EngineCommand, caller_left: Event | None = None) -> CommandResult:
+        answer: AsyncResult[CommandResult] = self._engine.command(command)
         gevent.wait([answer] if caller_left is None else [answer, caller_left], count=1)
         if not answer.ready():
             raise CallerLeft
-        told: Answer = answer.get()
+        told: CommandResult = answer.get()
         if told.error is not None:
             raise CommandFailed(told.error)
         return told

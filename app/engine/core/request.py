@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 JsonSchema = Mapping[str, object] | bool
 
 
-class Tool(Struct, frozen=True):
+class ToolFunction(Struct, frozen=True):
     """A function that the model may call; `schema` describes its arguments."""
 
     name: str
@@ -30,7 +30,7 @@ class Tool(Struct, frozen=True):
 class ToolCalls(Struct, frozen=True, kw_only=True):
     """Tool calls that a reply may contain: at least `least`, at most `most`, of `tools`."""
 
-    tools: tuple[Tool, ...]
+    tools: tuple[ToolFunction, ...]
     least: int = 0
     most: int = 1
     named: bool = False
@@ -148,7 +148,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     """Called for this sequence at admission."""
 
 
-class Outcome(Struct, frozen=True, kw_only=True, gc=False):
+class SequenceOutcome(Struct, frozen=True, kw_only=True, gc=False):
     """Outcome of one sequence.
 
     Moments are monotonic seconds. `scheduled_s` is None without a slot, `first_token_s` and `last_token_s`
@@ -165,7 +165,7 @@ class Outcome(Struct, frozen=True, kw_only=True, gc=False):
     tokens: int
 
 
-Watch = Callable[[Outcome], None]
+Watch = Callable[[SequenceOutcome], None]
 """Receives the outcome once, when a sequence ends, perhaps in the hub: must not wait."""
 
 Observer: TypeAlias = Callable[[EngineRequest], Watch | None]
@@ -178,7 +178,7 @@ def watches_of(request: EngineRequest) -> list[Watch]:
     return [watch for watch in watches if watch is not None]
 
 
-def notify(watches: Iterable[Watch], outcome: Outcome) -> None:
+def notify(watches: Iterable[Watch], outcome: SequenceOutcome) -> None:
     """Calls all watches; an error of one is logged and stops nothing else."""
     for watch in watches:
         try:

@@ -22,7 +22,7 @@ from app.engine.core.batch import SequenceStatus
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.outputs import Emit, Failed, Finish, Part, Started, TakeToken, TokenLogprob, Tokens
 from app.engine.core.reply import Reply
-from app.engine.core.request import EngineRequest, Outcome, Watch, notify
+from app.engine.core.request import EngineRequest, SequenceOutcome, Watch, notify
 from app.engine.core.timing import PerRequestTiming
 from app.engine.kvcache.cache import CachedSequence
 from app.engine.kvcache.prompt import Prompt
@@ -204,7 +204,7 @@ class Sequence(CachedSequence):
         else:
             self._recorder.aborted()
         if self.watches:
-            outcome = Outcome(
+            outcome = SequenceOutcome(
                 reason=reason,
                 scheduled_s=self._scheduled_s,
                 first_token_s=self._first_s,

@@ -122,8 +122,8 @@ class Abort(Struct, frozen=True, tag="abort"):
     keys: list[int]
 
 
-class Command(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
-    """An operator's command; the `Answer` has the same number."""
+class EngineCommand(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
+    """An operator's command; the `CommandResult` has the same number."""
 
     name: Literal["pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "stats"]
     number: int = 0
@@ -146,10 +146,10 @@ class Hello(Struct, frozen=True, omit_defaults=True, tag="hello"):
     """Greeting of a worker; the engine answers `Ready` once loaded."""
 
     kv_events: bool = False
-    """True if the worker wants `Blocks`."""
+    """True if the worker wants `PublishedEvents`."""
 
 
-Order: TypeAlias = EngineCoreRequest | Abort | Command | Hello
+Order: TypeAlias = EngineCoreRequest | Abort | EngineCommand | Hello
 
 
 class Ready(Struct, frozen=True, kw_only=True, tag="ready"):
@@ -203,7 +203,7 @@ class EngineCoreOutput(Struct, kw_only=True, omit_defaults=True, tag="said"):
     """With `error`: the request itself is invalid (a prompt that never fits, an invalid grammar)."""
 
 
-class Load(Struct, kw_only=True, omit_defaults=True, tag="load"):
+class EngineLoad(Struct, kw_only=True, omit_defaults=True, tag="load"):
     """Load of the engine after a step. Counters start with the engine and cover all workers."""
 
     running: int = 0
@@ -218,7 +218,7 @@ class Load(Struct, kw_only=True, omit_defaults=True, tag="load"):
     paused: bool = False
 
 
-class Blocks(Struct, frozen=True, tag="blocks"):
+class PublishedEvents(Struct, frozen=True, tag="blocks"):
     """KV events in their published form."""
 
     topic: str
@@ -227,7 +227,7 @@ class Blocks(Struct, frozen=True, tag="blocks"):
     """`EventBatch` in msgpack, in the layout `map`."""
 
 
-class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"):
+class CommandResult(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"):
     """Result of a command; `error` is one sentence. Number 0 answers `Hello`: the engine cannot start."""
 
     number: int
@@ -235,7 +235,7 @@ class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"
     error: str | None = None
 
 
-Notice: TypeAlias = Ready | EngineCoreOutput | Load | Blocks | Answer
+Notice: TypeAlias = Ready | EngineCoreOutput | EngineLoad | PublishedEvents | CommandResult
 
 
 def woken_by(tags: Collection[str] | None, asleep: Collection[str]) -> set[str]:

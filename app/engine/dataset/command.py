@@ -20,10 +20,10 @@ from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
 from app.engine.dataset.dataset import ids_hash, replies_table
-from app.engine.dataset.tokens import DatasetError, Tokens, encode
+from app.engine.dataset.tokens import DatasetError, RecordedTokens, encode
 from app.text import Message, Tokenizer, TokenizerError, TokenizerInputError
 from config import ConfigError, Settings
-from config.flags import Parser, as_command, whole_number
+from config.flags import FlagParser, as_command, whole_number
 from config.installation import COMMAND
 from config.loader import load
 
@@ -112,11 +112,11 @@ class Record(msgspec.Struct, frozen=True):
 
     prompt: str | list[Message]
     prompt_hash: bytes
-    tokens: Tokens
+    tokens: RecordedTokens
     reply: str
 
 
-class Recorder:
+class RecordWriter:
     """Turns conversations into records with the ids of `tokenizer`, and counts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -146,7 +146,7 @@ class Recorder:
         ids = self._tokenizer.encode(pair.reply)
         if not ids:
             return []
-        tokens = Tokens(ids, self._tokenizer.pieces(ids))
+        tokens = RecordedTokens(ids, self._tokenizer.pieces(ids))
         text_ids = self._tokenizer.encode(pair.question, add_special_tokens=True)
         chat_ids = self._tokenizer.encode_chat(pair.messages)
         return [
@@ -219,7 +219,7 @@ tokenizer matter.
 @as_command(DatasetError, TokenizerError)
 def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> int:
     """Returns the exit status. `tokenizer_of` makes the tokenizer that the server would use."""
-    parser = Parser(prog=f"{COMMAND} dataset", description=ABOUT, allow_abbrev=False)
+    parser = FlagParser(prog=f"{COMMAND} dataset", description=ABOUT, allow_abbrev=False)
     parser.add_argument(
         "--input", required=True, type=Path, metavar="FILE.json", help="conversations to read"
     )
@@ -267,7 +267,7 @@ def _build(
     tokenizer: Tokenizer,
 ) -> str:
     """Makes the files `targets` and returns a one-line summary."""
-    output, recorder = targets[0], Recorder(tokenizer)
+    output, recorder = targets[0], RecordWriter(tokenizer)
     size = os.fstat(source.fileno()).st_size
     counted: Any = tqdm.wrapattr(source, "read", total=size, desc=options.input.name, disable=None)
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ NO_ID = 0
 """Placeholder id of a recorded string that encodes to no token."""
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class RecordedTokens(msgspec.Struct, frozen=True):
     """A reply as it was recorded; one of the two may be missing (empty)."""
 
     ids: Sequence[int]
@@ -33,11 +33,11 @@ class Tokens(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.ids) or len(self.strings)
 
-    def cut(self, most: int) -> Tokens:
-        return self if len(self) <= most else Tokens(self.ids[:most], self.strings[:most])
+    def cut(self, most: int) -> RecordedTokens:
+        return self if len(self) <= most else RecordedTokens(self.ids[:most], self.strings[:most])
 
 
-def decode(raw: object) -> Tokens:
+def decode(raw: object) -> RecordedTokens:
     """Parses a value of `gen_tokens`: JSON as text or bytes.
 
     Accepts an object with two lists (`Tokens` or `numbers`, and `Strings`, in any case), or one list of
@@ -58,7 +58,7 @@ def decode(raw: object) -> Tokens:
     )
     if not (ids or strings) or not _are_ids(ids) or not _are_strings(strings):
         raise DatasetError("a value of gen_tokens holds no token ids and no strings")
-    return Tokens(ids, strings)
+    return RecordedTokens(ids, strings)
 
 
 def _are_ids(values: list[object]) -> TypeGuard[list[int]]:
@@ -69,12 +69,12 @@ def _are_strings(values: list[object]) -> TypeGuard[list[str]]:
     return all(type(each) is str for each in values)
 
 
-def encode(tokens: Tokens) -> str:
+def encode(tokens: RecordedTokens) -> str:
     """Returns JSON that this program and llm-d's simulator read."""
     return msgspec.json.encode({"Tokens": tokens.ids, "Strings": tokens.strings}).decode()
 
 
-def completed(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
+def completed(tokens: RecordedTokens, tokenizer: Tokenizer) -> RecordedTokens:
     """Returns `tokens` with one id and one string each.
 
     Ids without matching strings get the tokenizer's strings. Strings without ids stay as they are: they get
@@ -85,8 +85,8 @@ def completed(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
     if len(ids) == len(strings):
         return tokens
     if ids:
-        return Tokens(ids, tokenizer.pieces(ids))
+        return RecordedTokens(ids, tokenizer.pieces(ids))
     whole = tokenizer.encode("".join(strings))
     if len(whole) == len(strings) and tokenizer.pieces(whole) == list(strings):
-        return Tokens(whole, strings)
-    return Tokens([each[0] if each else NO_ID for each in tokenizer.encode_many(strings)], strings)
+        return RecordedTokens(whole, strings)
+    return RecordedTokens([each[0] if each else NO_ID for each in tokenizer.encode_many(strings)], strings)

@@ -205,7 +205,7 @@ class BlockPool:
             del self._copies[block_hash]
 
 
-class Span(Struct, gc=False):
+class FreeSpan(Struct, gc=False):
     """Adjacent free blocks in the queue, such as the first `blocks` blocks of a preempted sequence.
 
     Blocks are taken from the tail, so the remaining ones are always the sequence's beginning.
@@ -226,9 +226,9 @@ class CountedBlocks:
         self.free = self.capacity
         """Number of blocks that no sequence uses, including findable ones."""
         self._caching = caching
-        self._queue: deque[Span] = deque([Span(self.capacity)])
+        self._queue: deque[FreeSpan] = deque([FreeSpan(self.capacity)])
         """All free blocks, in order of reuse."""
-        self._left: dict[Hashable, Span] = {}
+        self._left: dict[Hashable, FreeSpan] = {}
         """Free blocks of preempted sequences, still in the queue."""
 
     def find(self, sequence: Hashable, tokens: int) -> int:
@@ -272,9 +272,9 @@ class CountedBlocks:
             if queue and not self._left:  # no sequence will look for blocks: one span is enough
                 queue[-1].blocks += others
             else:
-                queue.append(Span(others))
+                queue.append(FreeSpan(others))
         if kept:
-            self._left[sequence] = span = Span(kept)
+            self._left[sequence] = span = FreeSpan(kept)
             queue.append(span)
 
     def forget(self, sequence: Hashable) -> None:

@@ -16,7 +16,7 @@ from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.memo import Bounded
 from app.engine.kvcache.prompt import NO_KEYS, Adapter, ExtraKeys, Placeholder, Prompt
 from app.engine.kvcache.residency import BlockObserver
-from app.engine.kvcache.stores import Store
+from app.engine.kvcache.stores import ConnectorStore
 
 
 class CachedSequence(SequenceState):
@@ -88,7 +88,7 @@ class KVCache:
         events: bool = True,
         int_hashes: bool = True,
         observer: BlockObserver | None = None,
-        store: Store | None = None,
+        store: ConnectorStore | None = None,
     ) -> None:
         """Without `events`, `log` stays empty; without `int_hashes`, events carry hashes as bytes.
 

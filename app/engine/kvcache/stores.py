@@ -16,7 +16,7 @@ LIMIT_BYTES = 32 << 20
 DIGEST_BYTES = 16
 
 
-class Store(Protocol):
+class ConnectorStore(Protocol):
     """A connector's block store."""
 
     tier: str
@@ -50,7 +50,7 @@ class PromptStore:
         return blake2b(array("q", prompt.token_ids[:tokens]).tobytes(), digest_size=DIGEST_BYTES).digest()
 
     def find(self, prompt: Prompt, cached: int) -> int:
-        """See `Store`. The block of the last two tokens is never looked up, as in vLLM."""
+        """See `ConnectorStore`. The block of the last two tokens is never looked up, as in vLLM."""
         tokens = self._aligned(len(prompt.token_ids) - 1)
         if tokens <= cached or self.memo.get(self._key(prompt, tokens)) is None:
             return 0
@@ -73,7 +73,7 @@ class BlockStore:
         self.memo: Memo[bytes, bool] = Memo(limit_bytes)
 
     def find(self, prompt: Prompt, cached: int) -> int:
-        """See `Store`. The last token must be computed."""
+        """See `ConnectorStore`. The last token must be computed."""
         first, last = cached // self._block_size, (len(prompt.token_ids) - 1) // self._block_size
         found = 0
         for key in (prompt.hashes or ())[first:last]:
@@ -88,7 +88,7 @@ class BlockStore:
                 self.memo.put(key, True, len(key))
 
 
-def store_of(connector: str, block_size: int) -> Store | None:
+def store_of(connector: str, block_size: int) -> ConnectorStore | None:
     """Returns the block store of the connector with this name; None for a connector without lookups."""
     if connector == "example":
         return PromptStore(block_size)

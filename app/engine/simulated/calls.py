@@ -29,7 +29,7 @@ BOUNDS = frozenset(("maxLength", "enum", "const", "pattern", "format"))
 """Keywords that keep a text from running on."""
 
 
-class Call(NamedTuple):
+class CallSpan(NamedTuple):
     """Character offsets of a call in the text of its reply."""
 
     part: Part
@@ -42,11 +42,11 @@ class Call(NamedTuple):
     """End of the markup."""
 
 
-class Written(NamedTuple):
+class WrittenCalls(NamedTuple):
     """The text of a reply that calls tools."""
 
     text: str
-    calls: Sequence[Call]
+    calls: Sequence[CallSpan]
 
 
 class CallReplies:
@@ -90,7 +90,7 @@ class CallReplies:
             too_long = too_long or reply
         return too_long if calls.least else None
 
-    def _versions(self, calls: ToolCalls, count: int, rng: Random) -> Iterator[Written]:
+    def _versions(self, calls: ToolCalls, count: int, rng: Random) -> Iterator[WrittenCalls]:
         """Yields ever shorter texts: fewer calls, then short arguments, then less markup."""
         yield written([self._call(calls, rng) for _ in range(count)])
         fewest = max(calls.least, 1)
@@ -108,7 +108,7 @@ class CallReplies:
             arguments, ensure_ascii=False, separators=USUAL if size is Size.USUAL else COMPACT
         )
 
-    def marked_up(self, written: Written, most: int) -> Reply:
+    def marked_up(self, written: WrittenCalls, most: int) -> Reply:
         """Returns the reply, cut off after `most` tokens.
 
         A token belongs to a call and shows only arguments.
@@ -121,10 +121,10 @@ class CallReplies:
         return Reply(texts, kept, LENGTH if raw else STOP, spans)
 
 
-def written(calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bool = False) -> Written:
+def written(calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bool = False) -> WrittenCalls:
     """Marks up calls of name, arguments and perhaps id; `terse` writes the least that parsers need."""
     comma, colon = COMPACT if terse else USUAL
-    text, places = "", list[Call]()
+    text, places = "", list[CallSpan]()
     for number, (name, arguments, *own_id) in enumerate(calls, 1):
         text += ("" if number == 1 else "\n") + (OPENING.rstrip() if terse else OPENING)
         text += f'{{"name"{colon}{json.dumps(name, ensure_ascii=False)}'
@@ -134,11 +134,11 @@ def written(calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bo
         text += arguments
         end = len(text)
         text += "}" if terse and number == len(calls) else "}" + CLOSING
-        places.append(Call(Part("call", number - 1, name, "", *own_id), named, start, end, len(text)))
-    return Written(text, places)
+        places.append(CallSpan(Part("call", number - 1, name, "", *own_id), named, start, end, len(text)))
+    return WrittenCalls(text, places)
 
 
-def _told(pieces: Sequence[str], calls: Sequence[Call], raw: str) -> tuple[list[str], list[Span]]:
+def _told(pieces: Sequence[str], calls: Sequence[CallSpan], raw: str) -> tuple[list[str], list[Span]]:
     """Returns the shown text of each token, and the spans of the calls.
 
     A part has no name until the name is complete: a client cannot know the function before.

@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from app.lab.fidelity.fitting import Recording
+from app.lab.fidelity.fitting import MeasuredRun
 from config import ConfigError
 
 MOST_BYTES = 1 << 30
@@ -59,7 +59,7 @@ class Row(Struct):
         return ""
 
 
-def read_recordings(path: str) -> list[Recording]:
+def read_recordings(path: str) -> list[MeasuredRun]:
     """Returns the runs in a file. Raises ConfigError, in one line, for any mistake."""
     text = _text(path)
     if not text.lstrip().startswith("{"):
@@ -126,7 +126,7 @@ def _as(path: str, place: str, document: object, type: type[TYPE]) -> TYPE:
 
 def _recording(
     path: str, rows: list[Row], in_flight: int | None = None, part: str = "", notes: Sequence[str] = ()
-) -> Recording:
+) -> MeasuredRun:
     """Checks rows, and sorts them by arrival; the first arrives at 0."""
     if not rows:
         raise _wrong(path, part, "has no requests")
@@ -137,7 +137,7 @@ def _recording(
         raise _wrong(path, part, "no request has more than one output token, so none has an ITL")
     rows = sorted(rows, key=lambda row: row.arrival_s)
     start_s = rows[0].arrival_s
-    return Recording(
+    return MeasuredRun(
         name=Path(path).name.partition(".")[0] + (f" {part}" if part else ""),
         **{name: [getattr(row, name) - start_s for row in rows] for name in MOMENTS},
         **{name: [getattr(row, name) for row in rows] for name in TOKENS},
@@ -146,7 +146,7 @@ def _recording(
     )
 
 
-def _csv(path: str, text: str) -> Recording:
+def _csv(path: str, text: str) -> MeasuredRun:
     """Reads the CSV of `python -m app record`, which may lack one of arrival and send."""
     lines = csv.reader(io.StringIO(text))
     try:
@@ -203,7 +203,7 @@ VLLM_LACKS = {
 }
 
 
-def _vllm(path: str, document: dict[str, object], part: str) -> Recording:
+def _vllm(path: str, document: dict[str, object], part: str) -> MeasuredRun:
     """Reads a result of vllm bench serve; `start_times` are on its own clock, `itls` between chunks."""
     for name, rule in VLLM_LACKS.items():
         if name not in document:
@@ -263,7 +263,7 @@ class _Guidellm(Struct):
     benchmarks: list[_GuidellmBenchmark]
 
 
-def _guidellm(path: str, document: dict[str, object]) -> list[Recording]:
+def _guidellm(path: str, document: dict[str, object]) -> list[MeasuredRun]:
     benchmarks = _as(path, "", document, _Guidellm).benchmarks
     if not benchmarks:
         raise ConfigError(f"{path}: has no benchmarks")
@@ -319,7 +319,7 @@ class _Aiperf(Struct):
 AIPERF_METRICS = ("time_to_first_token", "request_latency", "input_sequence_length", "output_sequence_length")
 
 
-def _aiperf(path: str, documents: Sequence[tuple[str, dict[str, object]]]) -> Recording:
+def _aiperf(path: str, documents: Sequence[tuple[str, dict[str, object]]]) -> MeasuredRun:
     rows = []
     for number, (given, document) in enumerate(documents, 1):
         place = given or f"line {number}"

@@ -14,11 +14,11 @@ import msgspec
 import yaml
 
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import Certainty, Costs, Problem, Replayed, Run, make_problem, relative
+from app.lab.fidelity.fitting import Certainty, Costs, Problem, Run, SimulatedRun, make_problem, relative
 from app.lab.load.report import NAMES, TIMES, check_target, new_figure, whole_file
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
-from config.flags import Parser, as_command, duration_of, whole_number
+from config.flags import FlagParser, as_command, duration_of, whole_number
 from config.installation import COMMAND, check_installed
 from config.profile import Profile, read_profile
 
@@ -51,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog=f"{COMMAND} calibrate", description=ABOUT, allow_abbrev=False)
+    flags = FlagParser(prog=f"{COMMAND} calibrate", description=ABOUT, allow_abbrev=False)
     add, positive = flags.add_argument, whole_number(1)
     add("recordings", nargs="+", metavar="FILE", help="recorded runs; several make a better fit")
     add("--out", required=True, type=Path, metavar="PROFILE.yaml", help="the profile to write")
@@ -221,7 +221,7 @@ def constants_table(known: Sequence[Certainty]) -> str:
     return "\n".join(lines)
 
 
-def warnings(problem: Problem, played: Sequence[Replayed], known: Sequence[Certainty]) -> list[str]:
+def warnings(problem: Problem, played: Sequence[SimulatedRun], known: Sequence[Certainty]) -> list[str]:
     """Returns a line for each gap in the recordings."""
     limit, most = problem.start.engine.max_num_seqs, max(it.most_running for it in played)
     by_name = {it.name: it for it in known}

@@ -11,8 +11,8 @@ from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
 from app.console.frames import FIGURES, Frame, Picture
 from app.engine.core.batch import Batch, Phase
 from app.lab.fidelity.pod import OfflineRequest, Pod
-from app.lab.fidelity.simulation import Outcome, Plan
-from app.lab.load.trace import Load
+from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
+from app.lab.load.trace import LoadTrace
 from config import VERSION
 
 SHORTEST_S = 0.25
@@ -28,7 +28,7 @@ ABSENT = -1.0
 class Film:
     """Records the steps of a simulation (as `watch` of `Simulation`), and makes frames of the record."""
 
-    def __init__(self, load: Load, plan: Plan, title: str) -> None:
+    def __init__(self, load: LoadTrace, plan: SimulationPlan, title: str) -> None:
         self.load, self.plan, self._title = load, plan, title
         self.admitted_s = array("d", [ABSENT]) * len(load)
         self.steps: list[tuple[float, float, int, int, int]] = []
@@ -74,7 +74,7 @@ class Film:
             frame=Frame(at=0.0, figures=[0.0] * len(FIGURES)),
         )  # fmt: skip
 
-    def frames(self, outcome: Outcome) -> Iterator[Frame]:
+    def frames(self, outcome: SimulationOutcome) -> Iterator[Frame]:
         """Yields the frames from the first request to the last token."""
         return Projection(self, outcome).frames()
 
@@ -87,7 +87,7 @@ def _every(requests: int) -> int:
 class Projection:
     """Makes the frames of a film in order of time."""
 
-    def __init__(self, film: Film, outcome: Outcome) -> None:
+    def __init__(self, film: Film, outcome: SimulationOutcome) -> None:
         self._film, self._load, self._plan, self._outcome = film, film.load, film.plan, outcome
         self._begin_s, self._every = min(outcome.send_s), _every(len(film.load))
         self._under_way: dict[int, None] = {}

@@ -12,13 +12,13 @@ from msgspec import Struct
 
 from app.engine.core.batch import Batch
 from app.lab.fidelity.pod import OfflineRequest, Pod
-from app.lab.fidelity.simulation import Plan, simulate
+from app.lab.fidelity.simulation import SimulationPlan, simulate
 from app.lab.load.report import twelve
-from app.lab.load.trace import Load
+from app.lab.load.trace import LoadTrace
 from config.profile import CostConstants, FrontCosts, Profile
 
 
-class Recording(Struct, kw_only=True):
+class MeasuredRun(Struct, kw_only=True):
     """A run as seen by its client: requests in order of arrival, times in seconds."""
 
     name: str
@@ -35,15 +35,15 @@ class Recording(Struct, kw_only=True):
     """Remarks about the file, for users."""
 
     @property
-    def load(self) -> Load:
+    def load(self) -> LoadTrace:
         columns = array("d", self.arrival_s), array("i", self.input_tokens), array("i", self.output_tokens)
-        return Load(self.name, *columns)
+        return LoadTrace(self.name, *columns)
 
     def figures(self) -> list[float]:
         return twelve(self.send_s, self.first_s, self.last_s, self.output_tokens)
 
 
-class Replayed(Struct):
+class SimulatedRun(Struct):
     figures: list[float]
     idle_steps: int
     """Steps that began on an idle device."""
@@ -110,12 +110,12 @@ class Certainty(Struct, frozen=True):
 class Run(Struct, frozen=True):
     """A recording, the limits of its client, and its figures."""
 
-    recording: Recording
+    recording: MeasuredRun
     in_flight: int | None
     turnaround_s: float
     figures: list[float]
 
-    def replay(self, profile: Profile) -> Replayed:
+    def replay(self, profile: Profile) -> SimulatedRun:
         """Simulates the load of the recording."""
         idle, end_s = 0, -inf
 
@@ -124,10 +124,10 @@ class Run(Struct, frozen=True):
             idle += start_s > end_s
             end_s = step_end_s
 
-        plan = Plan(profile=profile, in_flight=self.in_flight, turnaround_s=self.turnaround_s)
+        plan = SimulationPlan(profile=profile, in_flight=self.in_flight, turnaround_s=self.turnaround_s)
         outcome = simulate(self.recording.load, plan, 1, lambda done: None, watch)
         columns = outcome.send_s, outcome.first_s, outcome.last_s
-        return Replayed(
+        return SimulatedRun(
             figures=twelve(*columns, self.recording.output_tokens),
             idle_steps=idle,
             most_running=outcome.timeline.most_sequences,
@@ -166,7 +166,7 @@ class Problem(Struct, frozen=True):
             self.start, cost=changed(self.start.cost), front=changed(self.start.front)
         )
 
-    def play(self, x: Sequence[float]) -> list[Replayed]:
+    def play(self, x: Sequence[float]) -> list[SimulatedRun]:
         profile = self.profile(x)
         return [run.replay(profile) for run in self.runs]
 

@@ -16,10 +16,10 @@ import msgspec
 from app.lab.load.recording_client import RecordError, RecordingClient, Wanted
 from app.lab.load.report import check_target, progress_of, whole_file, write_rows
 from app.lab.load.synthetic import Recipe, draw_load, lengths
-from app.lab.load.trace import MOST_TOKENS, Load, read_trace
+from app.lab.load.trace import MOST_TOKENS, LoadTrace, read_trace
 from app.serving.http.client import Answer, Target, exchange
 from config import ConfigError
-from config.flags import Parser, as_command, number_of, whole_number
+from config.flags import FlagParser, as_command, number_of, whole_number
 from config.installation import COMMAND
 
 ABOUT = f"""\
@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog=f"{COMMAND} record", description=ABOUT, allow_abbrev=False)
+    flags = FlagParser(prog=f"{COMMAND} record", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
     add("--target", required=True, metavar="URL", help="the server, such as http://host:8000")
     add("--out", required=True, type=Path, metavar="FILE.csv[.gz]", help="file to write")
@@ -93,7 +93,7 @@ def read_target(url: str) -> Target:
     return target
 
 
-def _load(given: argparse.Namespace) -> Load:
+def _load(given: argparse.Namespace) -> LoadTrace:
     if (given.trace is None) == (given.rate is None):
         raise ConfigError("record: either trace or rate must be given")
     if given.trace is not None:
@@ -111,7 +111,7 @@ def _load(given: argparse.Namespace) -> Load:
 class Prompts:
     """The requests of a load, with random prompts; prompts of one group share a prefix."""
 
-    def __init__(self, load: Load, model: str, ids: Sequence[int], seed: int) -> None:
+    def __init__(self, load: LoadTrace, model: str, ids: Sequence[int], seed: int) -> None:
         self._load, self._model, self._token_ids, self._seed = load, model, ids, seed
 
     def __len__(self) -> int:

@@ -51,7 +51,7 @@ Vector: TypeAlias = Sequence[float]
 Result = TypeVar("Result")
 
 
-class Found(Struct, frozen=True):
+class SearchResult(Struct, frozen=True):
     x: list[float]
     loss: float
     evaluations: int
@@ -91,13 +91,13 @@ class Search:
         self._evaluations, self._loss = 0, inf
         self._best = [0.0] * len(problem.constants)
 
-    def run(self, seed: int) -> Found:
+    def run(self, seed: int) -> SearchResult:
         self._losses([self._best])
         for _ in range(DOWNHILL):
             if self._evaluations >= self._most or not self._step_down():
                 break
         why = self._wander(seed)
-        return Found(self._best, self._loss, self._evaluations, why)
+        return SearchResult(self._best, self._loss, self._evaluations, why)
 
     def _losses(self, candidates: Sequence[list[float]]) -> list[float]:
         found = spread(self._pool, self._problem.loss, candidates)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.lab.fidelity.simulation import (
-    Plan,
+    SimulationPlan,
     StepCosts,
     Told,
     check_engine,
@@ -29,7 +29,7 @@ from app.lab.fidelity.summary import (
     MOST,
     Objective,
     Point,
-    Summary,
+    RunSummary,
     Sweep,
     best,
     curve,
@@ -54,11 +54,11 @@ from app.lab.load.synthetic import (
     lengths,
     read_lengths,
 )
-from app.lab.load.trace import MOST_TOKENS, Load, read_trace
+from app.lab.load.trace import MOST_TOKENS, LoadTrace, read_trace
 from config import ConfigError, UsageError
 from config.datasheet import DEVICES, profile_of
 from config.flags import (
-    Parser,
+    FlagParser,
     add_section,
     as_argument,
     as_command,
@@ -102,11 +102,11 @@ NO_TOP = "--arrivals ramp needs --seconds: by then it has come to its rate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class SimulateOptions:
     """Options of the command; either `trace` or `recipe` is None."""
 
     profile_name: str
-    plan: Plan
+    plan: SimulationPlan
     trace: Path | None
     recipe: Recipe | None
     sweep: Sweep | None
@@ -118,7 +118,7 @@ class Options:
     html: Path | None
 
 
-def read(argv: Sequence[str], plugged: Plugged) -> Options:
+def read(argv: Sequence[str], plugged: Plugged) -> SimulateOptions:
     """Returns the options. Raises ConfigError, in one line, for wrong values and for conflicts."""
     kind = kind_of(argv, {})
     given = parser(table_of(kind)).parse_args(list(argv))
@@ -134,7 +134,7 @@ def read(argv: Sequence[str], plugged: Plugged) -> Options:
     swept = "" if given.sweep is None else given.sweep.name
     if given.turnaround is not None and given.in_flight is None and swept != "in-flight":
         raise UsageError("--turnaround goes with --in-flight")
-    plan = Plan(
+    plan = SimulationPlan(
         profile=msgspec.structs.replace(profile, engine=engine),
         pods=given.pods,
         policy=given.policy,
@@ -148,7 +148,7 @@ def read(argv: Sequence[str], plugged: Plugged) -> Options:
     _check_files(given)
     same = ("trace", "sweep", "slo", "processes", "json", "requests", "plot", "html")
     values = {name: getattr(given, name) for name in same}
-    return Options(profile_name=name, plan=plan, recipe=recipe, **values)
+    return SimulateOptions(profile_name=name, plan=plan, recipe=recipe, **values)
 
 
 def _plugin_settings(given: argparse.Namespace, kind: type[Settings]) -> Settings:
@@ -222,7 +222,7 @@ def _check_files(given: argparse.Namespace) -> None:
 
 def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
     """Makes the parser; flags without a default in help are None if absent. `table` has plugins' settings."""
-    flags = Parser(prog=f"{COMMAND} simulate", description=ABOUT, allow_abbrev=False)
+    flags = FlagParser(prog=f"{COMMAND} simulate", description=ABOUT, allow_abbrev=False)
     whole, rate = whole_number(1, MOST_TOKENS), partial(number_of, 0, MOST["rate"])
     costs = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
     flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=costs)
@@ -322,7 +322,7 @@ def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) 
     return 0
 
 
-def _run_once(options: Options) -> None:
+def _run_once(options: SimulateOptions) -> None:
     recipe, trace, plan = options.recipe, options.trace, options.plan
     # The load's size, for progress: bytes of a trace, or expected requests.
     size = trace.stat().st_size if trace is not None and trace.is_file() else 0
@@ -357,9 +357,9 @@ def _run_once(options: Options) -> None:
     _give(options, summary, "\n".join([_head(options), table(summary), *verdicts]), files)
 
 
-def _run_sweep(options: Options, sweep: Sweep) -> None:
+def _run_sweep(options: SimulateOptions, sweep: Sweep) -> None:
     jobs = [_at(options, sweep.name, value) for value in sweep.values]
-    summaries: dict[int, Summary] = {}
+    summaries: dict[int, RunSummary] = {}
     with progress_of(sys.stderr, f"swept {sweep.name}", len(jobs), "points") as progress:
         for number, summary in each(_summary, jobs, options.processes, lambda: progress(len(summaries))):
             summaries[number] = summary
@@ -372,7 +372,7 @@ def _run_sweep(options: Options, sweep: Sweep) -> None:
     _give(options, {"sweep": sweep.name, word: value, "points": points}, text, files)
 
 
-def _at(options: Options, name: str, value: float) -> Options:
+def _at(options: SimulateOptions, name: str, value: float) -> SimulateOptions:
     """Returns the options of a sweep's run."""
     if name == "rate":
         assert options.recipe is not None
@@ -382,14 +382,14 @@ def _at(options: Options, name: str, value: float) -> Options:
     return replace(options, plan=plan)
 
 
-def _summary(options: Options) -> Summary:
+def _summary(options: SimulateOptions) -> RunSummary:
     gc.disable()
     load = _load(options, lambda done: None)
     outcome = simulate(load, options.plan, 1, lambda done: None)
     return summarize(load, options.plan, outcome, options.profile_name)
 
 
-def _load(options: Options, told: Told) -> Load:
+def _load(options: SimulateOptions, told: Told) -> LoadTrace:
     engine = options.plan.profile.engine
     if options.recipe is not None:
         load = draw_load(options.recipe, longest_tokens(engine), told)
@@ -400,7 +400,7 @@ def _load(options: Options, told: Told) -> Load:
     return load
 
 
-def _head(options: Options) -> str:
+def _head(options: SimulateOptions) -> str:
     """Returns the heading of a table: profile, load and fleet."""
     swept = "" if options.sweep is None else options.sweep.name
     plan, recipe = options.plan, options.recipe
@@ -414,7 +414,7 @@ def _head(options: Options) -> str:
     return f"{options.profile_name}: {load}{fleet}"
 
 
-def _give(options: Options, figures: object, text: str, files: dict[Path, Write]) -> None:
+def _give(options: SimulateOptions, figures: object, text: str, files: dict[Path, Write]) -> None:
     """Writes all files, or none; then prints the table, or the figures for `--json -`."""
     document = msgspec.json.format(msgspec.json.encode(figures)) + b"\n"
     if options.json is not None and options.json != STDOUT:

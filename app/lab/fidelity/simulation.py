@@ -19,7 +19,7 @@ from typing import TypeVar
 from app.engine.core.timing import CostModel, StepCost
 from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline, Watch, shared_keys
 from app.lab.load.policies import BLIND, RANDOM, RandomChoice, RoundRobin, make_policy
-from app.lab.load.trace import Load
+from app.lab.load.trace import LoadTrace
 from config import ConfigError
 from config.profile import EngineLimits, Profile
 
@@ -44,7 +44,7 @@ def usual_costs(profile: Profile) -> CostModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SimulationPlan:
     """Options of a simulation besides the load."""
 
     profile: Profile
@@ -67,10 +67,10 @@ class Plan:
         return self.pods > 1 and self.policy in BLIND and self.in_flight is None
 
 
-class Outcome:
+class SimulationOutcome:
     """Results of a load: columns in order of its requests, and sums."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: LoadTrace) -> None:
         blank = array("d", bytes(8 * len(load)))
         self.send_s: array[float] = array("d", blank)
         self.first_s: array[float] = array("d", blank)
@@ -81,7 +81,7 @@ class Outcome:
         self.cached_tokens = 0
         self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
 
-    def put(self, numbers: array[int], pod: int, part: Outcome) -> None:
+    def put(self, numbers: array[int], pod: int, part: SimulationOutcome) -> None:
         """Adds the results of one pod, whose requests have these numbers."""
         columns = zip(numbers, part.send_s, part.first_s, part.last_s, strict=True)
         for number, send_s, first_s, last_s in columns:
@@ -100,11 +100,16 @@ class Simulation:
     """
 
     def __init__(
-        self, load: Load, plan: Plan, told: Told, first_pod: int = 0, watch: Watch | None = None
+        self,
+        load: LoadTrace,
+        plan: SimulationPlan,
+        told: Told,
+        first_pod: int = 0,
+        watch: Watch | None = None,
     ) -> None:
         """`first_pod` is the number of the first simulated pod in the whole fleet."""
         self._load, self._plan, self._told = load, plan, told
-        self.outcome = out = Outcome(load)
+        self.outcome = out = SimulationOutcome(load)
         profile, grouped = plan.profile, bool(load.group)
         self.pods = [
             Pod(
@@ -125,7 +130,7 @@ class Simulation:
         """Heap of the known ends of requests: times and pods."""
         self._done = 0
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationOutcome:
         load = self._load
         for number, columns in enumerate(
             zip(load.arrival_s, load.input_tokens, load.output_tokens, strict=True)
@@ -198,7 +203,9 @@ class Simulation:
         self._done += 1
 
 
-def simulate(load: Load, plan: Plan, processes: int, told: Told, watch: Watch | None = None) -> Outcome:
+def simulate(
+    load: LoadTrace, plan: SimulationPlan, processes: int, told: Told, watch: Watch | None = None
+) -> SimulationOutcome:
     """Simulates `load`. `told` receives the number of finished requests, `watch` each step."""
     if watch is not None or not plan.apart:
         return Simulation(load, plan, told, watch=watch).run()
@@ -211,7 +218,7 @@ def simulate(load: Load, plan: Plan, processes: int, told: Told, watch: Watch | 
     for pod, its in enumerate(numbers):
         jobs.append((load.part(its), replace(plan, pods=1), pod, load.arrival_s[0]))
         told(0)
-    outcome, done = Outcome(load), [0]
+    outcome, done = SimulationOutcome(load), [0]
     for pod, part in each(_simulate_pod, jobs, processes, lambda: told(sum(done))):
         outcome.put(numbers[pod], pod, part)
         done.append(len(numbers[pod]))
@@ -219,11 +226,11 @@ def simulate(load: Load, plan: Plan, processes: int, told: Told, watch: Watch | 
     return outcome
 
 
-PodJob = tuple[Load, Plan, int, float]
+PodJob = tuple[LoadTrace, SimulationPlan, int, float]
 """Load, plan and number of one pod, and the first arrival of the whole load."""
 
 
-def _simulate_pod(job: PodJob) -> Outcome:
+def _simulate_pod(job: PodJob) -> SimulationOutcome:
     load, plan, pod, begin_s = job
     simulation = Simulation(load, plan, lambda done: None, pod)
     simulation.outcome.timeline.begin_s = begin_s
@@ -307,7 +314,7 @@ def longest_tokens(at: EngineLimits) -> int:
     return longest if at.max_model_len is None else min(longest, at.max_model_len)
 
 
-def check_load(load: Load, at: EngineLimits) -> None:
+def check_load(load: LoadTrace, at: EngineLimits) -> None:
     """Raises ConfigError for the first request that the engine could never finish."""
     longest = longest_tokens(at)
     for number, (tokens_in, tokens_out) in enumerate(zip(load.input_tokens, load.output_tokens, strict=True)):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from app.lab.fidelity.simulation import Outcome, Plan
+from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
 from app.lab.load.report import (
     BLUE,
     RED,
@@ -23,7 +23,7 @@ from app.lab.load.report import (
     quantile,
     write_rows,
 )
-from app.lab.load.trace import COLUMNS, Load
+from app.lab.load.trace import COLUMNS, LoadTrace
 from config.kinds import parse_duration
 
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -54,7 +54,7 @@ class Use(Struct, frozen=True):
     peak: float
 
 
-class Summary(Struct, frozen=True, kw_only=True):
+class RunSummary(Struct, frozen=True, kw_only=True):
     """Figures of a run, with the names and units of `--json`."""
 
     profile: str
@@ -87,7 +87,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         return spread
 
 
-def summarize(load: Load, plan: Plan, outcome: Outcome, profile: str) -> Summary:
+def summarize(load: LoadTrace, plan: SimulationPlan, outcome: SimulationOutcome, profile: str) -> RunSummary:
     columns = outcome.send_s, outcome.first_s, outcome.last_s
     duration_s = max(outcome.last_s) - min(outcome.send_s)
     per_s = 1 / duration_s if duration_s > 0 else 0.0
@@ -98,7 +98,7 @@ def summarize(load: Load, plan: Plan, outcome: Outcome, profile: str) -> Summary
     ttft_s, itl_s, e2e_s = (
         Spread(*(four(values) if values else nothing)) for values in latencies(*columns, load.output_tokens)
     )
-    return Summary(
+    return RunSummary(
         profile=profile,
         requests=len(load),
         steps=outcome.steps,
@@ -135,7 +135,7 @@ class Objective:
     statistic: str
     limit_s: float
 
-    def met(self, summary: Summary) -> bool:
+    def met(self, summary: RunSummary) -> bool:
         seconds: float | None = getattr(summary.latency(self.latency), self.statistic)
         return seconds is None or seconds <= self.limit_s
 
@@ -148,10 +148,10 @@ class Point(Struct, frozen=True, kw_only=True):
 
     value: float
     meets_slo: bool | None
-    summary: Summary
+    summary: RunSummary
 
     @classmethod
-    def of(cls, value: float, summary: Summary, slo: Sequence[Objective] | None) -> Point:
+    def of(cls, value: float, summary: RunSummary, slo: Sequence[Objective] | None) -> Point:
         meets_slo = all(objective.met(summary) for objective in slo) if slo else None
         return cls(value=value, meets_slo=meets_slo, summary=summary)
 
@@ -202,7 +202,7 @@ def best(name: str, points: Sequence[Point]) -> tuple[str, float | None]:
     return ("fewest", min(met, default=None)) if name == "pods" else ("highest", max(met, default=None))
 
 
-def table(its: Summary) -> str:
+def table(its: RunSummary) -> str:
     """Returns the latencies as a Markdown table, then the other figures, a line each."""
     spreads = [(name.upper(), its.latency(name)) for name in LATENCIES]
     rows = [(name, *(milliseconds(getattr(it, part)) for part in STATISTICS)) for name, it in spreads]
@@ -247,7 +247,7 @@ def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -
     return "\n".join(lines)
 
 
-def write_requests(path: Path, load: Load, outcome: Outcome) -> None:
+def write_requests(path: Path, load: LoadTrace, outcome: SimulationOutcome) -> None:
     """Writes a CSV row for each request, in order of arrival: the columns of a trace, then times and pod."""
     columns = (load.arrival_s, load.input_tokens, load.output_tokens)
     moments = zip(outcome.send_s, outcome.first_s, outcome.last_s, strict=True)
@@ -258,7 +258,9 @@ def write_requests(path: Path, load: Load, outcome: Outcome) -> None:
     write_rows(path, (*COLUMNS, "send_s", "first_s", "last_s", "pod"), rows)
 
 
-def draw_run(load: Load, plan: Plan, outcome: Outcome, title: str, path: Path) -> None:
+def draw_run(
+    load: LoadTrace, plan: SimulationPlan, outcome: SimulationOutcome, title: str, path: Path
+) -> None:
     """Writes a PNG: latencies by time of sending, sequences per step, use of the cache."""
     canvas, axes = new_figure(title)
     columns = outcome.send_s, outcome.first_s, outcome.last_s

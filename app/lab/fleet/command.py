@@ -27,7 +27,7 @@ from app.lab.load.report import BLUE, GREY, RED, check_target, four, markdown, n
 from app.lab.load.workload import Completions, Sample, Workload, arrivals, make_workload, play
 from app.text import Tokenizer, TokenizerError
 from config import ConfigError, Settings, UsageError
-from config.flags import Parser, number_of, whole_number
+from config.flags import FlagParser, number_of, whole_number
 from config.installation import COMMAND, check_installed, install, missing
 from config.loader import load
 
@@ -37,7 +37,7 @@ QUANTILES = ("mean", "p50", "p90", "p99")
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class PolicySummary:
     """Figures of a policy. Times are seconds; NaN without an answered request.
 
     JSON has the fields by these names, with null for NaN.
@@ -66,13 +66,13 @@ class Summary:
 
 def summarize(
     policy: str, samples: Sequence[Sample], took_s: float, pods: Sequence[str], fallbacks: int
-) -> Summary:
+) -> PolicySummary:
     answered = [sample for sample in samples if not sample.error]
     ttfts_s = tuple(sorted(sample.ttft_s for sample in answered))
     mean, p50, p90, p99 = four(ttfts_s) if ttfts_s else [math.nan] * 4
     prompt_tokens = sum(sample.prompt_tokens for sample in answered)
     counts = Counter(sample.pod for sample in answered)
-    return Summary(
+    return PolicySummary(
         policy=policy,
         requests=len(samples),
         failed=len(samples) - len(answered),
@@ -89,7 +89,7 @@ def summarize(
     )
 
 
-def table(summaries: Sequence[Summary]) -> str:
+def table(summaries: Sequence[PolicySummary]) -> str:
     """Returns a Markdown table, a row for each policy."""
     rows: list[tuple[str, ...]] = [HEADINGS]
     for at in summaries:
@@ -108,7 +108,7 @@ def table(summaries: Sequence[Summary]) -> str:
     return markdown(rows)
 
 
-def notes(summaries: Sequence[Summary]) -> list[str]:
+def notes(summaries: Sequence[PolicySummary]) -> list[str]:
     """Returns a line for each failure behind the table; most runs have none."""
     lines = []
     for at in summaries:
@@ -121,7 +121,7 @@ def notes(summaries: Sequence[Summary]) -> list[str]:
     return lines
 
 
-def draw(summaries: Sequence[Summary], title: str, path: Path) -> None:
+def draw(summaries: Sequence[PolicySummary], title: str, path: Path) -> None:
     """Writes a PNG: the TTFTs, their quantiles, the cached share of the prompts. Raises OSError."""
     canvas, (shares, bars, cached) = new_figure(title, (11, 4.2), (1, 3), (5, 4, 2))
     width = 0.8 / len(summaries)
@@ -154,7 +154,7 @@ MOST_PODS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class FleetOptions:
     """Options of the command. `concurrency` (requests at once) or `rate` (requests a second) is None."""
 
     pods: int
@@ -171,9 +171,9 @@ class Options:
     serve: bool
 
 
-def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
+def read(argv: Sequence[str]) -> tuple[FleetOptions, list[str]]:
     """Returns the options and the remaining flags. Raises ConfigError, in one line, for wrong values."""
-    flags = Parser(prog=f"{COMMAND} fleet", description=ABOUT, allow_abbrev=False)
+    flags = FlagParser(prog=f"{COMMAND} fleet", description=ABOUT, allow_abbrev=False)
     whole = whole_number(1)
     flags.add_argument("--pods", type=whole_number(1, MOST_PODS), default=4, help="servers to start [4]")
     flags.add_argument("--requests", type=whole, default=200, help="requests to send under each policy [200]")
@@ -203,7 +203,7 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
         check_installed("fleet", "--png")
     for path in (given.png, given.json):
         check_target(path)
-    options = Options(
+    options = FleetOptions(
         pods=given.pods,
         requests=given.requests,
         groups=given.groups,
@@ -263,7 +263,7 @@ def run(
 
 
 def _run(
-    options: Options,
+    options: FleetOptions,
     settings: Settings,
     flags: Sequence[str],
     tokenizer: Tokenizer,
@@ -285,7 +285,7 @@ def _run(
     _show(summaries, options, workload)
 
 
-def _serve(fleet: Fleet, options: Options, policies: Mapping[str, PolicyMaker]) -> NoReturn:
+def _serve(fleet: Fleet, options: FleetOptions, policies: Mapping[str, PolicyMaker]) -> NoReturn:
     """Serves a proxy for every policy until a signal raises KeyboardInterrupt.
 
     Raises FleetError when a process ends.
@@ -308,11 +308,11 @@ def _serve(fleet: Fleet, options: Options, policies: Mapping[str, PolicyMaker]) 
 def demonstrate(
     fleet: Fleet,
     workload: Workload,
-    options: Options,
+    options: FleetOptions,
     policies: Mapping[str, PolicyMaker],
     now: Callable[[], float],
     stream: TextIO,
-) -> list[Summary]:
+) -> list[PolicySummary]:
     """Runs each policy with empty caches, and returns the figures. Raises FleetError when a process ends."""
     summaries = []
     for name, make in policies.items():
@@ -344,7 +344,7 @@ def proxied(fleet: Fleet, make: PolicyMaker, rng: Random) -> Iterator[tuple[str,
         server.stop(timeout=1)
 
 
-def _show(summaries: Sequence[Summary], options: Options, workload: Workload) -> None:
+def _show(summaries: Sequence[PolicySummary], options: FleetOptions, workload: Workload) -> None:
     print(table(summaries))
     for line in notes(summaries):
         print(line)

@@ -229,7 +229,7 @@ MARK_WORD = " and"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FleetPlan:
     """Flags of the pods and of the indexer, for `python -m app`, and facts of the model."""
 
     pod_flags: tuple[str, ...]
@@ -261,7 +261,9 @@ def check_flags(flags: Sequence[str]) -> None:
             raise UsageError(f"flag --{name} cannot be given: the fleet sets it itself")
 
 
-def make_plan(settings: Settings, flags: Sequence[str], workload: Workload, pods: int, seed: int) -> Plan:
+def make_plan(
+    settings: Settings, flags: Sequence[str], workload: Workload, pods: int, seed: int
+) -> FleetPlan:
     """Returns the plan of a fleet for `workload`. `flags`, parsed as `settings`, override its defaults."""
     block = settings.kvcache.block_size
     length = workload.longest_tokens + REPLY_TOKENS
@@ -278,7 +280,7 @@ def make_plan(settings: Settings, flags: Sequence[str], workload: Workload, pods
     }
     switches = ("--enable-kvcache", "--enable-prompt-tokens-details", "--server-dev-mode")
     words = (word for name, value in usual.items() for word in (f"--{name}", value))
-    return Plan(
+    return FleetPlan(
         pod_flags=(*words, *switches, *flags),
         indexer_flags=("--log-level", "warning", *flags),
         seed=seed,
@@ -298,7 +300,7 @@ class Fleet:
         self,
         pods: tuple[str, ...],
         indexer: Indexer,
-        plan: Plan,
+        plan: FleetPlan,
         processes: Processes,
         now: Callable[[], float],
         sleep: Callable[[float], None],
@@ -370,7 +372,7 @@ class Fleet:
 
 @contextmanager
 def running_fleet(
-    plan: Plan,
+    plan: FleetPlan,
     pods: int,
     now: Callable[[], float],
     sleep: Callable[[float], None],

@@ -11,7 +11,7 @@ from gevent.pywsgi import WSGIServer
 
 from app.lab.fleet.fleet import HOST
 from app.lab.fleet.routing import GENERATING, Incoming, Policy
-from app.serving.http.client import ROUTED_TO, Connection
+from app.serving.http.client import ROUTED_TO, HttpConnection
 from app.serving.http.relay import (
     CLIENT,
     HOP_BY_HOP,
@@ -72,7 +72,7 @@ class Proxy:
         left = list(self.pods)
         while left:
             pod = choose(incoming, left, self.in_flight)
-            connection = Connection(pod, READ_TIMEOUT_S)
+            connection = HttpConnection(pod, READ_TIMEOUT_S)
             self.in_flight[pod] += 1
             try:
                 connection.connect()
@@ -87,7 +87,7 @@ class Proxy:
     def _relayed(
         self,
         pod: str,
-        connection: Connection,
+        connection: HttpConnection,
         incoming: Incoming,
         environ: WSGIEnvironment,
         start_response: StartResponse,

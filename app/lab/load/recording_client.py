@@ -23,7 +23,7 @@ from app.serving.http.client import (
     COMPLETIONS,
     JSON,
     ROUTED_TO,
-    Connection,
+    HttpConnection,
     StreamError,
     Target,
     one_line,
@@ -107,7 +107,7 @@ class RecordingClient:
         self._progress = progress
         self._failed = failed
         self._start_s = self._woken_s = 0.0
-        self._idle: deque[tuple[float, Connection]] = deque()
+        self._idle: deque[tuple[float, HttpConnection]] = deque()
         """Idle connections, the most recently used last."""
         self._measured: list[Measured] = []
 
@@ -214,13 +214,13 @@ class RecordingClient:
         finally:
             readable.close()
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> HttpConnection:
         while self._idle:
             idle_s, connection = self._idle.pop()
             if self._now() - idle_s < REUSE_S and not wait_for_read(connection.sock, 0):
                 return connection
             connection.close()
-        connection = Connection(self._target.address, CONNECT_S)
+        connection = HttpConnection(self._target.address, CONNECT_S)
         try:
             connection.connect()
         except OSError as error:

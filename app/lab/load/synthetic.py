@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count, repeat, takewhile
 from random import Random
 
-from app.lab.load.trace import MOST_TOKENS, TELL_EVERY, Load
+from app.lab.load.trace import MOST_TOKENS, TELL_EVERY, LoadTrace
 from config import ConfigError
 from config.flags import as_argument
 
@@ -142,12 +142,14 @@ class Recipe:
         return (self.ramp_from + rate) / 2 if self.arrivals == RAMP else rate
 
 
-def draw_load(recipe: Recipe, longest: int, progress: Callable[[int], None] = lambda requests: None) -> Load:
+def draw_load(
+    recipe: Recipe, longest: int, progress: Callable[[int], None] = lambda requests: None
+) -> LoadTrace:
     """Returns the load of `recipe`. Lognormal lengths are cut so that a request has at most `longest` tokens.
 
     `progress` receives the number of requests now and then. Raises ConfigError for no requests, or too many.
     """
-    load = Load("the load")
+    load = LoadTrace("the load")
     arrivals, lengths = Random(f"{recipe.seed}/arrivals"), Random(f"{recipe.seed}/lengths")
     groups = Random(f"{recipe.seed}/groups")
     for at_s in _moments(recipe, arrivals):

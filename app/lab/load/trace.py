@@ -25,7 +25,7 @@ _GZIP = b"\x1f\x8b"
 
 
 @dataclass(slots=True)
-class Load:
+class LoadTrace:
     """Requests in order of arrival, as columns that hold millions of rows.
 
     Requests of a prefix group share the first `prefix_tokens` tokens of their prompts. Without groups both
@@ -49,9 +49,9 @@ class Load:
     def row(self, number: int) -> str:
         return f"{self.origin}, {self.rows} {number + self.first_row}"
 
-    def part(self, numbers: Sequence[int]) -> Load:
+    def part(self, numbers: Sequence[int]) -> LoadTrace:
         """Returns a load of only these requests."""
-        part = Load(self.origin, rows=self.rows, first_row=self.first_row)
+        part = LoadTrace(self.origin, rows=self.rows, first_row=self.first_row)
         part.arrival_s.extend(self.arrival_s[number] for number in numbers)
         for name in ("input_tokens", "output_tokens", "group", "prefix_tokens"):
             column: array[int] = getattr(self, name)
@@ -60,12 +60,12 @@ class Load:
         return part
 
 
-def read_trace(path: Path, progress: Callable[[int], None] = lambda bytes_read: None) -> Load:
+def read_trace(path: Path, progress: Callable[[int], None] = lambda bytes_read: None) -> LoadTrace:
     """Reads a CSV file, packed by gzip or not. Raises ConfigError with the file, the row and the rule.
 
     The header is row 1, as in an editor. `progress` receives the bytes read now and then.
     """
-    load = Load(str(path), rows="row", first_row=2)
+    load = LoadTrace(str(path), rows="row", first_row=2)
     try:
         with path.open("rb") as packed:
             is_packed = packed.peek(2)[:2] == _GZIP
@@ -83,7 +83,7 @@ def read_trace(path: Path, progress: Callable[[int], None] = lambda bytes_read: 
     return load
 
 
-def _read_rows(file: TextIO, load: Load, progress: Callable[[], None]) -> None:
+def _read_rows(file: TextIO, load: LoadTrace, progress: Callable[[], None]) -> None:
     """Adds the rows of `file` to `load`. Raises ConfigError for the first wrong row."""
     rows = csv.reader(file, strict=True)
     try:

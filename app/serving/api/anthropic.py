@@ -29,8 +29,8 @@ from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, post
 from app.serving.protocol import anthropic as wire
 from app.serving.protocol.anthropic import (
+    AnthropicBlock,
     Asked,
-    Block,
     CountTokensRequest,
     ErrorDetail,
     ErrorResponse,
@@ -80,7 +80,7 @@ class MessageWriter(ResponseWriter):
         meta: ResponseMeta,
         options: MessageResponseOptions,
         new_id: Callable[[], str],
-        keep: Callable[[Sequence[Block], int], None] | None = None,
+        keep: Callable[[Sequence[AnthropicBlock], int], None] | None = None,
     ) -> None:
         super().__init__(1)
         self._keep = keep
@@ -196,7 +196,7 @@ class MessageWriter(ResponseWriter):
             segments = self.choices[0].segments
             blocks = [to_builtins(_block(segment, segment.text)) for segment in segments]
             size = sum(len(segment.text.encode()) for segment in segments)
-            self._keep([convert(block, Block) for block in blocks], size)
+            self._keep([convert(block, AnthropicBlock) for block in blocks], size)
 
     def _stop(self) -> wire.StopDelta:
         finish = self.choices[0].finish
@@ -292,7 +292,7 @@ class Thread(Struct, frozen=True):
     """A conversation with its last reply, system prompt and tools; `size` covers requests and replies."""
 
     messages: Sequence[MessageParam]
-    system: str | list[Block] | None
+    system: str | list[AnthropicBlock] | None
     tools: list[ToolParam] | None
     size: int
 
@@ -325,7 +325,9 @@ class ThreadStore:
         asked.system, asked.tools = before.system, before.tools
         return before.size
 
-    def keep(self, message_id: str, asked: MessagesRequest, size: int, reply: Sequence[Block]) -> None:
+    def keep(
+        self, message_id: str, asked: MessagesRequest, size: int, reply: Sequence[AnthropicBlock]
+    ) -> None:
         turns = [*asked.messages, MessageParam(role="assistant", content=list(reply))]
         self._kept[message_id] = Thread(turns, asked.system, asked.tools, size)
 
@@ -351,7 +353,7 @@ def routes(pipeline: RequestPipeline, threads: ThreadStore) -> list[Route]:
             encoded_media=pipeline.encoded_media(media and media["mm_hashes"]),
         )
 
-        def keep(reply: Sequence[Block], reply_size: int) -> None:
+        def keep(reply: Sequence[AnthropicBlock], reply_size: int) -> None:
             threads.keep(head.id, message, size + reply_size, reply)
 
         answer = MessageWriter(head, shape, pipeline.identity.fresh_id, keep if message.thread else None)

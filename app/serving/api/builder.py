@@ -31,7 +31,7 @@ AT_ONCE = 1_000
 """Engine requests made between two pauses; each takes about 2 us."""
 
 
-class Prompt(Struct, frozen=True):
+class BuiltPrompt(Struct, frozen=True):
     """One prompt, and its text for mode `echo`."""
 
     ids: Sequence[int]
@@ -64,7 +64,7 @@ class RequestBuilder:
         self,
         asked: ValidatedRequest[GenerationRequest],
         meta: ResponseMeta,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[BuiltPrompt],
         context: RequestContext,
         constraint: Constraint | None,
         image: bool = False,

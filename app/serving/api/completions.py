@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, Struct
 
 from app.engine.core.outputs import EngineOutput, Started, Tokens
-from app.serving.api.builder import Prompt
+from app.serving.api.builder import BuiltPrompt
 from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
 from app.serving.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name, width
 from app.serving.api.pieces import HOLE, SLICE, Holes
@@ -222,16 +222,16 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
 
 def completion_prompt(
     pipeline: RequestPipeline, request: CompletionRequest, prompt: str | TokenIds
-) -> Prompt:
+) -> BuiltPrompt:
     """Returns a prompt as tokens; a prompt of ids echoes as its decimal ids (simulator.md 5.2)."""
     if isinstance(prompt, str):
         pipeline.check_text(prompt)
         ids = pipeline.fit(request, pipeline.tokenizer.encode(prompt, request.add_special_tokens))
-        return Prompt(ids, prompt, (("user", prompt),) if pipeline.keeps_turns else ())
-    return Prompt(pipeline.fit(request, prompt), ",".join(map(str, prompt)))
+        return BuiltPrompt(ids, prompt, (("user", prompt),) if pipeline.keeps_turns else ())
+    return BuiltPrompt(pipeline.fit(request, prompt), ",".join(map(str, prompt)))
 
 
-def _echoed(pipeline: RequestPipeline, request: CompletionRequest, prompt: Prompt) -> EchoedPrompt:
+def _echoed(pipeline: RequestPipeline, request: CompletionRequest, prompt: BuiltPrompt) -> EchoedPrompt:
     """Returns the prompt for repetition: text only with `echo`, tokens only with log probabilities, too."""
     if not request.echo:
         return EchoedPrompt(prompt.ids)

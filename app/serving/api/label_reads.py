@@ -17,7 +17,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from app.engine.core.outputs import EngineOutput
-from app.serving.api.builder import Prompt
+from app.serving.api.builder import BuiltPrompt
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.writer import ResponseWriter
@@ -112,7 +112,7 @@ def _read_labels(
 ) -> Response:
     """Generates one token behind each prompt, then answers."""
     writer = LabelWriter(len(prompts), answer)
-    return pipeline.submit(accepted, meta, [Prompt(ids, "") for ids in prompts], writer, context)
+    return pipeline.submit(accepted, meta, [BuiltPrompt(ids, "") for ids in prompts], writer, context)
 
 
 def routes(pipeline: RequestPipeline) -> list[Route]:

@@ -52,7 +52,7 @@ class ServedModels:
 Permission = dict[str, object]
 
 
-class Model(Struct, kw_only=True):
+class ServedModel(Struct, kw_only=True):
     """A model or an adapter that is served. `created` is Unix seconds."""
 
     id: str
@@ -69,7 +69,7 @@ class ModelList(Struct):
     """All models and adapters that are served."""
 
     object: str
-    data: list[Model]
+    data: list[ServedModel]
 
 
 class AnthropicModel(Struct, kw_only=True):
@@ -117,7 +117,7 @@ def routes(models: ServedModels, identity: Identity) -> list[Route]:
         for name, root, parent, max_model_len in models.rows():
             permission = {"id": f"modelperm-{identity.fresh_id()}", "object": "model_permission"}
             cards.append(
-                Model(
+                ServedModel(
                     id=name,
                     created=now_s,
                     root=root,

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from app.base.clock.pause import Slices
 from app.engine.core.request import Constraint
-from app.serving.api.builder import RANK, Prompt, RequestBuilder, check_rank
+from app.serving.api.builder import RANK, BuiltPrompt, RequestBuilder, check_rank
 from app.serving.api.chat.media import encoded
 from app.serving.api.chat.tools import constraint_of, tag_of
 from app.serving.api.identity import Identity, ResponseMeta
@@ -150,7 +150,7 @@ class RequestPipeline:
         self,
         asked: ValidatedRequest[GenerationRequest],
         meta: ResponseMeta,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[BuiltPrompt],
         writer: ResponseWriter,
         context: RequestContext,
         image: bool = False,

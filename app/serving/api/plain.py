@@ -28,7 +28,7 @@ SPECIAL_HEADERS = frozenset(
 P = TypeVar("P", bound=PlainRequest)
 
 
-class PlainHandler(Generic[P]):
+class PlainGeneration(Generic[P]):
     """Answers the plain requests of one family: see `app.serving.http.route.PlainHandler`."""
 
     special_headers = SPECIAL_HEADERS
@@ -102,7 +102,7 @@ class PlainHandler(Generic[P]):
         return pipeline.responder.respond_soon((wanted,), writer, bool(request.stream), context)
 
 
-class PlainChats(PlainHandler[PlainChat]):
+class PlainChats(PlainGeneration[PlainChat]):
     id_prefix = "chatcmpl"
 
     def __init__(self, pipeline: RequestPipeline) -> None:
@@ -119,7 +119,7 @@ class PlainChats(PlainHandler[PlainChat]):
         return ChatWriter(meta, options)
 
 
-class PlainCompletions(PlainHandler[PlainCompletion]):
+class PlainCompletions(PlainGeneration[PlainCompletion]):
     id_prefix = "cmpl"
 
     def __init__(self, pipeline: RequestPipeline) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from app.base.clock.pause import Pace, Slices
 from app.engine.core.request import EngineRequest
-from app.serving.api.builder import Prompt
+from app.serving.api.builder import BuiltPrompt
 from app.serving.api.writer import ResponseWriter, UsageOverrides
 from app.serving.faults.injector import BYTES_PER_TOKEN, FaultInjector
 from app.serving.http.context import RequestContext, client_name
@@ -22,7 +22,7 @@ from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.messages import Message as WireMessage
 from app.serving.protocol.messages import content_text
 from app.serving.protocol.validation import GenerationRequest
-from app.serving.scripts.matching import KNOWN, Message, Request
+from app.serving.scripts.matching import KNOWN, MatchedRequest, Message
 from app.serving.scripts.rules import ScriptFailure
 from app.serving.scripts.script_set import Decision, ScriptSet
 from app.text import Tokenizer
@@ -63,7 +63,7 @@ class ScriptResolver:
     def direct(
         self,
         asked: GenerationRequest,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[BuiltPrompt],
         requests: Sequence[EngineRequest],
         writer: ResponseWriter,
         context: RequestContext,
@@ -120,7 +120,7 @@ class ScriptResolver:
             said.append(decision)
         return said
 
-    def decide(self, request: Request, own: Random | None = None) -> Decision | None:
+    def decide(self, request: MatchedRequest, own: Random | None = None) -> Decision | None:
         """Calls `ScriptSet.decide`. ApiError 500, not to be retried, where the rule cannot answer."""
         try:
             return self.book.decide(request, own)
@@ -128,7 +128,7 @@ class ScriptResolver:
             raise ApiError(500, "InternalServerError", f"{error}.", headers=NO_RETRY) from None
 
     def _conversations(
-        self, asked: GenerationRequest, prompts: Sequence[Prompt]
+        self, asked: GenerationRequest, prompts: Sequence[BuiltPrompt]
     ) -> Iterator[Sequence[Message]]:
         """Yields the messages of each prompt; a prompt without messages is one of the user."""
         if isinstance(asked, BatchChatRequest):
@@ -147,9 +147,9 @@ def request_of(
     messages: Sequence[Message],
     tools: Mapping[str, object],
     wants: str = "",
-) -> Request:
+) -> MatchedRequest:
     path = context.path if context.route is None else context.route.path
-    return Request(
+    return MatchedRequest(
         FAMILIES.get(path, ""),
         model,
         messages,

@@ -16,7 +16,7 @@ from app.serving.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, 
 from app.text.huggingface import LocalTokenizer
 
 
-class Tokens(Struct):
+class TokensAnswer(Struct):
     """The tokens of a text or a conversation."""
 
     count: int
@@ -37,7 +37,7 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
         else:
             ids = tokenizer.encode(asked.prompt, asked.add_special_tokens)
         texts = tokenizer.token_strings(ids) if asked.return_token_strs else None
-        return json_response(Tokens(len(ids), models.max_model_len, ids, texts))
+        return json_response(TokensAnswer(len(ids), models.max_model_len, ids, texts))
 
     def detokenize(context: RequestContext) -> Response:
         """The text of token ids."""

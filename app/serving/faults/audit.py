@@ -37,7 +37,7 @@ RETRY_WINDOW_S = 30.0
 """Longest time in seconds until a client should retry a stream that was cut off."""
 
 
-class Exchange(Struct, frozen=True):
+class AuditedExchange(Struct, frozen=True):
     """A request and the start of its answer. Times are monotonic seconds."""
 
     path: str
@@ -127,7 +127,7 @@ class AuditTrail:
     def size_bytes(self) -> int:
         return CLIENT_BYTES * len(self._clients) + FAILED_BYTES * len(self._failed)
 
-    def begin(self, client: str, exchange: Exchange) -> ClientAudit | None:
+    def begin(self, client: str, exchange: AuditedExchange) -> ClientAudit | None:
         """Records a request at the start of its answer. Returns None for a client without a failure."""
         audit = self._clients.get(client)
         if audit is None:
@@ -155,7 +155,12 @@ class AuditTrail:
         return audit
 
     def end(
-        self, audit: ClientAudit, exchange: Exchange, at_s: float, failed: bool, truncated: bool = False
+        self,
+        audit: ClientAudit,
+        exchange: AuditedExchange,
+        at_s: float,
+        failed: bool,
+        truncated: bool = False,
     ) -> None:
         """Records the end of an answer, at `at_s` monotonic seconds."""
         key = audit.client, exchange.path, exchange.body
@@ -189,7 +194,7 @@ class AuditTrail:
         clean = not any(report["findings"] for report in clients.values())
         return {"since": timestamp(self._since_s), "clean": clean, "clients": clients}
 
-    def _check_patience(self, audit: ClientAudit, exchange: Exchange, is_retry: bool) -> None:
+    def _check_patience(self, audit: ClientAudit, exchange: AuditedExchange, is_retry: bool) -> None:
         said_s, over_s = audit.not_before.get(exchange.path, (0.0, 0.0))
         early_s = over_s - exchange.arrived_s
         knew = is_retry or exchange.arrived_s - said_s > ON_ITS_WAY_S
@@ -201,7 +206,7 @@ class AuditTrail:
                 f"It asked {exchange.path} {early_s:.2f} s before the Retry-After that it was told was over.",
             )
 
-    def _check_retry(self, audit: ClientAudit, exchange: Exchange, failed: _Failed) -> None:
+    def _check_retry(self, audit: ClientAudit, exchange: AuditedExchange, failed: _Failed) -> None:
         if failed.truncated and exchange.arrived_s - failed.at_s >= RETRY_WINDOW_S:
             self._find_not_retried(audit, exchange.path, failed)
         failed.truncated = False

@@ -9,7 +9,7 @@ from random import Random
 
 from cachetools import LRUCache
 
-from app.serving.faults.audit import AuditReport, AuditTrail, ClientAudit, Exchange
+from app.serving.faults.audit import AuditedExchange, AuditReport, AuditTrail, ClientAudit
 from app.serving.faults.fault import Fault, FaultScript, RequestFacts, error_type, failure
 from app.serving.http.context import RequestContext, client_name
 from app.serving.http.errors import ApiError, bad_request
@@ -206,7 +206,7 @@ class FaultAudit(Middleware):
         self._looks = True
         fault, gone = context.kept(Fault) or Fault(), response.status == CLIENT_GONE
         retry_after = response.headers.get("Retry-After", "")
-        exchange = Exchange(
+        exchange = AuditedExchange(
             path=route.path,
             body=None if context.body is None else hash(context.body),
             request_id=(context.request_id or "-")[:LONGEST_ID],
@@ -227,7 +227,7 @@ class FaultAudit(Middleware):
             damaged = fault.damage is not None and not isinstance(fault.damage, MissingDoneRule)
             self.trail.end(audit, exchange, exchange.answered_s, exchange.status >= 400 or damaged)
 
-    def _ended(self, audit: ClientAudit, exchange: Exchange, stream: StreamingBody) -> None:
+    def _ended(self, audit: ClientAudit, exchange: AuditedExchange, stream: StreamingBody) -> None:
         audit.disconnects += stream.gone
         if not stream.gone:
             self.trail.end(audit, exchange, self._now(), stream.was_damaged, stream.is_cut_off)

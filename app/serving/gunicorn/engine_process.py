@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from app.engine.core.remote import TELL_WHERE, Heartbeat, HeartbeatMonitor
-from app.engine.core.wire import Answer, EngineProcessOptions, Hello, Notice, Ready
+from app.engine.core.wire import CommandResult, EngineProcessOptions, Hello, Notice, Ready
 from app.serving.gunicorn.ranks import ENDPOINT, SETTINGS
 from config import ConfigError, Settings
 from config.sections.model import OWN_LENGTH
@@ -163,7 +163,7 @@ class EngineProcess:
                     for notice in decode(socket.recv()):
                         if type(notice) is Ready:
                             return notice
-                        if type(notice) is Answer and notice.error is not None:
+                        if type(notice) is CommandResult and notice.error is not None:
                             ended, reason = True, notice.error
         finally:
             context.destroy(linger=0)  # before anything is forked

@@ -29,7 +29,7 @@ DATA = b"data: "
 DONE = b"[DONE]"
 
 
-class Connection(HTTPConnection):
+class HttpConnection(HTTPConnection):
     """One connection to `address` (host:port). Waiting longer than `timeout_s` raises TimeoutError."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
@@ -50,7 +50,7 @@ class Connection(HTTPConnection):
                 self._open.shutdown(socket.SHUT_RDWR)
 
 
-class SecureConnection(Connection):
+class SecureConnection(HttpConnection):
     """A TLS connection that verifies the server's certificate."""
 
     default_port = PORTS["https"]
@@ -92,8 +92,8 @@ class Target(Struct, frozen=True):
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
-    def connection(self, timeout_s: float) -> Connection:
-        kind = SecureConnection if self.scheme == "https" else Connection
+    def connection(self, timeout_s: float) -> HttpConnection:
+        kind = SecureConnection if self.scheme == "https" else HttpConnection
         return kind(self.address, timeout_s)
 
 
@@ -111,7 +111,7 @@ def exchange(
 ) -> Answer:
     """Sends one request and returns the response. Raises OSError for any failure."""
     headers = {**headers, **({} if body is None else JSON)}
-    with closing(Connection(address, timeout_s)) as connection:
+    with closing(HttpConnection(address, timeout_s)) as connection:
         try:
             connection.request(method, path, body, headers)
             response = connection.getresponse()
@@ -120,7 +120,7 @@ def exchange(
             raise ConnectionError(f"{address}: {error!r}") from error
 
 
-class Choice(Struct):
+class StreamedChoice(Struct):
     text: str | None = None
 
 
@@ -128,7 +128,7 @@ class PromptDetails(Struct):
     cached_tokens: int | None = None
 
 
-class Usage(Struct):
+class StreamedUsage(Struct):
     """Token counts in the last event of a stream."""
 
     prompt_tokens: int
@@ -139,8 +139,8 @@ class Usage(Struct):
 class Event(Struct):
     """An event of a stream, with the fields that the clients read."""
 
-    choices: Sequence[Choice] = ()
-    usage: Usage | None = None
+    choices: Sequence[StreamedChoice] = ()
+    usage: StreamedUsage | None = None
     error: object = UNSET
 
 
@@ -148,20 +148,20 @@ class StreamError(Exception):
     """A stream broke off or holds an error; the text is one line."""
 
 
-class Completion(Struct, frozen=True):
+class StreamedCompletion(Struct, frozen=True):
     """A whole stream: times of its first event, first text and last event, and its token counts."""
 
     first_s: float
     text_s: float | None
     last_s: float
-    usage: Usage
+    usage: StreamedUsage
 
 
-def read_stream(lines: Iterable[tuple[float, bytes]]) -> Completion:
+def read_stream(lines: Iterable[tuple[float, bytes]]) -> StreamedCompletion:
     """Reads the lines of a stream, each with its time in seconds. Raises StreamError."""
     moments: list[float] = []
     text_s: float | None = None
-    usage: Usage | None = None
+    usage: StreamedUsage | None = None
     for at_s, line in lines:
         if not line.startswith(DATA):
             continue
@@ -182,7 +182,7 @@ def read_stream(lines: Iterable[tuple[float, bytes]]) -> Completion:
         raise StreamError("its stream broke off")
     if not moments or usage is None:
         raise StreamError("its stream has no tokens, or no usage")
-    return Completion(moments[0], text_s, moments[-1], usage)
+    return StreamedCompletion(moments[0], text_s, moments[-1], usage)
 
 
 def one_line(text: bytes) -> str:

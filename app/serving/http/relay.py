@@ -14,7 +14,7 @@ import msgspec
 from gevent.pywsgi import WSGIHandler
 from gevent.socket import wait_read
 
-from app.serving.http.client import ROUTED_TO, Connection
+from app.serving.http.client import ROUTED_TO, HttpConnection
 
 READ_TIMEOUT_S = 300.0
 """Longest pause of a pod in seconds, before a response or within it."""
@@ -31,7 +31,9 @@ CLIENT = "fleet.client_socket"
 class Relay:
     """WSGI body of a response. Owns the connection to the pod; `close` may be called at any time."""
 
-    def __init__(self, connection: Connection, unwatch: Callable[[], None], done: Callable[[], None]) -> None:
+    def __init__(
+        self, connection: HttpConnection, unwatch: Callable[[], None], done: Callable[[], None]
+    ) -> None:
         self._connection = connection
         self._unwatch = unwatch
         self._done = done

@@ -40,7 +40,7 @@ ROUNDING_TOKENS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ClientLimits:
     """Token buckets of one client; None is no limit."""
 
     requests: TokenBucket | None
@@ -60,7 +60,7 @@ class Usage:
 class LimitedRequest(NamedTuple):
     """Buckets and arrival of a request that counts; kept in its context."""
 
-    usage: Usage
+    usage: ClientLimits
     asked_s: float
 
 
@@ -70,7 +70,7 @@ class RateLimits(Middleware):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._limits: tuple[int | None, int | None] = (None, None)
-        self._usage: LRUCache[bytes, Usage] = LRUCache(MOST_CALLERS)
+        self._usage: LRUCache[bytes, ClientLimits] = LRUCache(MOST_CALLERS)
         self.limit_bytes = MOST_CALLERS * CALLER_BYTES
         self.active = False
 
@@ -127,12 +127,12 @@ class RateLimits(Middleware):
             self.charge(caller, len(request.prompt_ids))
         return lambda outcome: self.charge(caller, outcome.tokens)
 
-    def _usage_of(self, caller: bytes) -> Usage:
+    def _usage_of(self, caller: bytes) -> ClientLimits:
         usage = self._usage.get(caller)
         if usage is None:
             now_s = self._clock.now()
             buckets = (TokenBucket(most, now_s=now_s) if most else None for most in self._limits)
-            usage = self._usage[caller] = Usage(*buckets)
+            usage = self._usage[caller] = ClientLimits(*buckets)
         return usage
 
 

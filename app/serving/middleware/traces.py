@@ -17,7 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from app.base.clock.clock import Clock
-from app.engine.core.request import EngineRequest, Outcome, Watch
+from app.engine.core.request import EngineRequest, SequenceOutcome, Watch
 from app.engine.kvcache.memo import Bounded
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response
@@ -178,7 +178,7 @@ class RequestTrace:
             self.span.set_status(Status(StatusCode.ERROR, reason))
         self.span.end(self._ns(now_s))
 
-    def _ended(self, generation: EngineRequest, outcome: Outcome) -> None:
+    def _ended(self, generation: EngineRequest, outcome: SequenceOutcome) -> None:
         """Adds the outcome of a sequence to the request's span, and makes the spans of its phases."""
         self._reasons.append(outcome.reason)
         self._tokens[COMPLETION_TOKENS] += outcome.tokens
@@ -208,7 +208,7 @@ class RequestTrace:
         return self._unix_ns + int(moment_s * NANOSECONDS)
 
 
-def phases(arrival_s: float, outcome: Outcome) -> dict[str, tuple[float, float]]:
+def phases(arrival_s: float, outcome: SequenceOutcome) -> dict[str, tuple[float, float]]:
     """Returns begin and end, in monotonic seconds, of each phase that a sequence reached."""
     reached = (arrival_s, outcome.scheduled_s, outcome.first_token_s)
     begun = [moment_s for moment_s in reached if moment_s is not None]
@@ -220,7 +220,7 @@ def phases(arrival_s: float, outcome: Outcome) -> dict[str, tuple[float, float]]
     }
 
 
-def latencies(arrival_s: float, outcome: Outcome) -> dict[str, float]:
+def latencies(arrival_s: float, outcome: SequenceOutcome) -> dict[str, float]:
     """Returns vLLM's latencies of a sequence in seconds; phases that it did not reach are missing."""
     scheduled_s, first_s, last_s = outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s
     queued_until_s = outcome.ended_s if scheduled_s is None else scheduled_s

@@ -63,7 +63,7 @@ class ToolDefinition(Struct, tag_field="type", tag="tool_definition"):
     definition: ToolParam
 
 
-class Block(Struct, kw_only=True):
+class AnthropicBlock(Struct, kw_only=True):
     """One content block; its type decides which fields are used, and all others are ignored."""
 
     type: Literal[
@@ -103,14 +103,14 @@ class Block(Struct, kw_only=True):
             raise Misfit("the reference of a tool that is removed")
 
 
-def check_content(content: str | list[Block] | None) -> None:
+def check_content(content: str | list[AnthropicBlock] | None) -> None:
     for block in content if isinstance(content, list) else ():
         if block.type in TOOL_CHANGES:
             raise Misfit(f'blocks of type {block.type} in messages of role "system" only')
 
 
 def convert_system(value: object) -> object:
-    system = convert_value(str | list[Block] | None, value)
+    system = convert_value(str | list[AnthropicBlock] | None, value)
     check_content(system)
     return system
 
@@ -119,7 +119,7 @@ class MessageParam(Struct, kw_only=True):
     """One turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[AnthropicBlock]
 
     def __post_init__(self) -> None:
         if self.role != "system":
@@ -195,7 +195,7 @@ class MessagesRequest(SharedFields, kw_only=True):
     output_config: OutputConfig | None = None
     thinking: Thinking | None = None
     stop_sequences: Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
-    system: str | list[Block] | None = None
+    system: str | list[AnthropicBlock] | None = None
     tool_choice: ToolChoiceParam | None = None
     tools: list[ToolParam] | None = None
     chat_template_kwargs: JsonObject | None = None
@@ -223,7 +223,7 @@ class CountTokensRequest(Request, kw_only=True):
     model: Name
     messages: list[MessageParam]
     output_config: OutputConfig | None = None
-    system: str | list[Block] | None = None
+    system: str | list[AnthropicBlock] | None = None
     thinking: Thinking | None = None
     tool_choice: ToolChoiceParam | None = None
     tools: list[ToolParam] | None = None
@@ -317,7 +317,7 @@ def _tools_now(asked: Asked) -> Sequence[ToolParam]:
 
 
 def _messages(
-    system: str | Sequence[Block] | None, messages: Sequence[MessageParam], merges: bool
+    system: str | Sequence[AnthropicBlock] | None, messages: Sequence[MessageParam], merges: bool
 ) -> list[Message]:
     """Returns the conversation; `merges` joins all system turns at the front.
 
@@ -335,8 +335,8 @@ def _messages(
     return chat
 
 
-def _system_text(content: str | Iterable[Block]) -> str:
-    blocks = content if not isinstance(content, str) else [Block(type="text", text=content)]
+def _system_text(content: str | Iterable[AnthropicBlock]) -> str:
+    blocks = content if not isinstance(content, str) else [AnthropicBlock(type="text", text=content)]
     texts = [block.text for block in blocks if block.type == "text" and block.text]
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
@@ -359,7 +359,7 @@ def _turns(message: MessageParam) -> Iterator[Message]:
         yield said
 
 
-def _said(role: str, blocks: Sequence[Block]) -> Message:
+def _said(role: str, blocks: Sequence[AnthropicBlock]) -> Message:
     """Returns the message of a turn without results of tools; no `content` key when there is none."""
     parts: list[JsonObject] = []
     thoughts: list[str] = []
@@ -395,7 +395,7 @@ def _image(source: JsonObject) -> JsonObject:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _tool_results(block: Block) -> Iterator[Message]:
+def _tool_results(block: AnthropicBlock) -> Iterator[Message]:
     """Yields a tool message with the result, a user message with images, a tool message with references."""
     texts, images = [block.content] if isinstance(block.content, str) else [], list[JsonObject]()
     references: list[JsonObject] = []

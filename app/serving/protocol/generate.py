@@ -309,7 +309,7 @@ class Logprobs(Struct, kw_only=True):
     content: list[TokenLogprobs] | None = None
 
 
-class Choice(Struct, kw_only=True):
+class RenderedChoice(Struct, kw_only=True):
     """One choice of a generate answer."""
 
     index: int
@@ -321,7 +321,7 @@ class Choice(Struct, kw_only=True):
     lax: ClassVar[Mapping[str, Hashable]] = {"token_ids": non_negative}
 
 
-class StreamChoice(Choice, kw_only=True):
+class StreamChoice(RenderedChoice, kw_only=True):
     """The part of a choice in one event of a generate stream."""
 
     finish_reason: str | None = None
@@ -338,7 +338,7 @@ class GenerateAnswer(Struct, kw_only=True):
     """A whole answer of ``/inference/v1/generate`` with `output_mode` tokens."""
 
     request_id: str = ""
-    choices: list[Choice]
+    choices: list[RenderedChoice]
     prompt_logprobs: list[JsonObject | None] | None = None
     prompt_token_ids: list[Natural] | None = None
     metrics: JsonObject | None = None

@@ -276,7 +276,7 @@ class ImageUrl(Struct):
     url: str
 
 
-class ContentPart(Struct, kw_only=True):
+class PoolingPart(Struct, kw_only=True):
     """A text or an image."""
 
     type: Literal["text", "image_url"]
@@ -291,7 +291,7 @@ class ContentPart(Struct, kw_only=True):
 class MixedInput(Struct):
     """An input of several parts."""
 
-    content: list[ContentPart]
+    content: list[PoolingPart]
 
 
 class CohereEmbedRequest(Request, kw_only=True):

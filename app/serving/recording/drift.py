@@ -27,7 +27,7 @@ from app.serving.recording.exchange import (
     bytes_of,
 )
 from app.serving.recording.library import recorded
-from config.flags import Parser
+from config.flags import FlagParser
 from config.installation import COMMAND
 
 ABOUT = """\
@@ -51,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog=f"{COMMAND} drift", description=ABOUT, allow_abbrev=False)
+    flags = FlagParser(prog=f"{COMMAND} drift", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
     add("file", metavar="FILE", help="a recording of record --proxy")
     add("--target", required=True, metavar="URL", help="the live server, such as http://host:8000")

@@ -70,14 +70,14 @@ class Header(Struct, frozen=True):
     began: str = ""
 
 
-class Chunk(Struct, frozen=True, array_like=True):
+class RecordedChunk(Struct, frozen=True, array_like=True):
     """A part of a body, received `at_s` seconds after the request."""
 
     at_s: Moment
     data: Data
 
 
-class Request(Struct, frozen=True, omit_defaults=True):
+class RecordedRequest(Struct, frozen=True, omit_defaults=True):
     """A recorded request. `target` is the client's path and query; secrets are masked everywhere."""
 
     method: str
@@ -86,7 +86,7 @@ class Request(Struct, frozen=True, omit_defaults=True):
     body: Data = ""
 
 
-class Answer(Struct, frozen=True, omit_defaults=True, weakref=True):
+class RecordedAnswer(Struct, frozen=True, omit_defaults=True, weakref=True):
     """A recorded answer: its head came after `head_s` seconds, its end after `end_s`, each chunk at its own
     time.
 
@@ -96,7 +96,7 @@ class Answer(Struct, frozen=True, omit_defaults=True, weakref=True):
     status: Status
     headers: Headers
     head_s: Moment
-    chunks: Sequence[Chunk]
+    chunks: Sequence[RecordedChunk]
     end_s: Moment
     is_broken: bool = False
 
@@ -108,8 +108,8 @@ class Exchange(Struct, frozen=True):
     """A line of the file. `at_s` is the request's arrival in seconds since the start of the recording."""
 
     at_s: float
-    request: Request
-    answer: Answer
+    request: RecordedRequest
+    answer: RecordedAnswer
 
 
 def header_of(headers: Headers, name: str) -> str:

@@ -26,8 +26,8 @@ from app.base.clock.pause import Slices, call_off_hub
 from app.serving.middleware.masking import mask_query
 from app.serving.recording.exchange import (
     MOST_LINE_BYTES,
-    Answer,
     Exchange,
+    RecordedAnswer,
     RecordingError,
     bytes_of,
     check_header,
@@ -71,7 +71,7 @@ class Recording:
         self._next: dict[bytes, int] = {}
         self._candidates: dict[bytes, list[tuple[Likeness, bytes]]] = {}
         """Requests to compare with similar ones and their keys, by route."""
-        self._answers: WeakValueDictionary[int, Answer] = WeakValueDictionary()
+        self._answers: WeakValueDictionary[int, RecordedAnswer] = WeakValueDictionary()
         """Answers being sent, by position; requests with the same answer share one copy."""
         self._slices = Slices(SLICE)
         self._file = opened(path)
@@ -109,7 +109,7 @@ class Recording:
                     best, found = rank, key
         return found
 
-    def next_answer(self, key: bytes) -> Answer:
+    def next_answer(self, key: bytes) -> RecordedAnswer:
         """Returns the recorded answers of equal requests in order, then repeats the last.
 
         RecordingError: the file has changed.
@@ -129,7 +129,7 @@ class Recording:
             self._answers[place.start] = answer
         return answer
 
-    def _read(self, place: Place) -> Answer:
+    def _read(self, place: Place) -> RecordedAnswer:
         return read_exchange(os.pread(self._file.fileno(), place.length, place.start)).answer
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from gevent.pool import Group
 from gevent.pywsgi import WSGIServer
 from gevent.threadpool import ThreadPool
 
-from app.serving.http.client import Connection, Target
+from app.serving.http.client import HttpConnection, Target
 from app.serving.http.relay import (
     CLIENT,
     HOP_BY_HOP,
@@ -41,13 +41,13 @@ from app.serving.recording.exchange import (
     FORMAT,
     MOST_BODY_BYTES,
     VERSION,
-    Answer,
-    Chunk,
     Exchange,
     Header,
     HiddenSecrets,
+    RecordedAnswer,
+    RecordedChunk,
+    RecordedRequest,
     RecordingError,
-    Request,
     data_of,
     header_of,
     line_of,
@@ -56,7 +56,7 @@ from app.serving.recording.exchange import (
     sendable,
 )
 from config import ConfigError
-from config.flags import Parser, whole_number
+from config.flags import FlagParser, whole_number
 from config.installation import COMMAND
 
 MOST_HELD_BYTES = 256 << 20
@@ -226,11 +226,11 @@ class KeptExchange:
         coding = header_of(self.headers, "content-encoding")
         came = masked_pieces([piece for _, piece in self._pieces], coding)
         chunks = [
-            Chunk(round(at_s - asked_s, 6), data_of(content))
+            RecordedChunk(round(at_s - asked_s, 6), data_of(content))
             for (at_s, _), content in zip(self._pieces, came, strict=True)
         ]
         headers = masked_headers(self.request_headers)
-        request = Request(self.method, mask_query(self._target), headers, data_of(body))
+        request = RecordedRequest(self.method, mask_query(self._target), headers, data_of(body))
         headers = masked_headers(self.headers)
         length = sum(map(len, came))
         if length and not self.is_broken:  # without a body: such as the answer to a HEAD request
@@ -238,7 +238,7 @@ class KeptExchange:
             headers = [
                 (name, str(length) if name.lower() == "content-length" else value) for name, value in headers
             ]
-        answer = Answer(
+        answer = RecordedAnswer(
             self.status,
             headers,
             round(self.head_s - asked_s, 6),
@@ -313,7 +313,7 @@ class RecordingProxy:
             relay.close()
             kept.over()
 
-    def _send(self, connection: Connection, kept: KeptExchange, environ: WSGIEnvironment) -> None:
+    def _send(self, connection: HttpConnection, kept: KeptExchange, environ: WSGIEnvironment) -> None:
         headers = dict(kept.request_headers)
         headers.pop("accept-encoding", None)  # http.client then asks for none
         length, chunked = environ.get("CONTENT_LENGTH"), "HTTP_TRANSFER_ENCODING" in environ
@@ -350,7 +350,7 @@ def _passed(body: Any, kept: KeptExchange) -> Iterator[bytes]:
         yield piece
 
 
-def _left(kept: KeptExchange, connection: Connection) -> None:
+def _left(kept: KeptExchange, connection: HttpConnection) -> None:
     gevent.sleep(PARTING_S)
     kept.give_up("the client left")
     connection.cut()
@@ -366,7 +366,7 @@ def _answer_headers(response: HTTPResponse) -> list[tuple[str, str]]:
 
 def run(argv: Sequence[str]) -> int:
     """Records until Ctrl-C or SIGTERM; returns the exit status."""
-    flags = Parser(prog=f"{COMMAND} record --proxy", description=ABOUT, allow_abbrev=False)
+    flags = FlagParser(prog=f"{COMMAND} record --proxy", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
     add("--proxy", action="store_true", required=True, help=argparse.SUPPRESS)
     add("--target", required=True, metavar="URL", help="the server, such as http://host:8000")

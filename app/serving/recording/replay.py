@@ -19,7 +19,7 @@ from app.serving.middleware.masking import MASK
 from app.serving.middleware.stack import Middleware
 from app.serving.recording.exchange import (
     MOST_BODY_BYTES,
-    Answer,
+    RecordedAnswer,
     RecordingError,
     bytes_of,
     masked_pieces,
@@ -105,7 +105,7 @@ class Replay(Middleware):
             answer = recording.next_answer(key)
         except RecordingError as error:
             raise internal(str(error)) from None
-        pace = Pace(self._wheel, self._now, asked_s, self._speed, context.connection)
+        pace = ReplayPace(self._wheel, self._now, asked_s, self._speed, context.connection)
         response = _response(answer, pace, context)
         return damage(response, fault_of(context), context)
 
@@ -116,7 +116,7 @@ class Replay(Middleware):
                 raise not_found("The recording has no answer to this request.")
 
 
-def _response(answer: Answer, pace: Pace, context: RequestContext) -> Response:
+def _response(answer: RecordedAnswer, pace: ReplayPace, context: RequestContext) -> Response:
     """Builds the response; waits here for the due time of a response in a single part."""
     headers = _headers(answer)
     if len(answer.chunks) > 1 or answer.is_broken:
@@ -135,7 +135,7 @@ def _response(answer: Answer, pace: Pace, context: RequestContext) -> Response:
     return response
 
 
-class Pace:
+class ReplayPace:
     """Schedule of an answer: recorded seconds after `asked_s`, divided by `speed`.
 
     Watches `connection` from the first wait until `close`.
@@ -191,7 +191,7 @@ class Pace:
 class RecordedBody(StreamingBody):
     """Yields the chunks of an answer at their times. Iterate once; always close."""
 
-    def __init__(self, answer: Answer, pace: Pace) -> None:
+    def __init__(self, answer: RecordedAnswer, pace: ReplayPace) -> None:
         super().__init__()
         self._answer = answer
         self._pace = pace
@@ -218,7 +218,7 @@ class RecordedBody(StreamingBody):
         self._pace.close()
 
 
-def _headers(answer: Answer) -> dict[str, str]:
+def _headers(answer: RecordedAnswer) -> dict[str, str]:
     """Returns the recorded headers without masked ones and the server's own; disables proxy buffering of
     streams.
     """

@@ -15,10 +15,10 @@ import msgspec
 import yaml
 from msgspec import Struct, field
 
-from app.serving.recording.exchange import Answer, Chunk, Exchange, bytes_of
+from app.serving.recording.exchange import Exchange, RecordedAnswer, RecordedChunk, bytes_of
 from app.serving.recording.library import recorded
 from config import ConfigError
-from config.flags import Parser
+from config.flags import FlagParser
 from config.installation import COMMAND
 
 ABOUT = f"""\
@@ -42,7 +42,7 @@ BROKEN = (msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError)
 
 def run(argv: Sequence[str]) -> int:
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    flags = Parser(prog=f"{COMMAND} script from-recording", description=ABOUT, allow_abbrev=False)
+    flags = FlagParser(prog=f"{COMMAND} script from-recording", description=ABOUT, allow_abbrev=False)
     flags.add_argument("file", metavar="FILE", help="the recording")
     flags.add_argument("--out", type=Path, metavar="FILE", help="a new file for the script [standard output]")
     given = flags.parse_args(argv)
@@ -136,7 +136,7 @@ def _tools(listed: Iterable[Json]) -> Iterator[tuple[str, Json]]:
             yield function["name"], function["parameters"]
 
 
-def _then(answer: Answer) -> dict[str, Any]:
+def _then(answer: RecordedAnswer) -> dict[str, Any]:
     if answer.status >= 400:
         return {"fault": _error(answer)}
     reply = reply_of(answer)
@@ -152,7 +152,7 @@ def _then(answer: Answer) -> dict[str, Any]:
     return then | {"delays": _delays(reply, answer.end_s)}
 
 
-def _error(answer: Answer) -> dict[str, Any]:
+def _error(answer: RecordedAnswer) -> dict[str, Any]:
     """Builds the equivalent fault rule (docs/faults.md)."""
     fault: dict[str, Any] = {"action": "error", "status": answer.status}
     body = b"".join(bytes_of(chunk.data) for chunk in answer.chunks)
@@ -163,7 +163,7 @@ def _error(answer: Answer) -> dict[str, Any]:
     return fault | {name: error[name] for name in ("type", "message") if isinstance(error.get(name), str)}
 
 
-class Reply(Struct):
+class RecordedReply(Struct):
     """The first choice of an answer.
 
     `calls` holds names and arguments (JSON texts), `events` the number of stream events. `moments` holds the
@@ -201,9 +201,9 @@ class Reply(Struct):
         return length > 0
 
 
-def reply_of(answer: Answer) -> Reply:
+def reply_of(answer: RecordedAnswer) -> RecordedReply:
     """Parses an answer, whole or streamed. Raises one of `BROKEN` for a body that is not a reply."""
-    reply, decode = Reply(), msgspec.json.Decoder(dict[str, Any]).decode
+    reply, decode = RecordedReply(), msgspec.json.Decoder(dict[str, Any]).decode
     if answer.header("content-type").lower().startswith("text/event-stream"):
         for at_s, data in _events(answer.chunks):
             reply.events += 1
@@ -214,7 +214,7 @@ def reply_of(answer: Answer) -> Reply:
     return reply
 
 
-def _events(chunks: Sequence[Chunk]) -> Iterator[tuple[float, bytes]]:
+def _events(chunks: Sequence[RecordedChunk]) -> Iterator[tuple[float, bytes]]:
     """Yields time and data of each event of a stream, without the final [DONE]."""
     rest = b""
     for chunk in chunks:
@@ -247,7 +247,7 @@ def _literal(text: str) -> str:
     return _MARK.sub(lambda found: "{{ '" + found[0] + "' }}", text)
 
 
-def _delays(reply: Reply, end_s: float) -> dict[str, Any]:
+def _delays(reply: RecordedReply, end_s: float) -> dict[str, Any]:
     """Returns delays of the first token, of each later token, and of pauses."""
     moments = reply.moments
     if len(moments) < 2:

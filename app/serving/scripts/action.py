@@ -24,7 +24,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from app.engine.core.request import ScriptedCall, ScriptedReply
-from app.serving.scripts.matching import Request
+from app.serving.scripts.matching import MatchedRequest
 from app.serving.scripts.rules import Classes, Delays, ScriptError, ScriptFailure, Then, UsageIs
 from config.kinds import parse_duration
 
@@ -237,7 +237,7 @@ MOST_ID = 256
 """Characters of the id of a call."""
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class ScriptedAnswer(Struct, frozen=True, kw_only=True):
     reply: ScriptedReply
     usage: UsageIs | None = None
     embedding: tuple[float, ...] | str | None = None
@@ -289,7 +289,7 @@ class Action:
         )
         """The reply without its texts and calls."""
 
-    def answer(self, request: Request, values: Values, accepts: Accepts) -> Answer:
+    def answer(self, request: MatchedRequest, values: Values, accepts: Accepts) -> ScriptedAnswer:
         """Builds the answer to a request. ScriptFailure: a template failed, or a tool's schema forbids a
         call.
         """
@@ -311,7 +311,7 @@ class Action:
             if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
                 raise ScriptFailure(f"its score is no number, but {str(score)[:60]!r}")
         reasoning = "" if self._reasoning is None else self._reasoning.text(values)
-        return Answer(
+        return ScriptedAnswer(
             reply=replace(self._reply, text=text, reasoning=reasoning, calls=tuple(calls)),
             usage=self._then.usage,
             embedding=self._then.embedding if self._embedding is None else self._embedding.text(values),

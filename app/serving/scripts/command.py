@@ -18,8 +18,8 @@ from app.engine.forms.schema import Schemas
 from app.serving.scripts.matching import (
     WORDS,
     Groups,
+    MatchedRequest,
     Message,
-    Request,
     TooSlow,
     folded_text,
     listed,
@@ -35,7 +35,7 @@ from app.serving.scripts.rules import (
     TextIs,
 )
 from app.serving.scripts.script_set import Decision, RuleState, ScriptSet, accepting, log
-from config.flags import Parser
+from config.flags import FlagParser
 from config.installation import COMMAND
 
 ABOUT = "Check scripted replies, and try them, without a server (docs/scripts.md)."
@@ -72,7 +72,7 @@ def _check(scripts: ScriptSet) -> None:
             log.warning("%s can never be reached: rule %d fits all that it does", later.place, earlier.number)
 
 
-def _try(scripts: ScriptSet, request: Request, given: argparse.Namespace) -> int:
+def _try(scripts: ScriptSet, request: MatchedRequest, given: argparse.Namespace) -> int:
     """Prints the rule that answers the request, and its answer. `--why` prints why earlier rules do not
     match.
     """
@@ -92,7 +92,7 @@ def _try(scripts: ScriptSet, request: Request, given: argparse.Namespace) -> int
     return 0
 
 
-def _why_not(rule: RuleState, request: Request) -> str:
+def _why_not(rule: RuleState, request: MatchedRequest) -> str:
     if not rule.concerns(request):
         return f"has nothing for {request.api}"
     try:
@@ -123,7 +123,7 @@ def _shown(decision: Decision) -> dict[str, object]:
     return shown | ({} if fault is None else {"fault": fault.name})
 
 
-def _request(given: argparse.Namespace, read: ReadMessages) -> Request:
+def _request(given: argparse.Namespace, read: ReadMessages) -> MatchedRequest:
     """Builds the request from the arguments. ValueError for invalid messages or tools."""
     messages = _json(given.messages, "--messages")
     if isinstance(messages, str):
@@ -140,7 +140,7 @@ def _request(given: argparse.Namespace, read: ReadMessages) -> Request:
             raise ValueError(f"--tools: {told}") from None
     pairs = (text.partition(":") for text in given.header)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    return Request(
+    return MatchedRequest(
         given.api,
         given.model,
         read(messages),
@@ -164,7 +164,7 @@ def _json(text: str, flag: str) -> object:
 
 def _parser() -> argparse.ArgumentParser:
     more = f"{COMMAND} script from-recording FILE makes a script of a recording (docs/recording.md)"
-    parser = Parser(f"{COMMAND} script", description=ABOUT, epilog=more, allow_abbrev=False)
+    parser = FlagParser(f"{COMMAND} script", description=ABOUT, epilog=more, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     checking = commands.add_parser("check", help="look for mistakes", allow_abbrev=False)
     trying = commands.add_parser("try", help="say which rule answers, and what", allow_abbrev=False)

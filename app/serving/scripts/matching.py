@@ -63,7 +63,7 @@ class Message(Struct, frozen=True, gc=False):
 
 
 @dataclass
-class Request:
+class MatchedRequest:
     """A request in the form that rules evaluate.
 
     `tools` maps a name to the JSON Schema of its arguments. `header` takes a name in any case.
@@ -162,11 +162,11 @@ class Conditions:
             for name, value in when.headers.items()
         }
 
-    def fits(self, request: Request, groups: Groups) -> bool:
+    def fits(self, request: MatchedRequest, groups: Groups) -> bool:
         """True if all conditions hold; adds captured texts to `groups`. May raise TooSlow."""
         return not self.misfit(request, groups)
 
-    def misfit(self, request: Request, groups: Groups) -> str:
+    def misfit(self, request: MatchedRequest, groups: Groups) -> str:
         """Returns the key of the first condition that does not hold; empty when all hold."""
         when = self._when
         if when.model is not None and request.model not in listed(when.model):
@@ -223,7 +223,7 @@ class TextCondition:
         except (regex.error, re.error, RecursionError, OverflowError, MemoryError) as error:
             raise ScriptError(f"the regex {source[:60]!r} is not understood: {error}") from None
 
-    def holds(self, text: str, request: Request, groups: Groups) -> bool:
+    def holds(self, text: str, request: MatchedRequest, groups: Groups) -> bool:
         request.breathe()
         folded = self._fold(text)
         if self._exact is not None and folded not in self._exact:
@@ -250,7 +250,7 @@ def message_conditions(when: When) -> list[MessageIs]:
     return [MessageIs(exact=each) if isinstance(each, str) else each for each in every if each is not None]
 
 
-def _looked_at(wanted: MessageIs, request: Request) -> Iterable[Message]:
+def _looked_at(wanted: MessageIs, request: MatchedRequest) -> Iterable[Message]:
     """Returns the messages that a condition compares."""
     found: Iterable[Message] = reversed(request.messages) if wanted.which == "last" else request.messages
     if wanted.role is not None:

@@ -52,11 +52,11 @@ Duration = str | Annotated[int, Meta(ge=0)]
 PASS = "pass"
 
 
-class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RulePart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of a rule; an unknown key is an error."""
 
 
-class TextIs(Part, frozen=True, kw_only=True):
+class TextIs(RulePart, frozen=True, kw_only=True):
     """Conditions on a text; all must hold. One text of a list is enough."""
 
     exact: Texts | None = None
@@ -81,7 +81,7 @@ class ToolResultIs(TextIs, frozen=True, kw_only=True):
     """Name of the called tool."""
 
 
-class Range(Part, frozen=True, kw_only=True):
+class Range(RulePart, frozen=True, kw_only=True):
     """Range of whole numbers; both ends are included."""
 
     at_least: Ordinal = 1
@@ -91,7 +91,7 @@ class Range(Part, frozen=True, kw_only=True):
 Numbers = Ordinal | Annotated[tuple[Ordinal, ...], Meta(min_length=1)] | Range
 
 
-class Nth(Part, frozen=True, kw_only=True):
+class Nth(RulePart, frozen=True, kw_only=True):
     """Condition on the number of requests that matched all other conditions, this request included."""
 
     count: Numbers
@@ -99,7 +99,7 @@ class Nth(Part, frozen=True, kw_only=True):
     """Scope of the count: the server, each API key (or address), or each conversation."""
 
 
-class When(Part, frozen=True, kw_only=True):
+class When(RulePart, frozen=True, kw_only=True):
     """Conditions on a request; all that are given must hold."""
 
     model: Texts | None = None
@@ -120,7 +120,7 @@ class When(Part, frozen=True, kw_only=True):
     chance: Share = 1.0
 
 
-class Call(Part, frozen=True, kw_only=True):
+class RuleCall(RulePart, frozen=True, kw_only=True):
     name: str
     arguments: dict[str, object] = {}
     id: str | None = None
@@ -129,7 +129,7 @@ class Call(Part, frozen=True, kw_only=True):
     """Skips the check that the request offers the tool and that its schema allows the arguments."""
 
 
-class UsageIs(Part, frozen=True, kw_only=True):
+class UsageIs(RulePart, frozen=True, kw_only=True):
     """Token counts reported in the answer, independent of the actual counts."""
 
     prompt_tokens: Count | None = None
@@ -137,7 +137,7 @@ class UsageIs(Part, frozen=True, kw_only=True):
     cached_tokens: Count | None = None
 
 
-class Delays(Part, frozen=True, kw_only=True):
+class Delays(RulePart, frozen=True, kw_only=True):
     """Waits added to the engine's own."""
 
     first_token: Duration = 0
@@ -153,11 +153,11 @@ Classes = (
 )
 
 
-class Then(Part, frozen=True, kw_only=True):
+class Then(RulePart, frozen=True, kw_only=True):
     text: str | None = None
     json: object | UnsetType = UNSET
     """Answer text, given as a value and written as JSON."""
-    tool_calls: tuple[Call, ...] = ()
+    tool_calls: tuple[RuleCall, ...] = ()
     reasoning: str | None = None
     embedding: Annotated[tuple[float, ...], Meta(min_length=1)] | str | None = None
     """A vector, or a text to be embedded."""
@@ -174,7 +174,7 @@ class Then(Part, frozen=True, kw_only=True):
     """Leaves the answer to the reply mode; usage, fault and delays still apply."""
 
 
-class Rule(Part, frozen=True, kw_only=True):
+class Rule(RulePart, frozen=True, kw_only=True):
     """A rule; the first that matches a request answers it."""
 
     then: str | Then
@@ -182,7 +182,7 @@ class Rule(Part, frozen=True, kw_only=True):
     when: When = When()
 
 
-class Script(Part, frozen=True, kw_only=True):
+class Script(RulePart, frozen=True, kw_only=True):
     rules: Annotated[tuple[Rule, ...], Meta(min_length=1, max_length=10_000)]
     seed: int | None = None
     """Seed of the script's random draws; without one, the server's random source."""
@@ -190,7 +190,7 @@ class Script(Part, frozen=True, kw_only=True):
     """Maps a tool to the JSON Schema of its arguments. Calls are checked against these schemas at start."""
 
 
-PARTS: dict[str, type[Part]] = {
+PARTS: dict[str, type[RulePart]] = {
     "": Script,
     "rules": Rule,
     "when": When,
@@ -201,7 +201,7 @@ PARTS: dict[str, type[Part]] = {
     "nth": Nth,
     "count": Range,
     "then": Then,
-    "tool_calls": Call,
+    "tool_calls": RuleCall,
     "usage": UsageIs,
     "delays": Delays,
 }

@@ -22,8 +22,8 @@ from app.base.clock.pause import call_off_hub
 from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.document import JSON
 from app.serving.faults.fault import Fault, FaultScript, RequestFacts
-from app.serving.scripts.action import Accepts, Action, Answer, RandomFunctions
-from app.serving.scripts.matching import KNOWN, WORDS, Conditions, Groups, Request, TooSlow, is_in
+from app.serving.scripts.action import Accepts, Action, RandomFunctions, ScriptedAnswer
+from app.serving.scripts.matching import KNOWN, WORDS, Conditions, Groups, MatchedRequest, TooSlow, is_in
 from app.serving.scripts.rules import (
     Nth,
     Rule,
@@ -51,7 +51,7 @@ class Decision(NamedTuple):
     """A decision about a request: an answer, a fault, or both."""
 
     rule: RuleState
-    answer: Answer | None
+    answer: ScriptedAnswer | None
     fault: Fault | None
 
 
@@ -122,7 +122,7 @@ class RuleState:
     def __str__(self) -> str:
         return f"rule {self.number}" + (f" ({self.rule.name})" if self.rule.name else "")
 
-    def concerns(self, request: Request) -> bool:
+    def concerns(self, request: MatchedRequest) -> bool:
         """True if the rule has the result that the request wants. A rule without a result concerns all
         requests.
         """
@@ -130,7 +130,7 @@ class RuleState:
             return request.wants == (self.action.numbers or WORDS)
         return True
 
-    def missing_tool(self, request: Request) -> str:
+    def missing_tool(self, request: MatchedRequest) -> str:
         """Returns an error that names a tool that the request does not offer; empty when none is missing."""
         name = next((name for name in self.needed_tools if name not in request.tools), None)
         if name is None:
@@ -139,7 +139,7 @@ class RuleState:
         return f"it calls the tool {name!r}, which is none of those that the request offers: {there}"
 
     def match(
-        self, request: Request, rng: Random, counters: LRUCache[tuple[int, bytes], int]
+        self, request: MatchedRequest, rng: Random, counters: LRUCache[tuple[int, bytes], int]
     ) -> Groups | None:
         """Returns the texts captured by the rule's regexes; None when the rule does not answer. May raise
         TooSlow.
@@ -165,7 +165,7 @@ class RuleState:
         chance = self.rule.when.chance
         return groups if chance >= 1 or rng.random() < chance else None
 
-    def fault(self, request: Request, rng: Random, now_s: float) -> Fault | None:
+    def fault(self, request: MatchedRequest, rng: Random, now_s: float) -> Fault | None:
         """Returns the fault for this request; None without a fault or when its turn has not come."""
         if self._fault is None:
             return None
@@ -281,7 +281,7 @@ class ScriptSet:
     def rules(self) -> int:
         return sum(len(file.rules) for file in self.files)
 
-    def decide(self, request: Request, own: Random | None = None) -> Decision | None:
+    def decide(self, request: MatchedRequest, own: Random | None = None) -> Decision | None:
         """Returns the decision of the first matching rule; None without a match. Pauses through
         `request.breathe`.
 
@@ -300,7 +300,7 @@ class ScriptSet:
         self.unanswered += 1
         return None
 
-    def _decision(self, rule: RuleState, request: Request, rng: Random) -> Decision | None:
+    def _decision(self, rule: RuleState, request: MatchedRequest, rng: Random) -> Decision | None:
         try:
             groups = rule.match(request, rng, self._counters)
         except TooSlow as error:
@@ -324,7 +324,7 @@ class ScriptSet:
             raise ScriptFailure(f"{rule.place}: {error}") from None
         return Decision(rule, answer, fault)
 
-    def _values(self, request: Request, groups: Groups, rng: Random) -> dict[str, object]:
+    def _values(self, request: MatchedRequest, groups: Groups, rng: Random) -> dict[str, object]:
         """Returns what templates can name (docs/scripts.md)."""
         results, unix_s = request.tool_results, self._unix()
         return {

@@ -12,7 +12,7 @@ import redis
 
 from app.kvindex.backend import BackendUnavailable, Clear, RedisSettings, Remove, Stamp
 from app.kvindex.redis_backend import RedisBackend
-from app.kvindex.streams import Message
+from app.kvindex.streams import PublishedMessage
 from tests.kvindex.engines import PROMPT, block
 from tests.kvindex.held import content, holders_of, source, store
 from tests.kvindex.publisher import Station, station
@@ -134,7 +134,7 @@ def put(place: Station, sequence: int, **more: object) -> None:
     ts = 1000.0 + sequence
     payload = place.engines[0].pack(block(sequence), ts=ts)
     place.engines[0].kept[sequence] = payload
-    place.pool.put(Message("a", "m", sequence, payload, **more))  # type: ignore[arg-type]
+    place.pool.put(PublishedMessage("a", "m", sequence, payload, **more))  # type: ignore[arg-type]
 
 
 def go_on(place: Station) -> None:

@@ -13,13 +13,13 @@ from app.engine.forms.schema.derivation import (
     FREE_TEXT,
     LONGEST,
     Alternation,
+    DerivationRule,
     Grammar,
     Node,
     Repetition,
-    Rule,
     Series,
     Text,
-    Written,
+    WrittenText,
     as_node,
 )
 from app.engine.forms.schema.draw import CompiledSchema
@@ -75,7 +75,7 @@ def _node(found: formats.Format, rules: dict[str, Node], schemas: Schemas) -> No
         case formats.GrammarContent(grammar=source):
             more, root = parse_grammar(source, f"{len(rules)}:")
             rules |= more
-            return Rule(root)
+            return DerivationRule(root)
         case formats.SequenceOf(elements=elements):
             return Series(nodes(elements))
         case formats.AnyOf(elements=elements):
@@ -100,4 +100,4 @@ def _json_node(schema: CompiledSchema) -> Node:
         size = Size.BRIEF if length < ROOMY else Size.USUAL
         return json.dumps(schema.sample(rng, ranges, size), ensure_ascii=False)
 
-    return Written(SHORTEST_JSON, LONGEST, write)
+    return WrittenText(SHORTEST_JSON, LONGEST, write)

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from app.engine.forms.schema.derivation import (
     Alternation,
     Characters,
+    DerivationRule,
     Node,
     Repetition,
-    Rule,
     Series,
     Text,
     as_node,
@@ -195,7 +195,7 @@ class GbnfParser(Parser):
     def item(self, depth: int) -> Node | None:
         match self.look().kind:
             case "name" if not self.begins_rule():
-                return Rule(self._prefix + self.step().text)
+                return DerivationRule(self._prefix + self.step().text)
             case "text":
                 return Text(self._unescaped(self.step(), str))
             case "set":
@@ -283,7 +283,7 @@ class LarkParser(Parser):
     def item(self, depth: int) -> Node | None:
         match self.look().kind:
             case "name" if not self.begins_rule():
-                return Rule(self._prefix + self.step().text)
+                return DerivationRule(self._prefix + self.step().text)
             case "text":
                 return self._text(self.step())
             case "pattern":

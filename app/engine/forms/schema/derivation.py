@@ -57,12 +57,12 @@ class Repetition:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rule:
+class DerivationRule:
     name: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Written:
+class WrittenText:
     """Text of `least` to about `most` characters, returned by `write` for a length."""
 
     least: int
@@ -75,7 +75,9 @@ class FreeText:
     """Any text."""
 
 
-Node: TypeAlias = Text | Characters | Written | FreeText | Series | Alternation | Repetition | Rule
+Node: TypeAlias = (
+    Text | Characters | WrittenText | FreeText | Series | Alternation | Repetition | DerivationRule
+)
 FREE_TEXT = FreeText()
 
 
@@ -94,7 +96,7 @@ def as_node(pattern: Pattern) -> Node:
     def write(rng: Random, budget: WorkBudget, ranges: Ranges, length: int) -> str:
         return pattern.write(rng, budget, 0, min(max(length, pattern.least), most), whole=True)
 
-    return Written(pattern.least, most, write)
+    return WrittenText(pattern.least, most, write)
 
 
 class Grammar:
@@ -145,11 +147,11 @@ class Grammar:
                 return Cost(len(text), 0, len(text))
             case Characters():
                 return Cost(1, 0, 1)
-            case Written(least, most):
+            case WrittenText(least, most):
                 return Cost(least, 0, most)
             case FreeText():
                 return Cost(0, 0, SPOKEN)
-            case Rule(name):
+            case DerivationRule(name):
                 if name not in self.rules:
                     raise SchemaError(f"the grammar has no rule {name!r}")
                 known = self._known.get(name)
@@ -195,7 +197,9 @@ GO_ON = 0.7
 def write(grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak) -> str:
     """Returns a text of about `size` characters, or the shortest. Raises SchemaError after too much work."""
     budget, parts = WorkBudget(STEPS), list[str]()
-    waiting: list[tuple[Node, int]] = [(Rule(grammar.root), size)]  # a stack, with the length of each node
+    waiting: list[tuple[Node, int]] = [
+        (DerivationRule(grammar.root), size)
+    ]  # a stack, with the length of each node
     while waiting:
         budget.spend()
         node, length = waiting.pop()
@@ -205,11 +209,11 @@ def write(grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak
                 parts.append(text)
             case Characters(choices):
                 parts.append(rng.choice(choices))
-            case Written():
+            case WrittenText():
                 parts.append(node.write(rng, budget, ranges, length))
             case FreeText():
                 parts.append(speak(min(max(length, 0), SPOKEN), rng))
-            case Rule(name):
+            case DerivationRule(name):
                 waiting.append((grammar.rules[name], length))
             case Series(items):
                 waiting += zip(reversed(items), reversed(_shares(grammar, items, length, rng)), strict=True)

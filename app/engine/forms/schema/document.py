@@ -118,7 +118,7 @@ def identity(value: JSON) -> Hashable:
     return value
 
 
-class Options(list[JSON]):
+class EnumValues(list[JSON]):
     """The values of an ``enum``, or the value of a ``const``, with look-up by hash."""
 
     def __init__(self, values: Sequence[JSON]) -> None:
@@ -141,8 +141,8 @@ class Keywords(_NoNames, total=False):
     """
 
     type: list[str]
-    enum: Options
-    const: Options
+    enum: EnumValues
+    const: EnumValues
     multipleOf: Number
     minimum: Number
     maximum: Number

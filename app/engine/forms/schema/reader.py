@@ -22,8 +22,8 @@ from app.engine.forms.schema.document import (
     RULES,
     SCHEMAS,
     Document,
+    EnumValues,
     Keywords,
-    Options,
     Schema,
 )
 from app.engine.forms.schema.errors import SchemaError, inner_path
@@ -230,6 +230,6 @@ def _modernise(schema: dict[str, object], reference_alone: bool) -> None:
     if isinstance(schema.get("type"), str):
         schema["type"] = [schema["type"]]
     if "enum" in schema:
-        schema["enum"] = Options(cast(list[JSON], schema["enum"]))
+        schema["enum"] = EnumValues(cast(list[JSON], schema["enum"]))
     if "const" in schema:
-        schema["const"] = Options([cast(JSON, schema["const"])])
+        schema["const"] = EnumValues([cast(JSON, schema["const"])])

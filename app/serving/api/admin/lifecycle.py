@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
-from app.engine.core.lifecycle import Operations, Weights
+from app.engine.core.lifecycle import Operations, WeightUpdates
 from app.engine.core.wire import DEEPEST_SLEEP, PauseMode
 from app.serving.api.admin.reports import action
 from app.serving.http.body import BodyLimits
@@ -170,7 +170,7 @@ QUIET = ("check_health", "determine_available_memory", "reload_weights", "sleep"
 """Methods of a worker that return nothing and change nothing visible to a client."""
 
 
-def weight_routes(weights: Weights, body: BodyLimits, ranks: int) -> list[Route]:
+def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[Route]:
     """Returns the routes; `ranks` is the server's number of ranks."""
 
     def read(context: RequestContext, kind: type[T]) -> T:

@@ -24,7 +24,7 @@ AT_ONCE = 1 << 15
 """Bytes hashed between two pauses: about 3 ms."""
 
 
-class Placeholder(TypedDict):
+class MediaTokens(TypedDict):
     """Tokens of a prompt that stand for one item."""
 
     offset: int
@@ -35,7 +35,7 @@ class Features(TypedDict):
     """Media of a render, by modality: a hash, the tokens and some data of each item."""
 
     mm_hashes: dict[str, list[str]]
-    mm_placeholders: dict[str, list[Placeholder]]
+    mm_placeholders: dict[str, list[MediaTokens]]
     kwargs_data: dict[str, list[str]]
 
 
@@ -48,7 +48,7 @@ def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]
     if not found:
         return None
     hashes: dict[str, list[str]] = {}
-    spans: dict[str, list[Placeholder]] = {}
+    spans: dict[str, list[MediaTokens]] = {}
     data: dict[str, list[str]] = {}
     total = len(prompt_ids)
     span = max(total // len(found), 1)

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from app.base.clock.pause import Slices
-from app.serving.api.builder import Prompt
+from app.serving.api.builder import BuiltPrompt
 from app.serving.api.chat.media import features
 from app.serving.api.chat.thinking import template_kwargs
 from app.serving.api.pipeline import ChatRules, RequestPipeline
@@ -23,7 +23,7 @@ from app.text import PLAIN_CHAT, ChatOptions
 
 def chat_prompt(
     pipeline: RequestPipeline, request: ChatCompletionRequest, messages: Sequence[Message]
-) -> Prompt:
+) -> BuiltPrompt:
     """Returns the conversation as tokens. ApiError 400 when it cannot be rendered or exceeds the context.
 
     Pauses between many messages.
@@ -51,7 +51,7 @@ def chat_prompt(
     media = features(composed, ids) if composed else None
     if messages and messages[-1].get("tool_calls"):
         text = last_message_text(messages)
-    return Prompt(ids, text, tuple(turns), media)
+    return BuiltPrompt(ids, text, tuple(turns), media)
 
 
 FORWARDED = "prompt_token_ids"

@@ -7,7 +7,7 @@ from itertools import chain
 
 from msgspec.structs import replace
 
-from app.serving.api.builder import SEND_IMAGE, Prompt, truth
+from app.serving.api.builder import SEND_IMAGE, BuiltPrompt, truth
 from app.serving.api.chat.media import features, media_tokens
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.thinking import TELLS_EMPTY
@@ -56,7 +56,7 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         meta = pipeline.identity.response_meta("chatcmpl", context, request.request_id, asked.model)
         all_ids = list(chain.from_iterable(prompt.ids for prompt in prompts))
         last = request.messages[-1]
-        whole = Prompt(all_ids, "", features=features(last, all_ids))
+        whole = BuiltPrompt(all_ids, "", features=features(last, all_ids))
         if len(prompts) > 1:
             meta = replace(meta, joint="_")
         options = response_options(pipeline, asked, meta, last, whole)
@@ -74,7 +74,7 @@ def response_options(
     asked: ValidatedRequest[ChatCompletionRequest],
     meta: ResponseMeta,
     messages: Sequence[Message],
-    prompt: Prompt,
+    prompt: BuiltPrompt,
     image: bool = False,
 ) -> ChatResponseOptions:
     request, last, ids, media = asked.request, messages[-1], prompt.ids, prompt.features

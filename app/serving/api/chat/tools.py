@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from app.base.clock.pause import Slices
-from app.engine.core.request import Constraint, JsonSchema, Tool, ToolCalls
+from app.engine.core.request import Constraint, JsonSchema, ToolCalls, ToolFunction
 from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.derivation import Grammar
 from app.engine.forms.schema.refusals import check_strict, untaken
@@ -86,7 +86,7 @@ def tool_calls_of(
     if named and len(params) > 1:
         raise bad_request("a named tool_choice needs exactly one tool of that name")
     functions = [tool.function for tool in params]
-    tools = tuple(Tool(each.name, each.parameters or NO_PARAMETERS) for each in functions)
+    tools = tuple(ToolFunction(each.name, each.parameters or NO_PARAMETERS) for each in functions)
     most = 1 if named or request.parallel_tool_calls is False else len(tools)
     return ToolCalls(tools=tools, least=least, most=most, named=named, lenient=lenient)
 

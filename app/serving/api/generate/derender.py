@@ -24,12 +24,12 @@ from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import Usage
 from app.serving.protocol.decoding import decode_first
 from app.serving.protocol.generate import (
-    Choice,
     DerenderChatRequest,
     DerenderCompletionRequest,
     DerenderStreamRequest,
     GenerateAnswer,
     Logprobs,
+    RenderedChoice,
     StreamState,
 )
 from app.serving.protocol.validation import MAX_CHOICES
@@ -381,7 +381,7 @@ def _head(pipeline: RequestPipeline, request_id: str, kind: str, model: str | No
     }
 
 
-def _usage(prompt_tokens: int, choices: Sequence[Choice]) -> Usage:
+def _usage(prompt_tokens: int, choices: Sequence[RenderedChoice]) -> Usage:
     tokens = sum(len(choice.token_ids or ()) for choice in choices)
     return Usage(prompt_tokens, prompt_tokens + tokens, tokens, None, None)
 
@@ -390,7 +390,7 @@ def _shows_ids(chat: ChatCompletionRequest | None, parses: bool) -> bool:
     return chat is not None and bool(chat.return_token_ids) and (not parses or chat.include_reasoning)
 
 
-def _ids(choice: Choice) -> list[int]:
+def _ids(choice: RenderedChoice) -> list[int]:
     if not choice.token_ids:
         raise bad_request(f"choice {choice.index} has no token_ids")
     return choice.token_ids

@@ -10,7 +10,7 @@ import msgspec
 from app.engine.core.request import ToolCalls
 from app.engine.forms.schema import Schemas
 from app.serving.api.anthropic import message_chats
-from app.serving.api.builder import Prompt
+from app.serving.api.builder import BuiltPrompt
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.tools import check_tool_choice, tool_calls_of
 from app.serving.api.completions import completion_prompt
@@ -121,7 +121,7 @@ def _rendered_chat(
 def _generate_request(
     pipeline: RequestPipeline,
     accepted: ValidatedRequest[GenerationRequest],
-    prompt: Prompt,
+    prompt: BuiltPrompt,
     number: int,
     more: JsonObject,
     no_extra_args: JsonObject | None = None,
@@ -156,7 +156,7 @@ def _generate_request(
     return whole | more
 
 
-def _features(asked: GenerationRequest, prompt: Prompt) -> JsonObject | None:
+def _features(asked: GenerationRequest, prompt: BuiltPrompt) -> JsonObject | None:
     if prompt.features is None:
         return None
     kept: JsonObject = {**prompt.features}

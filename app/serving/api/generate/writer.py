@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from app.engine.core.lifecycle import Weights
+from app.engine.core.lifecycle import WeightUpdates
 from app.engine.core.outputs import EngineOutput, Tokens
-from app.serving.api.builder import Prompt
+from app.serving.api.builder import BuiltPrompt
 from app.serving.api.generate import derender, render
 from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
 from app.serving.api.logprobs import ALL, ChatLogprobs, Entries, prompt_entries, rendered, token_id_entries
@@ -168,7 +168,9 @@ MEDIA_PARTS = ("image_url", "audio_url", "video_url")
 CLOSED = "Scale-out endpoints are disabled: this needs a server with --enable-scale-out."
 
 
-def routes(pipeline: RequestPipeline, enabled: bool, weights: Weights, aborts: bool = False) -> list[Route]:
+def routes(
+    pipeline: RequestPipeline, enabled: bool, weights: WeightUpdates, aborts: bool = False
+) -> list[Route]:
     """Returns the routes. `enabled` is `enable-scale-out`; `aborts` adds POST /abort_requests without it."""
     pipeline = replace(pipeline, force_usage=False)  # a stream of token ids has usage on request only
 
@@ -212,7 +214,7 @@ def routes(pipeline: RequestPipeline, enabled: bool, weights: Weights, aborts: b
             if not body.stream:
                 raise
             return pipeline.responder.broken(error, writer)
-        prompt = Prompt(ids, pipeline.tokenizer.decode(ids, False))
+        prompt = BuiltPrompt(ids, pipeline.tokenizer.decode(ids, False))
         return pipeline.submit(accepted, head, [prompt], writer, context)
 
     def abort_requests(context: RequestContext) -> Response:

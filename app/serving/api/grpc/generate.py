@@ -11,10 +11,10 @@ import msgspec
 
 from app.engine.core.outputs import EngineOutput, Started, TakeToken, Tokens
 from app.engine.core.request import EngineRequest
-from app.serving.api.builder import Prompt
+from app.serving.api.builder import BuiltPrompt
 from app.serving.api.chat.media import Features
 from app.serving.api.grpc.messages import SERVICE, engine, read, varint
-from app.serving.api.grpc.writer import GenerateWriter
+from app.serving.api.grpc.writer import RpcWriter
 from app.serving.api.identity import ResponseMeta, address_of
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responder import Responder
@@ -165,7 +165,7 @@ class DamagedMessages(EventStream):
 
     __slots__ = ("_damage", "_number", "was_damaged")
 
-    def __init__(self, writer: GenerateWriter, choices: int, damage: Damage) -> None:
+    def __init__(self, writer: RpcWriter, choices: int, damage: Damage) -> None:
         super().__init__(writer, choices)
         self._damage, self._number, self.was_damaged = damage, 0, False
 
@@ -245,14 +245,16 @@ def generate_method(pipeline: RequestPipeline) -> RpcMethod:
             features_of(message, 0)
             pipeline.check_text(given)
             ids = pipeline.fit(request, pipeline.tokenizer.encode(given, True))
-            prompt = Prompt(ids, given, (("user", given),) if pipeline.keeps_turns else ())
+            prompt = BuiltPrompt(ids, given, (("user", given),) if pipeline.keeps_turns else ())
         else:
             ids = pipeline.fit(request, given)
-            prompt = Prompt(ids, pipeline.tokenizer.decode(ids, False), (), features_of(message, len(ids)))
+            prompt = BuiltPrompt(
+                ids, pipeline.tokenizer.decode(ids, False), (), features_of(message, len(ids))
+            )
         request_id = message.request_id or pipeline.identity.fresh_id()
         meta = ResponseMeta(request_id, pipeline.identity.now_s(), accepted.model, "")
         transfer = address_of(request, pipeline.identity, meta, len(ids))
-        writer = GenerateWriter(accepted.n, request, ids, transfer)
+        writer = RpcWriter(accepted.n, request, ids, transfer)
         response = pipeline.submit(accepted, meta, [prompt], writer, context, responder=responder)
         return cast(RpcResponse, response)
 
@@ -272,7 +274,7 @@ class RpcResponder(Responder):
         context: RequestContext,
     ) -> Response:
         """Returns the response, always a stream: a whole answer is one message per choice."""
-        assert isinstance(writer, GenerateWriter)
+        assert isinstance(writer, RpcWriter)
         fault = fault_of(context)
         body: EventStream
         if fault is not None and fault.damage is not None:
@@ -300,7 +302,7 @@ class MessageStream(EventStream):
     def emit(self, output: EngineOutput) -> TakeToken | None:
         super().emit(output)
         writer, index = self.writer, output.index
-        if type(output) is not Started or not isinstance(writer, GenerateWriter):
+        if type(output) is not Started or not isinstance(writer, RpcWriter):
             return None
         if (plain := writer.plain_heads(index)) is None:
             return None

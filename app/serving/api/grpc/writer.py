@@ -30,7 +30,7 @@ LONGEST_VARINT = 5
 PlainParts: TypeAlias = tuple[Sequence[bytes], bytes, ChoiceState]
 
 
-class GenerateWriter(ResponseWriter):
+class RpcWriter(ResponseWriter):
     """Writes the answer to one call. A choice that breaks makes `outcome` an error."""
 
     def __init__(

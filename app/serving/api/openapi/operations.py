@@ -184,7 +184,7 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "POST /adapters": Operation(admin.RegisterAdapterRequest, {"name": "sql", "src": "/sql"}, media=(TEXT,)),
     "DELETE /adapters/{adapter_name}": Operation(media=(TEXT,)),
-    "POST /tokenize": Operation(tokenize.TokenizeRequest, {"prompt": "hello"}, tokens.Tokens),
+    "POST /tokenize": Operation(tokenize.TokenizeRequest, {"prompt": "hello"}, tokens.TokensAnswer),
     "POST /detokenize": Operation(tokenize.DetokenizeRequest, {"tokens": [120, 121]}, dict[str, str]),
     **_each(
         "GET /tokenizer_info, GET /, GET /openapi.json, GET /kv_event_sources, GET /kv/index, "

@@ -39,7 +39,7 @@ from app.text.files import is_matryoshka, model_config
 from config.settings import ModelSettings
 
 if TYPE_CHECKING:
-    from app.serving.scripts.action import Answer
+    pass
 
 BATCH = 256
 """Texts tokenized in one call."""
@@ -48,7 +48,7 @@ AT_ONCE = 256
 GROUP = 16
 """Most prompts submitted together."""
 
-Answers = Sequence["Answer | None"]
+Answers = Sequence["ScriptedAnswer | None"]
 """Decisions of scripts about each input; None where scripts decide nothing."""
 T = TypeVar("T")
 

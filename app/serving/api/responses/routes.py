@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from app.serving.api.builder import Prompt
+from app.serving.api.builder import BuiltPrompt
 from app.serving.api.chat.prompt import chat_prompt
 from app.serving.api.errors import error_response
 from app.serving.api.identity import ResponseMeta, address_of
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responses.store import (
     Background,
-    EventLog,
     KeptResponse,
+    ResponseEvents,
     ResponseStore,
     followed,
     invalid,
@@ -53,7 +53,7 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
         _follow_on(asked, chat, store)
         prompt = response_prompt(pipeline, asked, chat)
         shape = _shape(pipeline, asked, chat, prompt, head)
-        log = EventLog() if asked.background and chat.stream else None
+        log = ResponseEvents() if asked.background and chat.stream else None
         queued = msgspec.structs.replace(shape.response, status="queued")
         kept = KeptResponse(queued, chat.messages, log) if asked.store and store.keeps else None
 
@@ -127,7 +127,7 @@ def _follow_on(asked: ResponsesRequest, chat: ResponsesChat, store: ResponseStor
 
 def response_prompt(
     pipeline: RequestPipeline, asked: ResponsesRequest, chat: ChatCompletionRequest
-) -> Prompt:
+) -> BuiltPrompt:
     """Returns the conversation as tokens; truncation "auto" keeps as many last tokens as leave room."""
     if asked.truncation == "auto":
         room = pipeline.limits.max_model_len - max(asked.max_output_tokens or 1, 1)
@@ -140,7 +140,7 @@ def _shape(
     pipeline: RequestPipeline,
     asked: ResponsesRequest,
     chat: ChatCompletionRequest,
-    prompt: Prompt,
+    prompt: BuiltPrompt,
     head: ResponseMeta,
 ) -> ResponsesOptions:
     ids, media = prompt.ids, prompt.features

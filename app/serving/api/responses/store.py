@@ -33,7 +33,7 @@ MOST_BYTES = 256 << 20
 UNFINISHED = ("queued", "in_progress")
 
 
-class EventLog:
+class ResponseEvents:
     """Rendered events of a response in the background, for all its followers.
 
     An event's index is its sequence number.
@@ -71,7 +71,7 @@ class KeptResponse:
 
     response: ResponseObject
     messages: Sequence[Message]
-    log: EventLog | None = None
+    log: ResponseEvents | None = None
     abort: Callable[[], None] | None = None
     _asked_bytes: int = field(init=False)
 
@@ -141,7 +141,7 @@ class Follower:
     Iterate once; `close` always. Ends with the log, or when the client behind `connection` has left.
     """
 
-    def __init__(self, log: EventLog, start: int, connection: Connection | None) -> None:
+    def __init__(self, log: ResponseEvents, start: int, connection: Connection | None) -> None:
         self._log = log
         self._next = start
         self._connection = connection
@@ -223,7 +223,9 @@ class Background(Responder):
         return followed(log, 0, context, self.headers)
 
 
-def followed(log: EventLog, start: int, context: RequestContext, headers: Mapping[str, str]) -> Response:
+def followed(
+    log: ResponseEvents, start: int, context: RequestContext, headers: Mapping[str, str]
+) -> Response:
     """Returns the events of `log` from number `start` on, including future ones."""
     follower = Follower(log, start, context.connection)
     return Response(follower, 200, headers, EVENT_STREAM)
