@@ -330,7 +330,7 @@ def test_what_is_no_answer_is_passed_over(place: Station, silent: FakeEngine) ->
     silent.close()
 
 
-@pytest.mark.parametrize(("pause_s", "answers", "fails_s"), [(1.9, 3, 3 * 1.9 + 2), (1.5, 80, 120.0)])
+@pytest.mark.parametrize(("pause_s", "answers", "fails_s"), [(1.9, 3, 3 * 1.9 + 2), (1.5, 79, 120.0)])
 def test_silence_and_an_answer_without_end_are_failures(
     place: Station, silent: FakeEngine, pause_s: float, answers: int, fails_s: float
 ) -> None:

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
-from app.base.tracing import BATCH, QUIET_S, FailureReason, SpanSender, export, span_bytes
+from app.base.tracing import BATCH, QUIET_S, FailureReason, SpanSender, span_bytes
 from app.wiring.factory import create_app
 from config.loader import load
 
@@ -46,7 +46,7 @@ def make(tracer: Tracer, count: int) -> list[str]:
 
 
 def lost(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == export.__name__]
+    return [record.getMessage() for record in caplog.records if record.name == "app.base.tracing"]
 
 
 def test_spans_leave_in_order_and_in_batches() -> None:

@@ -39,6 +39,8 @@ from app.text.files import is_matryoshka, model_config
 from config.settings import ModelSettings
 
 if TYPE_CHECKING:
+    from app.serving.scripts.action import ScriptedAnswer
+
     pass
 
 BATCH = 256
