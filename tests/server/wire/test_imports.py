@@ -30,13 +30,13 @@ WAY = re.compile(
     r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
 )
 MOST = {
-    "fast, no latency": (120, 28, 60),
-    "fast, --profile": (480, 46, 270),
-    "Flask, no latency": (250, 56, 145),
+    "fast, no latency": (105, 28, 57),
+    "fast, --profile": (400, 46, 220),
+    "Flask, no latency": (175, 44, 95),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
 INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")
-MOST_INDEX = {"one KV event": (70, 14, 34), "one score": (46, 11, 24)}
+MOST_INDEX = {"one KV event": (52, 12, 23), "one score": (46, 10, 18)}
 
 
 def test_each_way_takes_few_calls_files_and_changes_and_the_fast_one_no_room_twice() -> None:

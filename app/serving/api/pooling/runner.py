@@ -41,8 +41,6 @@ from config.settings import ModelSettings
 if TYPE_CHECKING:
     from app.serving.scripts.action import ScriptedAnswer
 
-    pass
-
 BATCH = 256
 """Texts tokenized in one call."""
 AT_ONCE = 256
