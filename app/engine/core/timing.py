@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp
 from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from app.engine.core.batch import Batch, S
-from config.profile import CostConstants
 from config.settings import LatencySettings
+
+if TYPE_CHECKING:
+    from config.profile import CostConstants
 
 TILE_ROWS = 128
 """Rows of a matrix product that a device computes together."""
