@@ -256,3 +256,21 @@ def test_clients_that_do_not_speak_tls_harm_nobody(files: Files) -> None:
             silent.recv(100)  # it is told why, and that is all
             assert silent.recv(1) == b""
         assert not errors(server)
+
+
+def test_a_client_that_reads_nothing_loses_its_stream(files: Files) -> None:
+    env = files.env(write_timeout="500ms", max_model_len="200000")
+    with running_gunicorn(env=env) as server, connected(server.port) as secure:
+        body = json.dumps(ask(max_tokens=150000, stream=True, n=4)).encode()
+        secure.sendall(http_post("/v1/completions", body))
+        assert secure.recv(10)
+
+        def aborted() -> bool:
+            page = requests.get(f"https://localhost:{server.port}/metrics", verify=str(files.certificate))
+            found = [
+                it for it in page.text.splitlines() if it.startswith("understudy_aborted_requests_total")
+            ]
+            return any(float(line.rpartition(" ")[2]) > 0 for line in found)
+
+        wait_until(aborted)
+        assert not errors(server)
