@@ -24,7 +24,7 @@ import zmq
 from app.engine.core.remote import TELL_WHERE, Heartbeat
 from app.engine.core.wire import CommandResult, EngineProcessOptions
 from app.llm.errors import LLMError
-from app.llm.serving import WorkerSockets
+from app.llm.worker_sockets import WorkerSockets
 from config.installation import install
 
 LOOK_S: Final = 0.5

@@ -7,14 +7,12 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 import torch
-import zmq
 from msgspec.structs import asdict
 
 from app.engine.core.errors import EngineError
@@ -44,68 +42,10 @@ from app.llm.llm import assemble
 from app.llm.loader import load_checkpoint
 from app.llm.model_files import find_model
 from app.llm.sampling_params import SamplingParams
+from app.llm.worker_sockets import WorkerSockets
 
 if TYPE_CHECKING:
     from app.llm.structured_output import FormMatcher
-
-MOST_ORDER_BYTES: Final = 64 << 20
-"""Largest message in bytes; a larger one ends the connection."""
-MOST_MESSAGES: Final = 256
-"""Most messages received at a time, so that a flood of orders does not stop the steps."""
-QUEUED_MESSAGES: Final = 10_000
-"""Most messages, one a step, that wait for a worker that does not read."""
-LINGER_MS: Final = 500
-"""Milliseconds on close to send the last notices."""
-
-Delivery: TypeAlias = Literal["sent", "full", "gone"]
-
-logger = logging.getLogger(__name__)
-
-
-class WorkerSockets:
-    """A ROUTER socket at `endpoint`. Raises ZMQError when `endpoint` cannot be bound."""
-
-    def __init__(self, endpoint: str, queued_messages: int = QUEUED_MESSAGES) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.router_mandatory = 1  # sending to a worker that has left is an error
-        self._socket.sndhwm = queued_messages
-        self._socket.maxmsgsize = MOST_ORDER_BYTES
-        self._socket.linger = LINGER_MS
-        self._socket.bind(endpoint)
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(list[Order]).decode
-
-    def receive(self, timeout_s: float) -> list[tuple[bytes, list[Order]]]:
-        """Returns orders with the names of their workers; waits at most `timeout_s` seconds for the first."""
-        received: list[tuple[bytes, list[Order]]] = []
-        if not self._socket.poll(round(timeout_s * 1000)):
-            return received
-        for _ in range(MOST_MESSAGES):
-            try:
-                worker, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            try:
-                received.append((worker, self._decode(b"".join(frames))))
-            except (msgspec.DecodeError, ValueError, RecursionError) as error:
-                logger.warning("a message of a worker is ignored: %s", error)
-        return received
-
-    def send(self, worker: bytes, notices: Sequence[Notice]) -> Delivery:
-        """Sends without waiting; returns "full" when the worker has no room, "gone" when it has left."""
-        try:
-            self._socket.send_multipart([worker, self._encode(notices)], zmq.NOBLOCK)
-        except zmq.Again:
-            return "full"
-        except zmq.ZMQError:
-            return "gone"
-        return "sent"
-
-    def close(self) -> None:
-        self._socket.close()
-        self._context.term()
-
 
 IDLE_S: Final = 1.0
 """Longest wait for orders in seconds; afterwards workers get the load."""
@@ -115,6 +55,9 @@ FORMS_AT_ONCE: Final = 2
 """Threads that compile structured outputs, as a large schema takes seconds."""
 FORM_CPU_S: Final = 1.0
 """Most seconds of CPU time to compile a structured output, as clients are not trusted."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class WorkerClient:

@@ -16,7 +16,8 @@ from app.engine.core.wire import TextForm
 from app.llm.engine import LLMEngine
 from app.llm.errors import RequestError
 from app.llm.loader import load_checkpoint
-from app.llm.serving import IDLE_S, EngineService, WorkerSockets
+from app.llm.serving import IDLE_S, EngineService
+from app.llm.worker_sockets import WorkerSockets
 from tests.kvcache.caches import check
 from tests.llm.process import Worker
 from tests.llm.tiny import generate, make_engine, prompts
