@@ -11,7 +11,8 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from config.kinds import MOST, parse_duration
+from config.durations import parse_duration
+from config.kinds import MOST
 
 TTFT_BUCKETS, TPOT_BUCKETS = 23, 20
 """Number of buckets of the times to first token and per output token, with +Inf."""

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 from config.declaration import DURATION, JSON, OBJECTS, ConfigError, UsageError
+from config.durations import parse_duration
 from config.installation import COMMAND
-from config.kinds import LIST, SWITCH, parse_duration
+from config.kinds import LIST, SWITCH
 from config.plugins import kind_named_by
 from config.settings import BY_NAME, Setting, Settings, Table, table_of
 from config.sources import IGNORED, IGNORED_SWITCHES, Flags, ignored

@@ -10,6 +10,8 @@ from tests.needs import NEEDS
 
 WIRE = "wire"
 """Name of the folders, and of the marker, of tests that may start a process: a server, a command."""
+FOLDERS = frozenset((WIRE, "servers"))
+"""`servers` is a matrix of other servers and proxies, with a target of its own: make test-servers."""
 EVENTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"))
 """Audit events of the interpreter for a process that starts (PEP 578)."""
 FONTS = "fc-list"
@@ -18,7 +20,7 @@ FONTS = "fc-list"
 
 def is_wire(item: pytest.Item) -> bool:
     """Returns whether a test may start processes: by its folder, or as it needs a thing that is one."""
-    return WIRE in PurePath(item.path).parts or any(item.get_closest_marker(need.marker) for need in NEEDS)
+    return bool(FOLDERS.intersection(PurePath(item.path).parts)) or any(item.get_closest_marker(need.marker) for need in NEEDS)
 
 
 class ProcessGuard:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.base.clock.clock import Clock
-from app.base.clock.pause import Streams
+from app.base.clock.streams import Streams
 from app.console import page, routes
 from app.console.bars import Origin, RequestBars
 from app.console.feed import Feed

@@ -12,7 +12,7 @@ from typing import Protocol
 from gevent.socket import getaddrinfo
 from msgspec import Struct
 
-from config.kinds import port_of
+from config.zmq_addresses import port_of
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from app.base.clock.clock import LiveClock
-from app.base.clock.pause import Streams
+from app.base.clock.streams import Streams
 from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.exposition import Families, engine_families
 from app.base.metrics.fake import FakeFamilies

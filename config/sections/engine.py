@@ -17,7 +17,7 @@ from config.declaration import (
     not_above_share,
 )
 from config.installation import install
-from config.kinds import ZMQ_ADDRESS
+from config.zmq_addresses import ZMQ_ADDRESS
 
 EventsFormat = Literal[
     "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from config.declaration import About, Count, Duration, Port, Section, understood_by
-from config.kinds import ZMQ_ADDRESS
+from config.zmq_addresses import ZMQ_ADDRESS
 
 
 def pairs(items: Sequence[str], form: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from app.serving.api import logprobs, writer
 from app.serving.api.anthropic import MessageResponseOptions, MessageWriter
 from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
-from app.serving.api.generate.writer import GenerateResponseOptions, GenerateWriter
+from app.serving.api.generate.routes import GenerateResponseOptions, GenerateWriter
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pieces import SLICE, check_answer_size
 from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from app.base.clock.clock import VirtualClock
-from app.base.clock.pause import Streams
+from app.base.clock.streams import Streams
 from app.base.metrics.recorder import Recorder
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine

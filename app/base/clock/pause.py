@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from random import Random
 from typing import ParamSpec, TypeVar
 
 import gevent
 from gevent import monkey
 from gevent._hub_local import get_hub_if_exists
-
-
-class Streams:
-    """Makes the random streams of one rank. The same seed, rank and name give the same stream.
-
-    Without a seed every stream is different.
-    """
-
-    def __init__(self, seed: int | None, rank: int) -> None:
-        self._seed, self._rank = seed, rank
-
-    def __call__(self, name: str) -> Random:
-        return Random(None if self._seed is None else f"{self._seed} of rank {self._rank}: {name}")
-
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from app.base.clock.clock import Clock
-from app.base.clock.pause import Streams, pause_if_possible
+from app.base.clock.pause import pause_if_possible
+from app.base.clock.streams import Streams
 from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, Recorder
 from app.engine.core.beams import BeamSearch

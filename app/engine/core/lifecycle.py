@@ -1,4 +1,4 @@
-"""Sleep and wake, pause and resume, drain (vllm-api.md sections 2 and 10)."""
+"""Sleep and wake, pause and resume, drain, updates of weights (vllm-api.md sections 2 and 10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Client of an engine in another process with a real model, and its operator's commands."""
+"""Client of an engine in another process with a real model: heartbeat, requests, operator's commands."""
 
 from __future__ import annotations
 

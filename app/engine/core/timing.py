@@ -1,4 +1,4 @@
-"""Durations of prefill and of each token (simulator.md section 9, at full resolution)."""
+"""Durations: prefill and tokens of a request alone (simulator.md section 9), and the cost of shared steps."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from app.engine.kvcache.events import DEFAULT_LAYOUT, LayoutName
-from config.kinds import PORTS, port_of
+from config.zmq_addresses import PORTS, port_of
 
 
 def of_rank(endpoint: str, rank: int) -> str:

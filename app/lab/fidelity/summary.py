@@ -24,7 +24,7 @@ from app.lab.load.report import (
     write_rows,
 )
 from app.lab.load.trace import COLUMNS, LoadTrace
-from config.kinds import parse_duration
+from config.durations import parse_duration
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "e2e")

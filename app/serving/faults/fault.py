@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from app.base.clock.token_bucket import TokenBucket
 from app.serving.http.errors import ApiError
+from config.durations import format_duration
 from config.fault_rules import (
     DisconnectRule,
     EmptyRule,
@@ -26,7 +27,6 @@ from config.fault_rules import (
     TruncatedJsonRule,
     TruncateRule,
 )
-from config.kinds import format_duration
 
 Damage = DisconnectRule | TruncateRule | TruncatedJsonRule | MalformedChunkRule | MissingDoneRule | EmptyRule
 

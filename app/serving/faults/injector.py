@@ -1,4 +1,4 @@
-"""Failure injection: decides if and how a generation request fails."""
+"""Failure injection: decides if and how a request fails, in generation or as middleware."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may call: API keys, pages of other hosts, and CORS, by the rules of docs/access.md.
+"""Access: API keys, refusal of control requests from foreign pages, and CORS (docs/access.md).
 
 A browser sends "simple" requests from any page to any server; CORS only protects the answer. A page could
 pause an engine on localhost, or set its keys. A page whose host name resolves to this machine (DNS rebinding)

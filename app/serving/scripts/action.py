@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from app.engine.core.request import ScriptedCall, ScriptedReply
 from app.serving.scripts.matching import MatchedRequest
 from app.serving.scripts.rules import Classes, Delays, ScriptError, ScriptFailure, Then, UsageIs
-from config.kinds import parse_duration
+from config.durations import parse_duration
 
 MOST_CHARACTERS = 1 << 18
 """Longest text that a template, or a filter in it, makes, in characters."""

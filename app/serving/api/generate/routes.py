@@ -1,4 +1,4 @@
-"""Answers of `/inference/v1/generate` as vLLM writes them: token ids, on request with their text."""
+"""`/inference/v1/generate` and its render routes: token ids, on request with their text, as in vLLM."""
 
 from __future__ import annotations
 
