@@ -20,7 +20,9 @@ FONTS = "fc-list"
 
 def is_wire(item: pytest.Item) -> bool:
     """Returns whether a test may start processes: by its folder, or as it needs a thing that is one."""
-    return bool(FOLDERS.intersection(PurePath(item.path).parts)) or any(item.get_closest_marker(need.marker) for need in NEEDS)
+    return bool(FOLDERS.intersection(PurePath(item.path).parts)) or any(
+        item.get_closest_marker(need.marker) for need in NEEDS
+    )
 
 
 class ProcessGuard:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from config import ConfigError, Settings
 from config.document import render
-from config.durations import RULE, format_duration, parse_duration
+from config.durations import LONGEST, RULE, format_duration, parse_duration
 from config.flags import parse
-from config.kinds import LONGEST
 from config.loader import load, resolve
 from config.settings import BY_NAME, TABLE
 from config.sources import RETIRED, as_environment

@@ -45,8 +45,8 @@ SCHEMAS = {"get_weather": WEATHER, "get_time": CLOCK}
 
 @pytest.fixture(scope="module")
 def sdk(client: Client) -> Iterator[openai.OpenAI]:
-    """Asks the application of `client`; it refuses what the SDK's models do not fit."""
-    http = httpx2.Client(transport=httpx2.WSGITransport(client.app))
+    """Asks the application of `client`, in its loop; refuses what the SDK's models do not fit."""
+    http = httpx2.Client(transport=httpx2.WSGITransport(client.app.wsgi_app))
     with openai.OpenAI(
         base_url=f"{client.url}/v1", api_key="x", http_client=http, _strict_response_validation=True
     ) as sdk:

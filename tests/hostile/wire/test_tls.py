@@ -194,7 +194,7 @@ def test_a_swapped_link_is_noticed_as_kubernetes_swaps_it_while_streams_go_on(tm
         assert "do not belong together" in errors(server)[0]
         [worker] = workers_of(server)
         os.kill(worker, signal.SIGKILL)
-        assert is_served(server, second)
+        wait_until(lambda: is_served(server, second))
         second.make()
         wait_until(lambda: is_served(server, second))
 
