@@ -27,7 +27,7 @@ def body_of(writer: ResponseWriter, outputs: Iterable[EngineOutput]) -> bytes:
     """The whole answer after `outputs`."""
     for output in outputs:
         writer.take(output)
-    return b"".join(writer.pieces())
+    return writer.body()
 
 
 def whole(writer: ResponseWriter, outputs: Iterable[EngineOutput]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import cast
 
 import gevent
@@ -33,15 +33,6 @@ class Plain:
             self.most_at_once = max(self.most_at_once, len(event.ids))
             return "".join(event.texts).encode()
         return b"[failed]" if isinstance(event, Failed) else b""
-
-    def is_large(self, output: EngineOutput) -> bool:
-        return isinstance(output, Tokens) and output.texts[0].startswith("large")
-
-    def chunks(self, output: EngineOutput) -> Iterator[bytes]:
-        """Byte by byte, with pauses."""
-        for byte in self.chunk(output):
-            yield bytes((byte,))
-            yield b""
 
     def closing(self) -> bytes:
         return END

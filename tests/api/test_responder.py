@@ -38,10 +38,10 @@ class Texts:
     def take(self, event: EngineOutput) -> None:
         self.taken.append(event)
 
-    def pieces(self) -> list[bytes]:
+    def body(self) -> bytes:
         if self.fails:
             raise UnicodeError("cannot be written")
-        return [self._text(self.taken)]
+        return self._text(self.taken)
 
     def _text(self, events: Iterable[EngineOutput]) -> bytes:
         return "".join(text for event in events if type(event) is Tokens for text in event.texts).encode()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
-from app.serving.api.stream import COMMENT
+from app.serving.api.stream import COMMENT, SLICE_TOKENS
 from tests.api.served_stream import END, Served, Socket, tokens, unframed
 
 
@@ -43,17 +43,19 @@ def test_however_much_the_socket_takes_at_once_the_bytes_are_the_same(
     takes: list[int], pauses: list[bool], count: int, early: int, plain: list[bool], large: set[int]
 ) -> None:
     """`early` events come before the server begins to iterate; `plain` ones come each by itself, and may be
-    written as JSON; `large` ones take long to write.
+    written as JSON; `large` ones are more than a slice.
     """
-    texts = [f"large{k}" if k in large else f"<{k}>" for k in range(count)]
+    texts = [f"<{k}>" for k in range(count)]
     served = Served(Socket(*takes))
     events: list[EngineOutput] = [Started(0, 0.0)]
-    events += [tokens(text, last=k == count - 1) for k, text in enumerate(texts)]
+    events += [
+        tokens(text, last=k == count - 1, ids=600 if k in large else 1) for k, text in enumerate(texts)
+    ]
     take = served.stream.emit(events.pop(0))
     assert take is not None
 
     def tell(event: EngineOutput, is_plain: bool) -> None:
-        if is_plain and isinstance(event, Tokens) and event.finish is None:
+        if is_plain and isinstance(event, Tokens) and event.finish is None and len(event.ids) == 1:
             take(event.texts[0], 0, 0.0)
         else:
             served.stream.emit(event)
@@ -70,6 +72,7 @@ def test_however_much_the_socket_takes_at_once_the_bytes_are_the_same(
     expected = "".join(texts).encode() + END
     received = b"".join(served.yielded) + unframed(served.socket.received)
     assert received.replace(b'"', b"") == expected
+    assert served.plain.most_at_once <= SLICE_TOKENS
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), ConnectionResetError(), OSError(110, "timed out")])

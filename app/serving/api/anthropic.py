@@ -20,7 +20,6 @@ from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.tools import check_tool_choice
 from app.serving.api.errors import as_api_error, forget_frames
 from app.serving.api.identity import ResponseMeta, address_of
-from app.serving.api.pieces import GAP, HOLE
 from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.api.writer import ResponseWriter, Segment
 from app.serving.http.context import RequestContext
@@ -41,7 +40,7 @@ from app.serving.protocol.anthropic import (
     chat_request,
 )
 from app.serving.protocol.chat import ChatCompletionRequest
-from app.serving.protocol.common import ECTransferParams, KVTransferParams, encode
+from app.serving.protocol.common import GAP, HOLE, ECTransferParams, KVTransferParams, encode
 from app.serving.protocol.options import Effort
 from app.text import Tokenizer
 from app.text.base import ChatOptions, TokenizerInputError

@@ -9,9 +9,8 @@ from msgspec import UNSET, Struct
 from app.engine.core.outputs import EngineOutput, Started, Tokens
 from app.serving.api.builder import BuiltPrompt
 from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
-from app.serving.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name, width
-from app.serving.api.pieces import HOLE, SLICE, Holes
-from app.serving.api.pipeline import RequestPipeline
+from app.serving.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name
+from app.serving.api.pipeline import RequestPipeline, check_repeated
 from app.serving.api.writer import (
     ChoiceState,
     ChunkWriter,
@@ -22,7 +21,7 @@ from app.serving.http.errors import bad_request
 from app.serving.http.response import Response
 from app.serving.http.route import PlainHandler, Route, post
 from app.serving.protocol import common as wire
-from app.serving.protocol.common import KVTransferParams, PromptTokensDetails, Usage
+from app.serving.protocol.common import HOLE, KVTransferParams, PromptTokensDetails, Usage
 from app.serving.protocol.completions import (
     Completion,
     CompletionChoice,
@@ -66,13 +65,6 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
     def begin(self, output: Started) -> None:
         self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
         super().begin(output)
-
-    def is_large(self, output: EngineOutput) -> bool:
-        options, index = self._options, output.index
-        if type(output) is not Tokens or index in self._logprobs or not (options.echo or options.token_ids):
-            return False
-        entries = self._prompt_entries[index // options.n] if options.echo and options.logprobs else None
-        return len(options.prompts[index // options.n].ids) * width(entries) > SLICE
 
     def take(self, output: EngineOutput) -> None:
         super().take(output)
@@ -122,16 +114,15 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         index: int,
         spans: Sequence[SomeEntries],
         echoes: bool,
-        holes: Holes | None = None,
     ) -> wire.CompletionLogprobs:
         if not echoes:
-            return logprobs.lists(spans, (), holes)
+            return logprobs.lists(spans, ())
         options, number = self._options, index // self._options.n
         prompt, of_prompt = options.prompts[number], self._prompt_entries[number] or ()
         names = prompt.token_texts
         if options.token_id_names:
             names = [token_name(token_id, "", True) for token_id in prompt.ids]
-        return logprobs.lists([of_prompt, *(() if options.prompt_only else spans)], names, holes)
+        return logprobs.lists([of_prompt, *(() if options.prompt_only else spans)], names)
 
     def _whole_usage(self) -> Usage:
         options = self._options
@@ -167,7 +158,7 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         logprobs = None
         if options.logprobs:
             own = CompletionLogprobs(options.token_id_names)
-            logprobs = self._lists(own, index, choice.logprobs, options.echo, self._holes)
+            logprobs = self._lists(own, index, choice.logprobs, options.echo)
         return CompletionChoice(
             index,
             text,
@@ -175,13 +166,9 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
             choice.finish.reason,
             choice.finish.stop_reason,
             choice.ids if options.token_ids else None,
-            prompt_entries(self._prompt_entries[index // options.n], self._holes),
+            prompt_entries(self._prompt_entries[index // options.n]),
             prompt.ids if options.token_ids else None,
         )
-
-
-MOST_STREAMED = 20_000
-"""Most log probabilities of a prompt that a stream repeats in its first event: about 10 ms of work."""
 
 
 def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list[Route]:
@@ -198,14 +185,11 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         if request.prompt_embeds:
             raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
         prompts = [completion_prompt(pipeline, request, prompt) for prompt in request.prompts()]
-        if request.stream and request.echo and request.logprobs is not None:
-            entries = max((len(prompt.ids) for prompt in prompts), default=0) * asked.entries_per_prompt_token
-            if entries > MOST_STREAMED:
-                raise bad_request(
-                    f"echo and logprobs would tell {entries} log probabilities of a prompt at once, "
-                    f"more than {MOST_STREAMED} for a stream.",
-                    "echo",
-                )
+        if request.stream and (request.echo or request.return_token_ids):
+            tokens = asked.n * sum([len(prompt.ids) for prompt in prompts])
+            shows_entries = request.echo and request.logprobs is not None
+            entries = tokens * asked.entries_per_prompt_token if shows_entries else 0
+            check_repeated("echo" if request.echo else "return_token_ids", tokens, entries)
         meta = pipeline.identity.response_meta("cmpl", context, request.request_id, asked.model)
         options = CompletionResponseOptions(
             **pipeline.options(asked),

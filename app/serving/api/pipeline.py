@@ -16,13 +16,12 @@ from app.serving.api.chat.media import encoded
 from app.serving.api.chat.tools import constraint_of, tag_of
 from app.serving.api.identity import Identity, ResponseMeta
 from app.serving.api.models import ServedModels
-from app.serving.api.pieces import check_answer_size
 from app.serving.api.responder import Responder
 from app.serving.api.writer import ResponseWriter, UsageOverrides
 from app.serving.faults.injector import FaultInjector
 from app.serving.http.body import BodyLimits
 from app.serving.http.context import RequestContext
-from app.serving.http.errors import ApiError
+from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
 from app.serving.protocol.common import ECTransferParams
 from app.serving.protocol.decoding import Request, decode
@@ -46,6 +45,45 @@ CHARS = 2
 
 T = TypeVar("T", bound=Request)
 R = TypeVar("R", bound=GenerationRequest)
+
+
+MAX_ANSWER_BYTES = 64 << 20
+"""Most memory, in bytes, of one whole answer in the process."""
+TOKEN_BYTES = 48
+"""Memory of a token until its answer is written, in bytes: text and id, here and in the engine.
+
+Measured in the process: 36 bytes, with 128 choices of 4,000 tokens.
+"""
+ENTRY_BYTES = 80
+"""Memory of a log probability in an answer, in bytes; about 75 are JSON."""
+MOST_REPEATED = 1 << 20
+"""Most token ids and characters of prompts that a stream repeats at its start: about 20 ms of work."""
+MOST_REPEATED_LOGPROBS = 20_000
+"""Most log probabilities of prompts that a stream repeats at its start: about 10 ms of work."""
+
+
+def check_answer_size(n: int, tokens: int, entries: int) -> None:
+    """Raises ApiError 400 when `n` choices of so many tokens and log probabilities are too large.
+
+    The limit is 1,398,101 tokens, or 838,860 log probabilities, including alternatives and prompts. A
+    stream has no such limit: nothing is kept.
+    """
+    size = tokens * TOKEN_BYTES + entries * ENTRY_BYTES
+    if size > MAX_ANSWER_BYTES:
+        raise bad_request(
+            f"n={n} choices of up to {tokens} tokens and {entries} log probabilities together would take "
+            f"{size >> 20} MiB, more than {MAX_ANSWER_BYTES >> 20}. Ask for less, or for a stream."
+        )
+
+
+def check_repeated(param: str, values: int, entries: int = 0) -> None:
+    """Raises ApiError 400 for a stream that repeats too many values or log probabilities of its prompts."""
+    for count, most, what in (
+        (values, MOST_REPEATED, "token ids and characters"),
+        (entries, MOST_REPEATED_LOGPROBS, "log probabilities"),
+    ):
+        if count > most:
+            raise bad_request(f"A stream repeats at most {most} {what} of prompts, not {count}.", param)
 
 
 class ChatRules(Struct, frozen=True):

@@ -11,7 +11,6 @@ from gevent.event import Event as Bell
 from app.engine.core.client import EngineClient
 from app.engine.core.outputs import EngineOutput, Failed, Handle, Tokens
 from app.engine.core.request import EngineRequest
-from app.serving.api.pieces import WHOLE_BYTES, paced
 from app.serving.api.stream import EventStream, TakeOver
 from app.serving.api.writer import ResponseWriter
 from app.serving.faults.damage import damage
@@ -22,7 +21,6 @@ from app.serving.http.errors import ApiError
 from app.serving.http.response import (
     CLIENT_GONE,
     EVENT_STREAM,
-    JSON,
     PendingResponse,
     Response,
     json_response,
@@ -93,14 +91,14 @@ class Responder:
         collector = ResponseCollector(writer, len(requests))
         collector.submit(self.engine, requests)
         if not collector.unfinished:
-            return json_response(b"".join(collector.pieces()), 200, self.headers)
+            return json_response(collector.body(), 200, self.headers)
 
         def over(future: Future[None]) -> None:
             self.load.end()
             if collector.gone:
                 return
             try:
-                pending.resolve(json_response(b"".join(collector.pieces()), 200, self.headers))
+                pending.resolve(json_response(collector.body(), 200, self.headers))
             except Exception as error:
                 pending.resolve(error)
 
@@ -152,10 +150,7 @@ class Responder:
                 self.load.end()
         if collector.gone:
             return json_response(b"", CLIENT_GONE)
-        pieces = collector.pieces()
-        if sum(map(len, pieces)) <= WHOLE_BYTES:
-            return json_response(b"".join(pieces), 200, self.headers)
-        return Response(paced(pieces), 200, self.headers, JSON)
+        return json_response(collector.body(), 200, self.headers)
 
 
 class ResponseCollector:
@@ -190,11 +185,11 @@ class ResponseCollector:
         if type(output) is Tokens and output.finish is not None:
             self.unfinished -= 1
 
-    def pieces(self) -> list[bytes]:
-        """Returns the answer in pieces; pauses for other requests where it is long."""
+    def body(self) -> bytes:
+        """Returns the answer, or raises what a choice failed with; pauses where it is long."""
         if self._error is not None:
             raise self._error
-        return self._writer.pieces()
+        return self._writer.body()
 
     def leave(self) -> None:
         """Aborts the request of a client that has left."""

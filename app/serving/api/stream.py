@@ -54,7 +54,6 @@ class EventStream(StreamingBody):
         "_connection",
         "_idle_timer",
         "_keep_alive_s",
-        "_large",
         "_pending",
         "_slice_tokens",
         "_take_over",
@@ -85,8 +84,6 @@ class EventStream(StreamingBody):
         self._keep_alive_s = keep_alive_s
         self._idle_timer: IdleTimer | None = None
         self._pending: list[EngineOutput] = []
-        self._large: Iterator[bytes] | None = None
-        """Remaining pieces of an output that takes long to write."""
         self._bell: Bell | None = None
         self.handle: Handle | None = None
 
@@ -105,7 +102,7 @@ class EventStream(StreamingBody):
             self._pending.append(output)
             if transport is None and self._bell is not None:
                 self._bell.set()
-        elif self.writer.is_large(output):
+        elif type(output) is Tokens and len(output.texts) > self._slice_tokens:
             self._pending.append(output)
             transport.lag()
         else:
@@ -149,14 +146,10 @@ class EventStream(StreamingBody):
         """Returns all events and the end, if the generation is over and fits one slice; else None."""
         if self.unfinished:
             return None
-        writer, chunks, room = self.writer, list[bytes](), self._slice_tokens
-        for output in self._pending:
-            room -= len(output.ids) if type(output) is Tokens else 1
-            if room < 0 or writer.is_large(output):
-                return None
-        for output in self._pending:
-            chunks.append(writer.chunk(output))
-        return b"".join([*chunks, writer.closing()])
+        size = sum([len(output.texts) if type(output) is Tokens else 1 for output in self._pending])
+        if size > self._slice_tokens:
+            return None
+        return b"".join([*map(self.writer.chunk, self._pending), self.writer.closing()])
 
     def attach(self, transport: StreamTransport) -> None:
         """Lets `transport` write the stream: outputs so far now, later ones as they come."""
@@ -175,7 +168,7 @@ class EventStream(StreamingBody):
         """Returns waiting outputs, rendered, and two flags: more outputs wait, and the stream ends here."""
         data = self._slice()
         self.bytes_sent += len(data)
-        more = bool(self._pending) or self._large is not None
+        more = bool(self._pending)
         last = not more and not self.unfinished
         self._note_chunk(last)
         return data, more, last
@@ -199,7 +192,7 @@ class EventStream(StreamingBody):
         self._bell = bell = Bell()
         while not self.gone:
             bell.clear()
-            if self._pending or self._large is not None or not self.unfinished:
+            if self._pending or not self.unfinished:
                 data, more, last = self.next_slice()
                 yield data
                 if last:
@@ -212,30 +205,21 @@ class EventStream(StreamingBody):
 
     def _slice(self) -> bytes:
         """Renders waiting outputs up to one slice, and the end of the stream behind the last one."""
-        if self._large is not None:
-            piece = next(self._large, None)
-            if piece is not None:
-                return piece
-            self._large = None
         room, chunks, taken = self._slice_tokens, [], 0
         for output in self._pending:
             if room <= 0:
                 break
-            if self.writer.is_large(output):
-                self._large, room = self.writer.chunks(output), 0
-                taken += 1
-                break
-            if type(output) is Tokens and len(output.ids) > room:
+            if type(output) is Tokens and len(output.texts) > room:
                 first, rest = output.split(room)
                 self._pending[taken] = rest
                 chunks.append(self.writer.chunk(first))
                 room = 0
                 break
             chunks.append(self.writer.chunk(output))
-            room -= len(output.ids) if type(output) is Tokens else 1
+            room -= len(output.texts) if type(output) is Tokens else 1
             taken += 1
         del self._pending[:taken]
-        if not self._pending and not self.unfinished and self._large is None:
+        if not self._pending and not self.unfinished:
             chunks.append(self.writer.closing())
         return b"".join(chunks)
 
@@ -252,7 +236,7 @@ class EventStream(StreamingBody):
 
     def close(self) -> None:
         """Ends the stream when the server is done. Unfinished output means that a write failed."""
-        if self.unfinished or self._pending or self._large is not None:
+        if self.unfinished or self._pending:
             self.gone = True
         self._note_chunk(last=True)
         if self.transport is not None:

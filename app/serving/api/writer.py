@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Generic, TypeVar
 
@@ -13,11 +13,10 @@ from app.base.clock.pause import Slices
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
 from app.serving.api.errors import as_stream_error
 from app.serving.api.identity import ResponseMeta, ResponseOptions
-from app.serving.api.logprobs import SomeEntries, width
-from app.serving.api.pieces import BLOCK_BYTES, HOLE, SLICE, Holes, filled, template
+from app.serving.api.logprobs import SLICE, SomeEntries
 from app.serving.http.response import DONE, error_event
 from app.serving.protocol.chat import ChunkChoice, Delta
-from app.serving.protocol.common import ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode
+from app.serving.protocol.common import HOLE, ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode, template
 
 UNFINISHED = Finish("abort")
 """End of a choice that has none yet."""
@@ -163,8 +162,8 @@ class UsageOverrides(Struct, frozen=True):
 class ResponseWriter(ABC):
     """Writes one answer to one request, as a stream or whole. No other code knows a family's wire format.
 
-    A stream: `chunk`, or `chunks` of large outputs, for every output; then `closing`.
-    A whole answer: `take` for every output as it comes; then `pieces`.
+    A stream: `chunk` for every output; then `closing`.
+    A whole answer: `take` for every output as it comes; then `body`.
     """
 
     started: Started | None = None
@@ -173,7 +172,6 @@ class ResponseWriter(ABC):
     prompt_logprobs: SomeEntries | None = None
     has_failed = False
     usage = UsageOverrides()
-    _holes: Holes
     keeps_alive = False
     """Idle streams get comments (`sse-keep-alive-interval`)."""
 
@@ -205,19 +203,6 @@ class ResponseWriter(ABC):
         tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
         prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
         return Usage(prompt_tokens, prompt_tokens + tokens, tokens)
-
-    def chunks(self, output: EngineOutput) -> Iterator[bytes]:
-        """Yields `chunk` in pieces of whole events that take less than 5 ms each."""
-        if type(output) is Tokens:
-            size = max(1, SLICE // width(output.logprobs))
-            while len(output.texts) > size:
-                first, output = output.split(size)
-                yield self.chunk(first)
-        yield self.chunk(output)
-
-    def is_large(self, output: EngineOutput) -> bool:
-        """True when the events of `output` may take longer than 5 ms: take them from `chunks`."""
-        return False
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         """Returns the bytes before and behind the JSON text in the event of a plain token.
@@ -274,30 +259,22 @@ class ResponseWriter(ABC):
         elif type(output) is Failed:
             raise output.error
 
-    def pieces(self) -> list[bytes]:
-        """Returns the whole JSON answer in pieces, once all outputs are taken; pauses where it is long."""
-        self._holes = []
-        return filled(self.whole(), self._holes)
+    def body(self) -> bytes:
+        """Returns the whole JSON answer, once all outputs are taken; pauses where it is long."""
+        return encode(self.whole())
 
     @abstractmethod
-    def whole(self) -> Struct:
-        """Returns the answer as a struct, whose long lists are in `_holes`."""
+    def whole(self) -> Struct: ...
 
-    def each_choice(self, make: Callable[[int, ChoiceState], T]) -> Sequence[T] | Raw:
-        """Returns the result of `make` for each choice and its number; large ones are written one by one."""
-        choices = self.choices
-        if len(choices) == 1:
-            return (make(0, choices[0]),)
-        if len(choices) + sum([choice.tokens for choice in choices]) <= SLICE:
-            return [make(index, choice) for index, choice in enumerate(choices)]
-        before, pieces, turns = self._holes, list[bytes](), Slices(BLOCK_BYTES)
-        self._holes = []
-        for index, choice in enumerate(choices):
-            written = filled(make(index, choice), self._holes)
-            pieces += [b"," if pieces else b"[", *written]
-            turns.spend(len(written[0]))
-        self._holes = [*before, [*pieces, b"]"]]
-        return HOLE
+    def each_choice(self, make: Callable[[int, ChoiceState], T]) -> Sequence[T | Raw]:
+        """Returns the result of `make` for each choice and its number, encoded when there are several."""
+        if len(self.choices) == 1:
+            return (make(0, self.choices[0]),)
+        turns, made = Slices(SLICE), list[T | Raw]()
+        for index, choice in enumerate(self.choices):
+            made.append(Raw(encode(make(index, choice))))
+            turns.spend(1 + choice.tokens)
+        return made
 
 
 Options = TypeVar("Options", bound=ResponseOptions)
@@ -386,14 +363,14 @@ class PlainChoice:
         return begin + (self.end + begin).join(map(encode, texts)) + self.end if texts else b""
 
 
-def chunk_events(head: bytes, delta: Delta, choices: int, tail: ChunkTail) -> Iterable[bytes]:
+def chunk_events(head: bytes, delta: Delta, choices: int, tail: ChunkTail) -> bytes:
     """Returns the same event for each choice of a chat."""
     end = _end(tail)
     if choices == 1:
-        return (head + encode(ChunkChoice(0, delta)) + end,)
+        return head + encode(ChunkChoice(0, delta)) + end
     before, after = template(ChunkChoice(HOLE, delta))
     before, after = head + before, after + end
-    return (b"%b%d%b" % (before, index, after) for index in range(choices))
+    return b"".join([b"%b%d%b" % (before, index, after) for index in range(choices)])
 
 
 END = b"]}\n\n"

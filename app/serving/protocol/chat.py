@@ -306,7 +306,7 @@ class ChatCompletion(Struct, kw_only=True):
     object: str = "chat.completion"
     created: int
     model: str
-    choices: Sequence[ChatChoice] | Raw
+    choices: Sequence[ChatChoice | Raw]
     service_tier: None = None
     system_fingerprint: str | None
     usage: Usage

@@ -12,6 +12,14 @@ from msgspec.json import Encoder
 
 encode = Encoder().encode
 """Encodes to compact JSON. UnicodeEncodeError for a lone surrogate."""
+GAP = b"\0"
+"""Placeholder in a template. JSON never contains this byte: texts escape it."""
+HOLE = Raw(GAP)
+
+
+def template(value: Struct) -> list[bytes]:
+    """Returns the JSON of `value`, cut where it has holes."""
+    return encode(value).split(GAP)
 
 
 class PromptTokensDetails(Struct):

@@ -138,7 +138,7 @@ class Completion(Struct, kw_only=True):
     object: str = "text_completion"
     created: int
     model: str
-    choices: Sequence[CompletionChoice] | Raw
+    choices: Sequence[CompletionChoice | Raw]
     service_tier: None = None
     system_fingerprint: str | None
     usage: Usage

@@ -272,7 +272,7 @@ class GenerateResponse(Struct, kw_only=True):
     kv_transfer_params: KVTransferParams | None = None
     ec_transfer_params: ECTransferParams | None = None
     output_mode: str
-    choices: Sequence[GenerateChoice] | Raw
+    choices: Sequence[GenerateChoice | Raw]
 
 
 class GenerateChunk(Struct, kw_only=True):

@@ -15,7 +15,7 @@ from app.serving.api.chat.tools import check_tool_choice
 from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.serving.api.identity import ResponseMeta, address_of
 from app.serving.api.logprobs import ALL
-from app.serving.api.pipeline import RequestPipeline
+from app.serving.api.pipeline import RequestPipeline, check_repeated
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
@@ -91,14 +91,19 @@ def response_options(
     if media and pipeline.prompt_details:
         template, encode = chat_options(request, pipeline.chat_rules), pipeline.tokenizer.encode_chat
         tokens_of = media_tokens(messages, media["mm_hashes"], lambda some: len(encode(some, template)))
+    echo = (content_text(last.get("content")) if last["role"] == role else "") if request.echo else None
+    prompt_text = pipeline.tokenizer.decode(ids, False) if request.return_prompt_text else None
+    if request.stream:
+        repeated = len(echo or "") + len(prompt_text or "") + (len(ids) if request.return_token_ids else 0)
+        check_repeated("messages", asked.n * repeated)
     return ChatResponseOptions(
         **pipeline.options(asked),
         prompt_ids=ids,
         role=role,
-        echo=(content_text(last.get("content")) if last["role"] == role else "") if request.echo else None,
+        echo=echo,
         top_logprobs=top_logprobs,
         beams=request.use_beam_search,
-        prompt_text=pipeline.tokenizer.decode(ids, False) if request.return_prompt_text else None,
+        prompt_text=prompt_text,
         named_tool=named,
         forced_tool=named or choice == "required",
         new_call_id=lambda: f"chatcmpl-tool-{pipeline.identity.fresh_id()}",

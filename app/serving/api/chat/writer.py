@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from app.engine.core.outputs import EngineOutput, Part, Started, Tokens
+from app.engine.core.outputs import Part, Started, Tokens
 from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import ChatLogprobs, prompt_entries, rendered
-from app.serving.api.pieces import HOLE, SLICE, blocks
 from app.serving.api.writer import (
     ChoiceState,
     ChunkWriter,
@@ -31,6 +29,7 @@ from app.serving.protocol.chat import (
     ToolCall,
 )
 from app.serving.protocol.common import (
+    HOLE,
     ChunkTail,
     CompletionTokensDetails,
     ECTransferParams,
@@ -99,22 +98,9 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             self._logprobs = ChatLogprobs(options.top_logprobs, options.token_id_names, options.beams)
 
     def _start(self, output: Started) -> bytes:
-        return b"".join(self._begin(output))
-
-    def chunks(self, output: EngineOutput) -> Iterator[bytes]:
-        return blocks(self._begin(output)) if type(output) is Started else super().chunks(output)
-
-    def is_large(self, output: EngineOutput) -> bool:
-        if type(output) is not Started:
-            return False
-        options = self._options
-        values = len(options.prompt_text or "") + options.n * len(options.echo or "")
-        return values + (len(options.prompt_ids) if options.token_ids else 0) > SLICE
-
-    def _begin(self, output: Started) -> Iterable[bytes]:
         """Returns the role chunks of all choices together, when the first choice begins."""
         if self.started is not None:
-            return ()
+            return b""
         options, head = self._options, self._head
         self.begin(output)
         if self._plain:
@@ -125,8 +111,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         opening = chunk_events(head, Delta(options.role, ""), options.n, tail)
         if not options.echo:
             return opening
-        echo = chunk_events(head, Delta(content=options.echo), options.n, ChunkTail(usage))
-        return chain(opening, echo)
+        return opening + chunk_events(head, Delta(content=options.echo), options.n, ChunkTail(usage))
 
     def _plain_chunks(self, output: Tokens, number: int) -> bytes:
         choice, texts = self.choices[output.index], output.texts[:number]
@@ -231,7 +216,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             choices=self.each_choice(self._choice),
             system_fingerprint=meta.fingerprint,
             usage=self._usage(self.choices, details, None),
-            prompt_logprobs=prompt_entries(self.prompt_logprobs, self._holes),
+            prompt_logprobs=prompt_entries(self.prompt_logprobs),
             prompt_token_ids=options.prompt_ids if options.token_ids else None,
             prompt_text=options.prompt_text,
             kv_transfer_params=options.transfer,
@@ -243,7 +228,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         message = self._message(choice)
         logprobs = ids = None
         if self._logprobs is not None:
-            logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.entries, self._holes))
+            logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.entries))
         if self._options.token_ids and not self._options.hides:
             ids = choice.ids
         return ChatChoice(

@@ -137,7 +137,7 @@ class GenerateWriter(ResponseWriter):
             model=meta.model,
             created=meta.created,
             usage=self._usage(self.choices, details),
-            prompt_logprobs=prompt_entries(self.prompt_logprobs, self._holes),
+            prompt_logprobs=prompt_entries(self.prompt_logprobs),
             prompt_token_ids=options.prompt_ids if options.token_ids else None,
             kv_transfer_params=options.transfer,
             ec_transfer_params=options.encoded_media,
@@ -151,7 +151,7 @@ class GenerateWriter(ResponseWriter):
         text = "".join(choice.texts) if options.text else UNSET
         logprobs = None
         if options.logprobs:
-            logprobs = LogprobContent(rendered(choice.logprobs, self._entries, self._holes))
+            logprobs = LogprobContent(rendered(choice.logprobs, self._entries))
         return GenerateChoice(
             index,
             finish.reason,

@@ -16,7 +16,7 @@ from app.serving.api.chat.media import Features
 from app.serving.api.grpc.messages import SERVICE, engine, read, varint
 from app.serving.api.grpc.writer import RpcWriter
 from app.serving.api.identity import ResponseMeta, address_of
-from app.serving.api.pipeline import RequestPipeline
+from app.serving.api.pipeline import RequestPipeline, check_repeated
 from app.serving.api.responder import Responder
 from app.serving.api.stream import EventStream
 from app.serving.api.writer import ResponseWriter
@@ -251,6 +251,7 @@ def generate_method(pipeline: RequestPipeline) -> RpcMethod:
             prompt = BuiltPrompt(
                 ids, pipeline.tokenizer.decode(ids, False), (), features_of(message, len(ids))
             )
+        check_repeated("prompt_logprobs", 0, len(ids) * accepted.entries_per_prompt_token)
         request_id = message.request_id or pipeline.identity.fresh_id()
         meta = ResponseMeta(request_id, pipeline.identity.now_s(), accepted.model, "")
         transfer = address_of(request, pipeline.identity, meta, len(ids))

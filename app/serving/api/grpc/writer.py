@@ -6,7 +6,7 @@ takes several times as long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -14,9 +14,6 @@ import msgspec
 from app.engine.core.outputs import EngineOutput, Finish, Started, TokenLogprob, Tokens
 from app.serving.api.errors import as_stream_error
 from app.serving.api.grpc.messages import engine, varint
-from app.serving.api.logprobs import SomeEntries, width
-from app.serving.api.pieces import SLICE
-from app.serving.api.pieces import slices as sliced
 from app.serving.api.writer import ChoiceState, ResponseWriter
 from app.serving.http.rpc import RpcOutcome, framed
 from app.serving.protocol.common import KVTransferParams
@@ -63,19 +60,6 @@ class RpcWriter(ResponseWriter):
         self.has_failed = True
         self.outcome.fail(as_stream_error(output.error))  # type: ignore[union-attr]
         return b""
-
-    def is_large(self, output: EngineOutput) -> bool:
-        if type(output) is not Tokens:
-            return False
-        entries = self.prompt_logprobs
-        if entries is not None and self._input is None:
-            return len(entries) * width(entries) > SLICE
-        return len(output.ids) * width(output.logprobs) > SLICE
-
-    def chunks(self, output: EngineOutput) -> Iterator[bytes]:
-        if type(output) is Tokens and self.prompt_logprobs is not None and self._input is None:
-            yield from self._write_input(self.prompt_logprobs)
-        yield from super().chunks(output)
 
     def closing(self) -> bytes:
         """Returns nothing: the transport sends the status."""
@@ -180,25 +164,18 @@ class RpcWriter(ResponseWriter):
     # Log probabilities.
 
     def _input_logprobs(self) -> Any:
-        if self.prompt_logprobs is not None and self._input is None:
-            for _ in self._write_input(self.prompt_logprobs):
-                pass
-        return self._input
-
-    def _write_input(self, entries: SomeEntries) -> Iterator[bytes]:
-        """Renders the probabilities of the prompt; each empty piece is a pause."""
-        found, at = engine.InputLogProbs(), 0
-        for part in sliced(entries, max(1, SLICE // width(entries))):
-            for entry in part:
-                probability = found.token_logprobs.add()
-                if entry is not None:
-                    probability.value = entry.logprob
-                found.token_ids.append(self._prompt_ids[at])
-                if self._prompt_top:
-                    _add_top(found.top_logprobs.add(), entry, self._prompt_top)
-                at += 1
-            yield b""
-        self._input = found
+        """Renders the probabilities of the prompt once."""
+        if self.prompt_logprobs is None or self._input is not None:
+            return self._input
+        self._input = found = engine.InputLogProbs()
+        for token_id, entry in zip(self._prompt_ids, self.prompt_logprobs, strict=True):
+            probability = found.token_logprobs.add()
+            if entry is not None:
+                probability.value = entry.logprob
+            found.token_ids.append(token_id)
+            if self._prompt_top:
+                _add_top(found.top_logprobs.add(), entry, self._prompt_top)
+        return found
 
 
 def _output(entries: Sequence[TokenLogprob], top: int) -> Any:

@@ -13,10 +13,9 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from app.serving.api.identity import ResponseMeta
-from app.serving.api.pieces import HOLE, blocks, template
 from app.serving.http.errors import bad_request
 from app.serving.http.response import JSON, Response
-from app.serving.protocol.common import Usage, encode
+from app.serving.protocol.common import HOLE, Usage, encode, template
 from app.serving.protocol.pooling import EncodedRequest, ItemList
 
 OCTETS = "application/octet-stream"
@@ -24,6 +23,8 @@ MOST_NUMBERS = 2**24
 """Most numbers in one answer."""
 WHOLE = 2**19
 """Most numbers of an answer that is sent whole, with its length."""
+BLOCK_BYTES = 1 << 15
+"""Bytes of a block of a larger answer; smaller pieces are joined."""
 
 
 class Pooled(NamedTuple):
@@ -71,6 +72,18 @@ def vector_reply(
         headers = {**headers, "metadata": _metadata(request, meta, pooled)}
     body = b"".join(pieces) if numbers <= WHOLE else blocks(pieces)
     return Response(body, 200, headers, content_type=content_type)
+
+
+def blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields the same bytes in blocks that are large enough to send."""
+    block = bytearray()
+    for piece in pieces:
+        block += piece
+        if len(block) >= BLOCK_BYTES:
+            yield bytes(block)
+            block.clear()
+    if block:
+        yield bytes(block)
 
 
 def _list(meta: ResponseMeta, items: Iterable[bytes], tokens: int) -> Iterator[bytes]:

@@ -15,10 +15,9 @@ from app.engine.core.outputs import EngineOutput, Failed, Part, Started, TokenLo
 from app.serving.api.errors import as_stream_error
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import Entries, ItemLogprobs, rendered
-from app.serving.api.pieces import GAP, HOLE
 from app.serving.api.writer import ResponseWriter, Segment
 from app.serving.http.errors import bad_request
-from app.serving.protocol.common import ECTransferParams, ItemLogprob, KVTransferParams, encode
+from app.serving.protocol.common import GAP, HOLE, ECTransferParams, ItemLogprob, KVTransferParams, encode
 from app.serving.protocol.response_tools import CalledTool, custom_input
 from app.serving.protocol.responses import (
     CustomCallItem,
