@@ -230,7 +230,7 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
 
     def load(name: str) -> Tokenizer:
         token, folder = source.hf_token, source.tokenizers_cache_dir
-        return load_tokenizer(model=name, tokenizer=name, explicit=True, hf_token=token, cache_dir=folder)
+        return load_tokenizer(model=name, tokenizer=name, hf_token=token, cache_dir=folder)
 
     adapters = [adapter.name for adapter in adapters_of(settings.lora, model)]
     folder = at.kv_index_tokenizer_dir

@@ -19,7 +19,6 @@ from app.text.base import (
 )
 from app.text.huggingface import LocalTokenizer
 from app.text.loading import default_tokenizer, load_tokenizer
-from app.text.memo import PromptMemo
 
 __all__ = [
     "PLAIN_CHAT",
@@ -28,7 +27,6 @@ __all__ = [
     "ChatTemplateError",
     "LocalTokenizer",
     "Message",
-    "PromptMemo",
     "TokenIdError",
     "Tokenizer",
     "TokenizerError",

@@ -119,20 +119,20 @@ class Tokenizer:
         return "".join(tokens)
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """Returns the vocabulary's own spelling of each token, as in `/tokenize` (`Ġworld`)."""
-        raise NotImplementedError
+        """Returns the vocabulary's own spelling of each token, as in `/tokenize` (`Ġworld`), or its text."""
+        return self.token_texts(ids)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Returns the text of each token alone, as in log probabilities (` world`)."""
         return [self.decode([token_id]) for token_id in ids]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token, also if they are only part of a character."""
-        raise NotImplementedError
+        """Returns the bytes of a token, if known also those of a part of a character."""
+        return self.decode([token_id]).encode()
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         """Returns the prompt of a conversation as text."""
-        raise NotImplementedError
+        return self.decode(self.encode_chat(messages, options))
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """Returns the prompt of a conversation as token ids."""
@@ -144,18 +144,16 @@ def not_unicode() -> TokenizerInputError:
 
 
 def json_length(value: object, most: int) -> int:
-    """Estimates the members and characters in the JSON of `value`; counts to `most` at most."""
+    """Estimates the members and characters in the JSON of `value`; returns `most` for more."""
     length, waiting = 0, [value]
     for each in waiting:  # the list grows meanwhile
         length += 1
-        if isinstance(each, str):
+        if isinstance(each, str | list | tuple | dict):
             length += len(each)
-        elif isinstance(each, dict):
-            length += len(each)
-            waiting += each.values() if length < most else ()
-        elif isinstance(each, Sequence):
-            length += len(each)
-            waiting += each if length < most else ()
         if length >= most:
             return most
+        if isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
     return length

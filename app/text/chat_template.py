@@ -3,10 +3,10 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import islice
 from threading import Lock
 from typing import Any, NoReturn
 
@@ -35,8 +35,6 @@ COMPILED_BYTES, CHARACTER_BYTES = 8_000, 6
 """Most memory of a compiled template, and of each character of its source; measured."""
 LONG_JSON = 20_000
 """Members and characters of a value from which its JSON is written in pieces."""
-JSON_PIECES = 10_000
-"""Pieces of JSON that are joined at once."""
 RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
 """Names that a request's `chat_template_kwargs` must not set."""
 IGNORED = ("chat_template", "tokenize")
@@ -136,38 +134,28 @@ class ChatTemplates:
         self._special_tokens = special_tokens
         self._environment = _environment(now)
         self.limit_bytes = limit_bytes
-        self._own: dict[str, CompiledTemplate] = {}
-        self._others: LRUCache[str, CompiledTemplate]
-        self._others = LRUCache(limit_bytes, getsizeof=lambda compiled: compiled.size_bytes)
+        self._compiled: LRUCache[str, CompiledTemplate]
+        self._compiled = LRUCache(limit_bytes, getsizeof=lambda compiled: compiled.size_bytes)
         self._lock = Lock()
 
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         return self.of(options).render(messages, options)
 
     def of(self, options: ChatOptions) -> CompiledTemplate:
-        """Returns the template for a conversation with these options.
-
-        Raises:
-            ChatTemplateError: the template is missing or does not compile.
-        """
+        """Returns the template for a conversation; ChatTemplateError without a valid one."""
         source = self._source(options)
-        compiled = self._own.get(source)
-        if compiled is None:
-            with self._lock:
-                compiled = self._others.get(source)
+        with self._lock:
+            compiled = self._compiled.get(source)
         if compiled is None:
             compiled = self._compile(source)
-            if source in self._sources.values():
-                self._own[source] = compiled
-            elif compiled.size_bytes <= self.limit_bytes:
-                with self._lock:
-                    self._others[source] = compiled
+            with self._lock, suppress(ValueError):  # too large to be kept
+                self._compiled[source] = compiled
         return compiled
 
     @property
     def size_bytes(self) -> int:
         """Estimated memory of the compiled templates."""
-        return int(self._others.currsize) + sum(each.size_bytes for each in self._own.values())
+        return int(self._compiled.currsize)
 
     def _source(self, options: ChatOptions) -> str:
         """Returns the request's template (source or name), else `tool_use` for tools, else `default`."""
@@ -270,23 +258,11 @@ def _to_json(
 ) -> str:
     """Returns plain JSON for prompts, while Jinja's own filter escapes for HTML."""
     encoder = json.JSONEncoder(
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-        default=_as_list,
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
     if json_length(value, LONG_JSON) < LONG_JSON:
         return encoder.encode(value)
-    pieces = encoder.iterencode(value)  # takes ten times as long, but can be interrupted
-    return "".join(iter(lambda: "".join(islice(pieces, JSON_PIECES)), ""))
-
-
-def _as_list(value: object) -> list[object]:
-    """Converts sequences other than lists: many tools come as one."""
-    if isinstance(value, Sequence):
-        return list(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    return "".join(encoder.iterencode(value))  # takes ten times as long, but can be interrupted
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -7,22 +7,15 @@ Unlike in vLLM, a tail that stays incomplete is not lost: the last token adds it
 import codecs
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice, pairwise
-from typing import TypeVar
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from app.text.base import TokenIdError
 
-V = TypeVar("V")
-
 REPLACEMENT = "\ufffd"
 ID_LIMIT = 2**32
 """Upper bound of ids, which the library keeps in 32 bits; an id below without a token adds nothing."""
-TABLE_BYTES = 16 << 20
-"""Memory limit of each table of tokens: enough for most of a large vocabulary."""
-ENTRY_BYTES = 140
-"""Memory of an entry with the text or the bytes of a token; measured."""
 
 
 def check_id_range(ids: Iterable[int]) -> None:
@@ -42,24 +35,8 @@ def byte_symbols() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
 
 
-class TokenTable(dict[int, V]):
-    """Values by token id, computed at first use; emptied when they exceed `limit_bytes`."""
-
-    limit_bytes = TABLE_BYTES
-
-    @property
-    def size_bytes(self) -> int:
-        return ENTRY_BYTES * len(self)
-
-    def keep(self, token_id: int, value: V) -> V:
-        if self.size_bytes + ENTRY_BYTES > self.limit_bytes:
-            self.clear()
-        self[token_id] = value
-        return value
-
-
-class TokenBytes(TokenTable[bytes]):
-    """Token id -> its bytes, for byte-level vocabularies."""
+class TokenBytes(dict[int, bytes]):
+    """Token id -> its bytes, for byte-level vocabularies; filled at first use."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__()
@@ -72,12 +49,14 @@ class TokenBytes(TokenTable[bytes]):
         if token is None:
             return b""  # not stored: there are up to 2**32 such ids
         try:
-            return self.keep(token_id, bytes([self._symbols[symbol] for symbol in token]))
+            raw = bytes([self._symbols[symbol] for symbol in token])
         except KeyError:  # an added token with a symbol outside the table, such as a blank
-            return self.keep(token_id, token.encode())
+            raw = token.encode()
+        self[token_id] = raw
+        return raw
 
 
-class TokenTexts(TokenTable[str | None]):
+class TokenTexts(dict[int, str | None]):
     """Token id -> text that the token adds anywhere, or None if the text depends on its neighbours."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
@@ -89,73 +68,55 @@ class TokenTexts(TokenTable[str | None]):
         text = raw.decode("utf-8", "replace")
         if not raw:
             return text
-        return self.keep(token_id, None if REPLACEMENT in text else text)
+        self[token_id] = kept = None if REPLACEMENT in text else text
+        return kept
 
 
-class ByteLevelPieces:
-    """Pieces for byte-level vocabularies: a look-up per token, and a UTF-8 decoder for split characters.
-
-    The ids in `skipped` add nothing.
-    """
-
-    def __init__(self, texts: TokenTexts, skipped: frozenset[int]) -> None:
-        self._texts = texts
-        self._skipped = skipped
-
-    def __call__(self, ids: Sequence[int]) -> list[str]:
-        pieces: list[str] = []
-        texts, skipped = self._texts, self._skipped
-        for token_id in ids:
-            text = "" if token_id in skipped else texts[token_id]
-            if text is None:
-                self._split_characters(islice(ids, len(pieces), None), pieces)
-                break
-            pieces.append(text)
-        return pieces
-
-    def _split_characters(self, ids: Iterable[int], pieces: list[str]) -> None:
-        """Adds the pieces of `ids`, whose first token ends within a character."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        held, inside = "", False
-        for token_id in ids:
-            if token_id in self._skipped:
-                pieces.append("")
-                continue
-            text = None if inside else self._texts[token_id]
-            if text is None:
-                held += decoder.decode(self._texts.token_bytes[token_id])
-                inside = held.endswith(REPLACEMENT) or decoder.getstate()[0] != b""
-                text, held = ("", held) if inside else (held, "")
-            pieces.append(text)
-        pieces[-1] += held + decoder.decode(b"", final=True)
+def byte_level_pieces(ids: Sequence[int], texts: TokenTexts, skipped: frozenset[int]) -> list[str]:
+    """Returns the pieces of `ids`; those in `skipped` add nothing."""
+    pieces: list[str] = []
+    for token_id in ids:
+        text = "" if token_id in skipped else texts[token_id]
+        if text is None:
+            return pieces + _split_characters(islice(ids, len(pieces), None), texts, skipped)
+        pieces.append(text)
+    return pieces
 
 
-class StreamPieces:
-    """Pieces for all other decoders, by the library's window over the last tokens."""
+def _split_characters(ids: Iterable[int], texts: TokenTexts, skipped: frozenset[int]) -> list[str]:
+    """Returns the pieces of `ids`, whose first token ends within a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    pieces, held, inside = list[str](), "", False
+    for token_id in ids:
+        if token_id in skipped:
+            pieces.append("")
+            continue
+        text = None if inside else texts[token_id]
+        if text is None:
+            held += decoder.decode(texts.token_bytes[token_id])
+            inside = held.endswith(REPLACEMENT) or decoder.getstate()[0] != b""
+            text, held = ("", held) if inside else (held, "")
+        pieces.append(text)
+    pieces[-1] += held + decoder.decode(b"", final=True)
+    return pieces
 
-    def __init__(self, backend: tokenizers.Tokenizer, skip_special_tokens: bool) -> None:
-        self._backend = backend
-        self._skip = skip_special_tokens
 
-    def __call__(self, ids: Sequence[int]) -> list[str]:
-        if not ids:
-            return []
-        check_id_range(ids)
-        text = self._backend.decode(ids, self._skip)
-        # The window gives the end of each token's text, except for decoders that change earlier text.
-        # Cutting the whole text at the ends keeps the sum right for them, too.
-        ends = [min(end, len(text)) for end in accumulate(self._lengths(ids))]
-        ends[-1] = len(text)
-        return [text[start:end] for start, end in pairwise([0, *ends])]
-
-    def _lengths(self, ids: Sequence[int]) -> list[int]:
-        stream = DecodeStream(skip_special_tokens=self._skip)
-        lengths = []
-        for token_id in ids:
-            try:
-                added = stream.step(self._backend, token_id)
-            except Exception:  # the library raises this for text that does not extend its prefix
-                stream = DecodeStream(skip_special_tokens=self._skip)
-                added = stream.step(self._backend, token_id)
-            lengths.append(len(added or ""))
-        return lengths
+def stream_pieces(ids: Sequence[int], backend: tokenizers.Tokenizer, skip_special_tokens: bool) -> list[str]:
+    """Returns the pieces of `ids` for all other decoders, by the library's window over the last tokens."""
+    if not ids:
+        return []
+    check_id_range(ids)
+    stream, lengths = DecodeStream(skip_special_tokens=skip_special_tokens), list[int]()
+    for token_id in ids:
+        try:
+            added = stream.step(backend, token_id)
+        except Exception:  # the library raises this for text that does not extend its prefix
+            stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+            added = stream.step(backend, token_id)
+        lengths.append(len(added or ""))
+    # The window gives the end of each token's text, except for decoders that change earlier text.
+    # Cutting the whole text at the ends keeps the sum right for them, too.
+    text = backend.decode(ids, skip_special_tokens)
+    ends = [min(end, len(text)) for end in accumulate(lengths)]
+    ends[-1] = len(text)
+    return [text[start:end] for start, end in pairwise([0, *ends])]

@@ -7,7 +7,6 @@ of the library's time. The library encodes all other texts, long ones in a nativ
 
 import os
 import re
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -22,6 +21,7 @@ from tokenizers import decoders, models
 from app.base.clock.pause import call_off_hub
 from app.text.base import (
     PLAIN_CHAT,
+    BoundedCache,
     ChatOptions,
     Message,
     TokenIdError,
@@ -32,16 +32,14 @@ from app.text.base import (
 )
 from app.text.chat_template import ChatTemplates
 from app.text.detokenize import (
-    ByteLevelPieces,
-    StreamPieces,
     TokenBytes,
     TokenTexts,
+    byte_level_pieces,
     byte_symbols,
     check_id_range,
+    stream_pieces,
 )
 from app.text.files import DEFAULT_TEMPLATE, TokenizerFolder, read_folder, read_info
-from app.text.long_text import LongTextEncoder
-from app.text.memo import PromptMemo
 
 WORDS = re.compile(
     r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
@@ -61,9 +59,9 @@ class WordEncoder:
         self.limit_bytes = limit_bytes
         self._model = backend.model
         self._symbols = {byte: symbol for symbol, byte in byte_symbols().items()}
-        added = {token.content: [token_id] for token_id, token in backend.get_added_tokens_decoder().items()}
-        longest_first = sorted(added, key=len, reverse=True)
-        self._added = added
+        added = backend.get_added_tokens_decoder().items()
+        self._added = {token.content: [token_id] for token_id, token in added}
+        longest_first = sorted(self._added, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})").split
         self._known: dict[str, list[int]] = {}
 
@@ -115,24 +113,14 @@ def knows_words(backend: tokenizers.Tokenizer) -> bool:
 
 LONG_TEXT = 2_000
 """Characters above which a text is encoded in a native thread (about 0.5 ms of work)."""
-LONG_SEQUENCE = 8_000
-"""Tokens above which ids are decoded in a native thread (about 0.5 ms of work)."""
-LONG_LIST = 20_000
-"""Tokens above which a list with a value for each is made in a native thread (about 10 ms of work)."""
-LONG_CHAT = 20_000
-MANY_MESSAGES = 400
-"""Members and characters, or messages, of a long conversation, which a native thread renders uncached."""
-P = ParamSpec("P")
-T = TypeVar("T")
-Detokenizer = Callable[[Sequence[int]], list[str]]
-"""Token ids -> text that each token adds."""
-NOTHING_GIVEN = (None, None, None)
-CHATS_BYTES = 32 << 20
-"""Memory limit of the token ids of conversations."""
-IDS = "I"
-"""Type code of the arrays of remembered ids; lists, with an object per id, take ten times the memory."""
+LONG_LIST = 8_000
+"""Tokens above which their texts are made in a native thread (about 0.5 ms of work)."""
+LONG_CHAT, MANY_MESSAGES = 20_000, 400
+"""Members and characters, and messages, above which a conversation is rendered in a native thread."""
 WORD_START = "▁"
 """Sign of a blank in SentencePiece vocabularies."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class LocalTokenizer(Tokenizer):
@@ -148,14 +136,14 @@ class LocalTokenizer(Tokenizer):
         # A file may have settings from training that cut or pad every text.
         backend.no_truncation()
         backend.no_padding()
-        self._backend = backend
+        self.backend, self.name = backend, name
+        """`backend` is the library's object: shared, must not be changed."""
         self._templates = ChatTemplates(folder.chat_templates, folder.special_tokens, now, folder.takes_media)
         added = backend.get_added_tokens_decoder()
         self.added_ids: frozenset[int] | None = frozenset(added)
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.name = name
         self._file, self._chat_templates = folder.tokenizer_file, folder.chat_templates
-        self.vocab_size: int = max(self._last_id() + 1, folder.model_vocab_size)
+        self.vocab_size: int = max(_last_id(backend) + 1, folder.model_vocab_size)
         eos_token = folder.special_tokens.get("eos_token")
         eos = None if eos_token is None else backend.token_to_id(eos_token)
         self.eos_token_id: int | None = next(iter(folder.eos_token_ids), None) if eos is None else eos
@@ -163,19 +151,11 @@ class LocalTokenizer(Tokenizer):
         self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         self._bytes = TokenBytes(backend)
         self._texts = TokenTexts(self._bytes)
-        self._pieces, self._all_pieces = self._detokenizer(True), self._detokenizer(False)
-        self._encoder = LongTextEncoder(backend)
         self._words = WordEncoder(backend) if knows_words(backend) else None
         self._has_frame = backend.num_special_tokens_to_add(False) > 0
-        self._chats: PromptMemo[array[int]] = PromptMemo(CHATS_BYTES, array(IDS).itemsize)
         self.tells_time = self._templates.tells_time
-        self.caches = {
-            "conversations": self._chats,
-            "chat templates": self._templates,
-            "token bytes": self._bytes,
-            "token texts": self._texts,
-            **({} if self._words is None else {"words": self._words}),
-        }
+        words: dict[str, BoundedCache] = {} if self._words is None else {"words": self._words}
+        self.caches = {"chat templates": self._templates, **words}
 
     @classmethod
     def from_path(
@@ -188,9 +168,7 @@ class LocalTokenizer(Tokenizer):
         """Loads a folder with `tokenizer.json`, or such a file.
 
         `chat_template` replaces the folder's templates, `takes_media` the value from `config.json`.
-
-        Raises:
-            TokenizerLoadError: the file is missing, or the library cannot read the file.
+        TokenizerLoadError when the file is missing, or the library cannot read the file.
         """
         # The library would start a thread per core in every process, and wake one for each text.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -205,25 +183,9 @@ class LocalTokenizer(Tokenizer):
             raise TokenizerLoadError(f"{folder.tokenizer_file} is not a tokenizer: {error}.") from error
         return cls(backend, folder, name or str(path))
 
-    def _last_id(self) -> int:
-        # The last id follows from the count unless the vocabulary has holes, which are rare and slow to find.
-        count = self._backend.get_vocab_size(with_added_tokens=True)
-        holes = self._backend.id_to_token(count - 1) is None or self._backend.id_to_token(count) is not None
-        return max(self._backend.get_vocab().values()) if holes else count - 1
-
     @cached_property
     def longest_token(self) -> int:
-        return max(map(len, self._backend.get_vocab()), default=1)
-
-    @property
-    def backend(self) -> tokenizers.Tokenizer:
-        """Tokenizer object of the library: shared, must not be changed."""
-        return self._backend
-
-    def _detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
-        if self._byte_level:
-            return ByteLevelPieces(self._texts, self._special_ids if skip_special_tokens else frozenset())
-        return StreamPieces(self._backend, skip_special_tokens)
+        return max(map(len, self.backend.get_vocab()), default=1)
 
     def info(self) -> dict[str, object]:
         """Returns `tokenizer_config.json`, with the chat template in use."""
@@ -246,56 +208,60 @@ class LocalTokenizer(Tokenizer):
         return self.encode_many([text], add_special_tokens)[0]
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
-        long = sum(map(len, texts)) > LONG_TEXT
-        return _beside_loop_if(long, self._encode_many, texts, add_special_tokens)
+        def work() -> list[list[int]]:
+            encode = self.backend.encode_batch_fast  # lets go of the interpreter, unlike `encode`
+            return [found.ids for found in encode(list(texts), add_special_tokens=add_special_tokens)]
 
-    def _encode_many(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         try:
-            return self._encoder.encode_many(texts, add_special_tokens)
+            return _beside_loop_if(sum(map(len, texts)) > LONG_TEXT, work)
         except TypeError as error:
             raise not_unicode() from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         try:
-            if len(ids) <= LONG_SEQUENCE:
-                return self._backend.decode(ids, skip_special_tokens)
-            return call_off_hub(self._backend.decode_batch, [ids], skip_special_tokens)[0]
+            if len(ids) <= LONG_LIST:
+                return self.backend.decode(ids, skip_special_tokens)
+            return call_off_hub(self.backend.decode_batch, [ids], skip_special_tokens)[0]
         except OverflowError:
             check_id_range(ids)
             raise
 
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
-        pieces = self._pieces if skip_special_tokens else self._all_pieces
-        return _beside_loop_if(len(ids) > LONG_LIST, pieces, ids)
+        is_long = len(ids) > LONG_LIST
+        if self._byte_level:
+            skipped = self._special_ids if skip_special_tokens else frozenset[int]()
+            return _beside_loop_if(is_long, byte_level_pieces, ids, self._texts, skipped)
+        return _beside_loop_if(is_long, stream_pieces, ids, self.backend, skip_special_tokens)
 
     def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
-        encode = self._backend.encode
+        encode = self.backend.encode
         return _beside_loop_if(len(text) > LONG_TEXT, encode, text, None, False, add_special_tokens).offsets
 
     def join(self, tokens: Sequence[str]) -> str:
-        decoder = self._backend.decoder
+        decoder = self.backend.decoder
         return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        return _beside_loop_if(len(ids) > LONG_LIST, self._strings_of, ids)
+        def work() -> list[str]:
+            check_id_range(ids)
+            return [self.backend.id_to_token(token_id) or "" for token_id in ids]
 
-    def _strings_of(self, ids: Sequence[int]) -> list[str]:
-        check_id_range(ids)
-        return [self._backend.id_to_token(token_id) or "" for token_id in ids]
+        return _beside_loop_if(len(ids) > LONG_LIST, work)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        return _beside_loop_if(len(ids) > LONG_LIST, self._texts_of, ids)
-
-    def _texts_of(self, ids: Sequence[int]) -> list[str]:
         """Returns texts with the blanks that a decoder drops from the start."""
-        if self._byte_level:
-            return [self._bytes[token_id].decode("utf-8", "replace") for token_id in ids]
-        texts = []
-        for token_id, token in zip(ids, self._strings_of(ids), strict=True):
-            blanks = len(token) - len(token.lstrip(WORD_START))
-            text = self._backend.decode([token_id], False)
-            texts.append(" " * blanks + text.lstrip(" ") if blanks else text)
-        return texts
+
+        def work() -> list[str]:
+            if self._byte_level:
+                return [self._bytes[token_id].decode("utf-8", "replace") for token_id in ids]
+            texts = []
+            for token_id, token in zip(ids, self.token_strings(ids), strict=True):
+                blanks = len(token) - len(token.lstrip(WORD_START))
+                text = self.backend.decode([token_id], False)
+                texts.append(" " * blanks + text.lstrip(" ") if blanks else text)
+            return texts
+
+        return _beside_loop_if(len(ids) > LONG_LIST, work)
 
     def token_bytes(self, token_id: int) -> bytes:
         if self._byte_level:
@@ -306,41 +272,22 @@ class LocalTokenizer(Tokenizer):
         return self.token_texts([token_id])[0].encode()
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
-        if _is_short(messages, options):
-            return self._templates.render(messages, options)
-        return call_off_hub(self._templates.of(options).render, messages, options)
+        given = messages, options.tools, options.documents, options.chat_template_kwargs
+        is_long = len(messages) > MANY_MESSAGES or json_length(given, LONG_CHAT) == LONG_CHAT
+        render = self._templates.of(options).render
+        return call_off_hub(render, messages, options) if is_long else render(messages, options)
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
-        """Remembers short conversations, which probes and load tests repeat."""
-        if not _is_short(messages, options):
-            render = self._templates.of(options).render
-            return self.encode(call_off_hub(render, messages, options), options.add_special_tokens)
-        try:
-            key = msgspec.json.encode((messages, options))
-        except UnicodeEncodeError as error:
-            raise not_unicode() from error
-        known = self._chats.get(key)
-        if known is not None:
-            return known.tolist()
-        ids = self.encode(self._templates.render(messages, options), options.add_special_tokens)
-        if not self.tells_time:
-            self._chats.put(key, array(IDS, ids))
-        return ids
+        return self.encode(self.render_chat(messages, options), options.add_special_tokens)
+
+
+def _last_id(backend: tokenizers.Tokenizer) -> int:
+    # The last id follows from the count unless the vocabulary has holes, which are rare and slow to find.
+    count = backend.get_vocab_size(with_added_tokens=True)
+    holes = backend.id_to_token(count - 1) is None or backend.id_to_token(count) is not None
+    return max(backend.get_vocab().values()) if holes else count - 1
 
 
 def _beside_loop_if(long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Calls `work`, in a native thread if `long`, while other greenlets run."""
     return call_off_hub(work, *args, **kwargs) if long else work(*args, **kwargs)
-
-
-def _is_short(messages: Sequence[Message], options: ChatOptions) -> bool:
-    """Returns True for a conversation that takes little time to render."""
-    if len(messages) > MANY_MESSAGES:
-        return False
-    length = 0
-    for message in messages:
-        content = message.get("content")
-        plain = type(content) is str and len(message) == 2
-        length += len(content) if plain else json_length(message, LONG_CHAT)  # type: ignore[arg-type]
-    given = options.tools, options.documents, options.chat_template_kwargs
-    return length + (0 if given == NOTHING_GIVEN else json_length(given, LONG_CHAT)) < LONG_CHAT

@@ -21,7 +21,6 @@ def load_tokenizer(
     *,
     model: str,
     tokenizer: str | None = None,
-    explicit: bool = False,
     force_dummy: bool = False,
     render_url: str | None = None,
     render_timeout_s: float = 5.0,
@@ -33,20 +32,10 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Returns the embedded tokenizer if forced, else a render service, else one of a folder, file or hub.
 
-    Args:
-        model: model name, the source when `tokenizer` is not given.
-        tokenizer: folder, file or `organisation/name` on the hub.
-        explicit: the user named `tokenizer`, so that no other may replace it.
-        render_url: base address of a vLLM render service.
-        render_timeout_s: seconds until a call to the service counts as failed.
-        mm_render_timeout_s: the same for messages with images.
-        hf_token: access token for the hub.
-        cache_dir: folder for files from the hub; the library's own when None.
-        chat_template: Jinja source, or a file with it, in place of the tokenizer's own; not for a service.
-        takes_media: the model is multimodal; None reads the model's `config.json`. Ignored for a service.
-
-    Raises:
-        TokenizerLoadError: an `explicit` tokenizer cannot be loaded.
+    `tokenizer`, by default `model`, is a folder, file or `organisation/name` on the hub. `hf_token` is for
+    the hub, `cache_dir` for its files, by default in the library's own place. `chat_template` is Jinja source
+    or its file, in place of the tokenizer's own, `takes_media` None reads the model's `config.json`; both are
+    not for a service. TokenizerLoadError when `tokenizer` cannot be loaded; a `model` then gets the embedded.
     """
     chat_template = template_source(chat_template)
     if takes_media is None:
@@ -66,13 +55,13 @@ def load_tokenizer(
             return LocalTokenizer.from_path(path, source, chat_template, takes_media)
         if source.startswith((".", "/", "~")):
             raise TokenizerLoadError(f"There is nothing at {source}.")
-        if not explicit and "/" not in source:  # a model name such as `tiny` is no repository
+        if tokenizer is None and "/" not in source:  # a model name such as `tiny` is no repository
             return default_tokenizer(chat_template, takes_media)
         cache = None if cache_dir is None else Path(cache_dir).expanduser()
         folder = files.fetch(source, hf_token, cache)
         return LocalTokenizer.from_path(folder, source, chat_template, takes_media)
     except TokenizerLoadError as error:
-        if explicit:
+        if tokenizer is not None:
             raise
         logger.warning("no tokenizer for %s, using the embedded one: %s", source, error)
         return default_tokenizer(chat_template, takes_media)

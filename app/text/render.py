@@ -90,17 +90,6 @@ class RenderTokenizer(Tokenizer):
         last = len(ids) - 1
         return [*words[:last], *[""] * (last - len(words)), "".join(words[last:])]
 
-    def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """Returns the text of each token, with one call for each."""
-        return self.token_texts(ids)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of the token's text, as the service gives no parts of a character."""
-        return self.decode([token_id]).encode()
-
-    def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
-        return self.decode(self.encode_chat(messages, options))
-
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """Sends only the options that differ from the defaults."""
         fields: dict[str, object] = {"messages": list(messages)}

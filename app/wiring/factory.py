@@ -112,7 +112,6 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
     return load_tokenizer(
         model=settings.model.model,
         tokenizer=at.tokenizer,
-        explicit=at.tokenizer is not None,
         force_dummy=at.force_dummy_tokenizer,
         render_url=at.render_url,
         render_timeout_s=at.render_timeout,
@@ -264,7 +263,7 @@ def add_generation(
     live.subscribe(plain_chats.on_settings)
     live.subscribe(plain_completions.on_settings)
     store, threads = ResponseStore(settings.api.enable_responses_store), anthropic.ThreadStore()
-    memos = {"plain chats": plain_chats.known.memo, "plain prompts": plain_completions.known.memo}
+    memos = {"plain chats": plain_chats.known, "plain prompts": plain_completions.known}
     app.caches.append(lambda: {**memos, "responses": store, "threads": threads})
     scale_out, aborts = settings.api.enable_scale_out, settings.server.server_dev_mode
     app.add_routes("chat", chat.routes(pipeline, plain_chats))

@@ -7,10 +7,10 @@ from app.wiring.factory import create_app
 from config.loader import load
 
 NAMES = {
-    *("block hashes", "chat templates", "client audit", "conversations", "fault scripts", "index blocks"),
+    *("block hashes", "chat templates", "client audit", "fault scripts", "index blocks"),
     *("KV cache blocks", "KV events to publish", "KV events to replay", "index key roots", "index keys"),
     *("index tails", "index tokenizers", "plain chats", "plain prompts", "prompt tokens", "rate limits"),
-    *("responses", "schemas", "token bytes", "token texts", "words"),
+    *("responses", "schemas", "words"),
 }
 
 
@@ -32,4 +32,4 @@ def test_every_cache_is_told_with_its_bound_and_what_is_remembered_shows() -> No
     assert app.test_client().post("/v1/chat/completions", json=chat).status_code == 200
     after = sizes(app)
     assert after["KV cache blocks"]["size_bytes"] >= before["KV cache blocks"]["size_bytes"]
-    assert after["conversations"]["size_bytes"] > before["conversations"]["size_bytes"]
+    assert after["words"]["size_bytes"] > before["words"]["size_bytes"]

@@ -23,7 +23,7 @@ from app.engine.kvcache.prompt import Adapter
 from app.engine.lora import LoRASlots
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import SimulatedModel
-from app.text import Tokenizer, load_tokenizer
+from app.text import Tokenizer, default_tokenizer
 from config.profile import Profile
 from config.settings import KVCacheSettings, LatencySettings, ReplySettings, SchedulingSettings, Settings
 
@@ -34,15 +34,7 @@ START_S = 1000.0
 
 @cache
 def embedded_tokenizer() -> Tokenizer:
-    return load_tokenizer(
-        model="test",
-        tokenizer=None,
-        explicit=False,
-        force_dummy=True,
-        render_url=None,
-        render_timeout_s=1.0,
-        hf_token=None,
-    )
+    return default_tokenizer()
 
 
 @cache

@@ -23,7 +23,7 @@ RECORDED = RECORDING / "vllm-0.32" / "tiny"
 
 @cache
 def recorded_tokenizer() -> Tokenizer:
-    return load_tokenizer(model="tiny", tokenizer=str(RECORDED), explicit=True)
+    return load_tokenizer(model="tiny", tokenizer=str(RECORDED))
 
 
 RECORDED_CORPUS = cache(lambda: Corpus(recorded_tokenizer(), sample_sentences()))

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
 from app.text import LocalTokenizer, default_tokenizer
-from app.text.detokenize import TokenBytes, TokenTexts
 
 TOKENIZER = default_tokenizer()
 any_ids = st.lists(st.integers(0, 6143) | st.integers(5, 260) | st.just(0) | st.just(9_999_999), max_size=40)
@@ -66,12 +65,3 @@ def test_any_ids_of_a_sentencepiece_vocabulary_sum_up(sentencepiece: LocalTokeni
         assert "".join(sentencepiece.pieces(ids)) == sentencepiece.decode(ids)
 
     check()
-
-
-def test_what_is_remembered_of_tokens_is_bounded(embedded: LocalTokenizer) -> None:
-    texts = TokenTexts(TokenBytes(embedded.backend))
-    texts.limit_bytes = 2_000
-    for _ in range(2):
-        for token_id in range(5, 500):
-            assert texts[token_id] in (None, embedded.decode([token_id]))
-            assert texts.size_bytes <= texts.limit_bytes

@@ -27,14 +27,14 @@ def test_a_plain_model_name_gets_the_embedded_tokenizer_without_a_word(
 
 def test_a_folder_or_a_file_is_loaded_from_the_disk(tmp_path: Path) -> None:
     shutil.copy(EMBEDDED / "tokenizer.json", tmp_path)
-    assert name_of(model="x", tokenizer=str(tmp_path), explicit=True) == str(tmp_path)
+    assert name_of(model="x", tokenizer=str(tmp_path)) == str(tmp_path)
     assert name_of(model=str(tmp_path)) == str(tmp_path)
     file = str(tmp_path / "tokenizer.json")
-    assert name_of(model="x", tokenizer=file, explicit=True) == file
+    assert name_of(model="x", tokenizer=file) == file
 
 
 def test_the_embedded_tokenizer_can_be_forced_and_a_service_named() -> None:
-    assert name_of(model="x", tokenizer="/nowhere", explicit=True, force_dummy=True) == "embedded"
+    assert name_of(model="x", tokenizer="/nowhere", force_dummy=True) == "embedded"
     service = load_tokenizer(model="x", render_url="http://127.0.0.1:9/", render_timeout_s=1.0)
     assert isinstance(service, RenderTokenizer)
     assert service.name == "http://127.0.0.1:9"
@@ -80,7 +80,7 @@ def test_a_place_without_a_tokenizer_falls_back_with_one_warning_unless_asked_fo
     places = dict.fromkeys(["/nowhere/at/all", "./nowhere", "~/nowhere-at-all"], "nothing at")
     for name, flaw in (places | {str(tmp_path): "no tokenizer.json"}).items():
         with pytest.raises(TokenizerLoadError, match=flaw):
-            load_tokenizer(model="x", tokenizer=name, explicit=True)
+            load_tokenizer(model="x", tokenizer=name)
 
 
 def cached_repository(cache: Path, name: str) -> Path:
@@ -98,5 +98,5 @@ def test_a_cached_repository_needs_no_network(tmp_path: Path) -> None:
     snapshot = cached_repository(tmp_path, "somebody/small")
     assert fetch("somebody/small", cache=tmp_path) == snapshot
     assert LocalTokenizer.from_path(snapshot).encode("a") != []
-    found = load_tokenizer(model="x", tokenizer="somebody/small", explicit=True, cache_dir=str(tmp_path))
+    found = load_tokenizer(model="x", tokenizer="somebody/small", cache_dir=str(tmp_path))
     assert found.name == "somebody/small"

@@ -60,11 +60,11 @@ import logging
 from app.text import TokenizerLoadError, load_tokenizer
 logging.basicConfig(format="%(levelname)s %(message)s")
 print(load_tokenizer(model="somebody/small").name)
-print(load_tokenizer(model="x", tokenizer="somebody/small", explicit=True).name)
+print(load_tokenizer(model="x", tokenizer="somebody/small").name)
 print(load_tokenizer(model="nobody/nothing").name)
 for name in ("nobody/nothing", "no name at all", "somebody/without"):
     try:
-        load_tokenizer(model="x", tokenizer=name, explicit=True)
+        load_tokenizer(model="x", tokenizer=name)
     except TokenizerLoadError as error:
         print("stopped:", error)
 """
