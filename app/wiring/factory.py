@@ -262,13 +262,13 @@ def add_generation(
     plain_chats, plain_completions = PlainChats(pipeline), PlainCompletions(pipeline)
     live.subscribe(plain_chats.on_settings)
     live.subscribe(plain_completions.on_settings)
-    store, threads = ResponseStore(settings.api.enable_responses_store), anthropic.ThreadStore()
+    store = ResponseStore(settings.api.enable_responses_store)
     memos = {"plain chats": plain_chats.known, "plain prompts": plain_completions.known}
-    app.caches.append(lambda: {**memos, "responses": store, "threads": threads})
+    app.caches.append(lambda: {**memos, "responses": store})
     scale_out, aborts = settings.api.enable_scale_out, settings.server.server_dev_mode
     app.add_routes("chat", chat.routes(pipeline, plain_chats))
     app.add_routes("completions", completions.routes(pipeline, plain_completions))
-    app.add_routes("anthropic", anthropic.routes(pipeline, threads))
+    app.add_routes("anthropic", anthropic.routes(pipeline))
     app.add_routes("responses", responses.routes(pipeline, store))
     app.add_routes("generate", generate.routes(pipeline, scale_out, weights, aborts))
     app.add_routes("generative_scoring", label_reads.routes(pipeline))

@@ -7,7 +7,7 @@ from typing import Any
 import gevent
 
 from app.serving.api.identity import ResponseMeta
-from app.serving.api.responses.store import Follower, KeptResponse, ResponseEvents, ResponseStore
+from app.serving.api.responses.store import KeptResponse, ResponseStore
 from app.serving.api.responses.writer import new_response
 from app.serving.http.errors import ApiError
 from app.serving.protocol.responses import ResponsesRequest
@@ -48,29 +48,27 @@ def test_large_responses_leave_room_for_fewer() -> None:
 
 def test_a_response_that_has_grown_is_weighed_again() -> None:
     store = ResponseStore(True, most=100, most_bytes=10_000)
-    growing = kept("b", log=ResponseEvents())
+    growing = kept("b", events=[])
     store.keep(kept("a"))
     store.keep(growing)
-    assert growing.log is not None
-    growing.log.add([b"x" * 9800])
+    growing.add(b"x" * 9800 + b"\n\n")
     store.weigh(growing)
     assert [missing(store, name) for name in "ab"] == [True, False]
 
 
-def following(log: ResponseEvents, start: int = 0) -> gevent.Greenlet[..., list[bytes]]:
-    """A greenlet that follows `log`; it is on its way when this returns."""
-    greenlet = gevent.spawn(lambda: list(Follower(log, start, None)))
+def following(response: KeptResponse, start: int = 0) -> gevent.Greenlet[..., list[bytes]]:
+    """A greenlet that follows a response; it is on its way when this returns."""
+    greenlet = gevent.spawn(lambda: list(response.follow(start, None)))
     gevent.idle()
     return greenlet
 
 
 def test_followers_get_the_events_that_are_there_and_those_that_come() -> None:
-    log = ResponseEvents()
-    log.add([b"0", b"1"])
-    all_of_them, later = following(log), following(log, 2)
-    log.add([b"2"])
+    response = kept("a", events=[])
+    response.add(b"0\n\n1\n\n")
+    all_of_them, later = following(response), following(response, 2)
+    response.add(b"2\n\n")
     gevent.idle()
-    log.add([b"3", b"4"])
-    log.end()
-    assert all_of_them.get(timeout=5) == [b"", b"01", b"2", b"34"]
-    assert later.get(timeout=5) == [b"", b"2", b"34"]
+    response.add(b"3\n\n4\n\n", over=True)
+    assert all_of_them.get(timeout=5) == [b"", b"0\n\n1\n\n", b"2\n\n", b"3\n\n4\n\n"]
+    assert later.get(timeout=5) == [b"", b"2\n\n", b"3\n\n4\n\n"]

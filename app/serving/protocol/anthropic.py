@@ -175,16 +175,6 @@ class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive"):
 Thinking = ThinkingEnabled | ThinkingDisabled | ThinkingAdaptive
 
 
-class ThreadCreate(Struct, tag_field="type", tag="create"):
-    """Requests that the server stores the conversation."""
-
-
-class ThreadContinue(Struct, tag_field="type", tag="continue"):
-    """Continues the stored conversation after the reply with this id."""
-
-    previous_message_id: str
-
-
 class MessagesRequest(SharedFields, kw_only=True):
     """The body of ``POST /v1/messages``; `max_tokens` covers thoughts and reply together."""
 
@@ -199,14 +189,12 @@ class MessagesRequest(SharedFields, kw_only=True):
     tool_choice: ToolChoiceParam | None = None
     tools: list[ToolParam] | None = None
     chat_template_kwargs: JsonObject | None = None
-    thread: ThreadCreate | ThreadContinue | None = None
-    """Not in vLLM, which sees only the new turns: creates or continues a stored conversation."""
 
     lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
     order: ClassVar[str] = (
         "model messages max_tokens metadata output_config thinking stop_sequences stream system temperature "
         "tool_choice tools top_k top_p mm_payload return_mm_kwargs cache_salt watermarking "
-        "kv_transfer_params ec_transfer_params vllm_xargs chat_template_kwargs priority thread"
+        "kv_transfer_params ec_transfer_params vllm_xargs chat_template_kwargs priority"
     )
 
     def check_converted(self) -> None:
@@ -476,7 +464,6 @@ class ErrorDetail(Struct):
 
     type: str
     message: str
-    details: dict[str, str] | UnsetType = UNSET
 
 
 class ErrorResponse(Struct, tag_field="type", tag="error"):

@@ -9,18 +9,11 @@ from app.serving.api.chat.prompt import chat_prompt
 from app.serving.api.errors import error_response
 from app.serving.api.identity import ResponseMeta, address_of
 from app.serving.api.pipeline import RequestPipeline
-from app.serving.api.responses.store import (
-    Background,
-    KeptResponse,
-    ResponseEvents,
-    ResponseStore,
-    followed,
-    invalid,
-)
+from app.serving.api.responses.store import Background, KeptResponse, ResponseStore, invalid
 from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
-from app.serving.http.response import Response, json_response
+from app.serving.http.response import EVENT_STREAM, Response, json_response
 from app.serving.http.route import Route, get, post
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.decoding import decode_query
@@ -33,7 +26,7 @@ from app.serving.protocol.validation import resolve_max_tokens
 class Retrieval(msgspec.Struct, kw_only=True):
     """The query of GET /v1/responses/{id}."""
 
-    starting_after: int | None = None
+    starting_after: int = -1
     """Number of the last event that the client has."""
     stream: bool | None = False
 
@@ -53,9 +46,11 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
         _follow_on(asked, chat, store)
         prompt = response_prompt(pipeline, asked, chat)
         shape = _shape(pipeline, asked, chat, prompt, head)
-        log = ResponseEvents() if asked.background and chat.stream else None
-        queued = msgspec.structs.replace(shape.response, status="queued")
-        kept = KeptResponse(queued, chat.messages, log) if asked.store and store.keeps else None
+        kept = None
+        if asked.store and store.keeps:
+            queued = msgspec.structs.replace(shape.response, status="queued")
+            events = list[bytes]() if asked.background and chat.stream else None
+            kept = KeptResponse(queued, chat.messages, events)
 
         def end(response: ResponseObject) -> None:
             if kept is not None:
@@ -75,10 +70,10 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
         kept, query = store.get(context.params["response_id"]), decode_query(context.query(), Retrieval)
         if not query.stream:
             return json_response(kept.response)
-        if kept.log is None:
+        if kept.events is None:
             raise bad_request("no events are kept of this response", "response_id")
-        start = 0 if query.starting_after is None else max(0, query.starting_after + 1)
-        return followed(kept.log, start, context, pipeline.responder.headers)
+        body = kept.follow(max(0, query.starting_after + 1), context.connection)
+        return Response(body, 200, pipeline.responder.headers, EVENT_STREAM)
 
     def cancel_response(context: RequestContext) -> Response:
         """Ends a response that is being generated in the background."""

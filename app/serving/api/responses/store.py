@@ -7,7 +7,7 @@ wakes all followers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
 from cachetools import LRUCache
@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.request import EngineRequest
 from app.serving.api.responder import Responder
-from app.serving.api.responses.writer import ResponsesWriter
 from app.serving.api.writer import ResponseWriter
 from app.serving.http.connection import Connection
 from app.serving.http.context import RequestContext
@@ -31,48 +30,25 @@ from app.serving.protocol.responses import ResponseObject
 MOST_RESPONSES = 1000
 MOST_BYTES = 256 << 20
 UNFINISHED = ("queued", "in_progress")
-
-
-class ResponseEvents:
-    """Rendered events of a response in the background, for all its followers.
-
-    An event's index is its sequence number.
-    """
-
-    def __init__(self) -> None:
-        self.events: list[bytes] = []
-        self.over = False
-        self.bells: set[Bell] = set()
-        """Bells of followers, which ring at every change."""
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.events))
-
-    def add(self, events: Iterable[bytes]) -> None:
-        self.events += events
-        self._ring()
-
-    def end(self) -> None:
-        self.over = True
-        self._ring()
-
-    def _ring(self) -> None:
-        for bell in self.bells:
-            bell.set()
+END_OF_EVENT = b"\n\n"
 
 
 @dataclass(slots=True)
 class KeptResponse:
     """A response in its present state, and the messages that it answers.
 
-    `log` and `abort` belong to a generation in the background; `log` only if the client wants its events.
+    `events` and `abort` belong to a generation in the background; `events` only if the client wants them.
     """
 
     response: ResponseObject
     messages: Sequence[Message]
-    log: ResponseEvents | None = None
+    events: list[bytes] | None = None
+    """Rendered events; an event's index is its sequence number."""
     abort: Callable[[], None] | None = None
+    over: bool = False
+    """No more events come."""
+    changed: Bell = field(default_factory=Bell)
+    """Rings once, at the next change of the events; followers then wait for the next bell."""
     _asked_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,10 +56,47 @@ class KeptResponse:
 
     @property
     def size(self) -> int:
-        return self._asked_bytes + len(encode(self.response)) + (self.log.size if self.log else 0)
+        return self._asked_bytes + len(encode(self.response)) + sum(map(len, self.events or ()))
 
     def items(self) -> list[dict[str, object]]:
         return decode(encode(self.response.output), type=list[dict[str, object]])
+
+    def add(self, events: bytes, over: bool = False) -> None:
+        if self.events is not None:
+            self.events += [event + END_OF_EVENT for event in events.split(END_OF_EVENT)[:-1]]
+        self.over = over
+        self.ring()
+
+    def ring(self) -> None:
+        """Wakes all followers."""
+        self.changed.set()
+        self.changed = Bell()
+
+    def follow(self, start: int, connection: Connection | None) -> Iterator[bytes]:
+        """Yields the events from number `start` on as they come, until the end or until the client leaves."""
+        gone = False
+
+        def leave() -> None:
+            nonlocal gone
+            gone = True
+            self.ring()
+
+        yield b""  # the status line leaves at once
+        if connection is not None:
+            connection.watch(leave)
+        try:
+            while not gone:
+                changed, events = self.changed, (self.events or [])[start:]
+                start += len(events)
+                if events:
+                    yield b"".join(events)
+                elif self.over:
+                    return
+                else:
+                    changed.wait()
+        finally:
+            if connection is not None:
+                connection.unwatch()
 
     def cancel(self) -> None:
         """Ends the generation. ApiError 400 when it is over, or was never in the background."""
@@ -91,8 +104,7 @@ class KeptResponse:
             raise invalid("The response is not being generated in the background.", "response_id")
         self.abort()
         self.response = replace(self.response, status="cancelled")
-        if self.log is not None:
-            self.log.end()
+        self.add(b"", over=True)
 
 
 class ResponseStore:
@@ -135,45 +147,6 @@ def invalid(message: str, param: str, status: int = 400) -> ApiError:
     return ApiError(status, "invalid_request_error", message, param)
 
 
-class Follower:
-    """Body of a response that streams the events of `log`, from number `start` on, as they come.
-
-    Iterate once; `close` always. Ends with the log, or when the client behind `connection` has left.
-    """
-
-    def __init__(self, log: ResponseEvents, start: int, connection: Connection | None) -> None:
-        self._log = log
-        self._next = start
-        self._connection = connection
-        self._bell = Bell()
-        self._gone = False
-
-    def __iter__(self) -> Iterator[bytes]:
-        self._log.bells.add(self._bell)
-        yield b""  # the status line leaves at once
-        if self._connection is not None:
-            self._connection.watch(self._leave)
-        while not self._gone:
-            self._bell.clear()
-            events = self._log.events[self._next :]
-            if events:
-                self._next += len(events)
-                yield b"".join(events)
-            elif self._log.over:
-                return
-            else:
-                self._bell.wait()
-
-    def close(self) -> None:
-        self._log.bells.discard(self._bell)
-        if self._connection is not None:
-            self._connection.unwatch()
-
-    def _leave(self) -> None:
-        self._gone = True
-        self._bell.set()
-
-
 @dataclass(frozen=True, slots=True)
 class Background(Responder):
     """Brings the outputs of one response into the store."""
@@ -197,35 +170,19 @@ class Background(Responder):
 
         Raises EngineError as `EngineClient.submit` does, and then keeps nothing.
         """
-        assert isinstance(writer, ResponsesWriter)
-        kept, log, first = self.kept, self.kept.log, self.kept.response
+        kept, first = self.kept, self.kept.response
 
         def emit(output: EngineOutput) -> None:
             if type(output) is Started:
                 kept.response = replace(kept.response, status="in_progress")
-            events = writer.events(output)
-            is_last = type(output) is Failed or (type(output) is Tokens and output.finish is not None)
-            if is_last:
-                events += writer.last_events()
-            if log is not None:
-                log.add(events)
-                if is_last:
-                    log.end()
-            if is_last:
+            events = writer.chunk(output)
+            over = type(output) is Failed or (type(output) is Tokens and output.finish is not None)
+            kept.add(events + writer.closing() if over else events, over)
+            if over:
                 self.store.weigh(kept)
 
-        if log is not None:
-            log.add(writer.opening())
         kept.abort = self.engine.submit(requests, emit).abort
         self.store.keep(kept)
-        if log is None:
+        if kept.events is None:
             return json_response(first, 200, self.headers)
-        return followed(log, 0, context, self.headers)
-
-
-def followed(
-    log: ResponseEvents, start: int, context: RequestContext, headers: Mapping[str, str]
-) -> Response:
-    """Returns the events of `log` from number `start` on, including future ones."""
-    follower = Follower(log, start, context.connection)
-    return Response(follower, 200, headers, EVENT_STREAM)
+        return Response(kept.follow(0, context.connection), 200, self.headers, EVENT_STREAM)

@@ -11,11 +11,12 @@ from types import MappingProxyType
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
-from app.engine.core.outputs import EngineOutput, Failed, Part, Started, TokenLogprob, Tokens
+from app.engine.core.outputs import EngineOutput, Started, TokenLogprob, Tokens
+from app.serving.api.blocks import BlockWriter, named_event
 from app.serving.api.errors import as_stream_error
 from app.serving.api.identity import ResponseMeta
-from app.serving.api.logprobs import Entries, ItemLogprobs, rendered
-from app.serving.api.writer import ResponseWriter, Segment
+from app.serving.api.logprobs import ItemLogprobs, rendered
+from app.serving.api.writer import Segment
 from app.serving.http.errors import bad_request
 from app.serving.protocol.common import GAP, HOLE, ECTransferParams, ItemLogprob, KVTransferParams, encode
 from app.serving.protocol.response_tools import CalledTool, custom_input
@@ -48,9 +49,10 @@ Calls = Mapping[str, CalledTool]
 def item_of(
     segment: Segment, status: str | None, text: str | Raw | None, logprobs: Logprobs, calls: Calls
 ) -> OutputItem:
+    """Returns the item of a part of the reply; `text` is None while it is in progress."""
     own_id = ID_PREFIXES[segment.kind] + segment.id
     if segment.part is None:
-        content = () if text is None else (OutputText(text=text, logprobs=logprobs),)
+        content = (OutputText(text=text, logprobs=logprobs),) if text is not None and segment.text else ()
         return MessageItem(id=own_id, content=content, status=status)
     if segment.kind == "reasoning":
         thought = None if text is None else (ReasoningText(text=text),)
@@ -70,133 +72,6 @@ def item_of(
     )
 
 
-class EventWriter:
-    """Writes the events of one response, in order; `logprobs` renders log probabilities, None for none.
-
-    Everything is rendered when it comes, so the end only joins pieces.
-    """
-
-    __slots__ = (
-        *("_begin", "_calls", "_end", "_entries", "_index", "_is_custom", "_item_id", "_logprobs", "_middle"),
-        *("_number", "_plain_middle", "_segment", "_silent", "items"),
-    )
-
-    def __init__(self, logprobs: ItemLogprobs | None, calls: Calls) -> None:
-        self._calls = calls
-        self._logprobs = logprobs
-        self._number = 0
-        self._index = -1
-        self._item_id, self._is_custom = "", False
-        self._segment: Segment | None = None
-        self._silent: list[TokenLogprob] = []
-        """Log probabilities of tokens that show nothing, until a token shows something."""
-        self._entries: list[bytes] = []
-        """Log probabilities of the item, rendered for the final response."""
-        self._begin = self._plain_middle = self._end = b""
-        self._middle: tuple[bytes, bytes] = (b"", b"")
-        """Bytes around text, log probabilities and number in the event of a piece of text."""
-        self.items: list[Raw] = []
-        """Finished items, rendered for the final response."""
-
-    def of_response(self, kind: str, response: ResponseObject) -> bytes:
-        return _event(kind, {"response": response, "sequence_number": self._next()})
-
-    def tokens(self, segment: Segment, output: Tokens) -> Iterator[bytes]:
-        """Yields the events of tokens in `segment`, and of its beginning if it is another one."""
-        if segment is not self._segment:
-            yield from self.closing()
-            yield from self._opening(segment)
-        logprobs = self._logprobs
-        if logprobs is not None and segment.part is None and output.logprobs is not None:
-            for text, entry in zip(output.texts, output.logprobs, strict=True):
-                self._entries.append(encode(logprobs.entries((entry,)))[1:-1])
-                if text:
-                    yield self._delta_with(logprobs, text, (entry,))
-                else:
-                    self._silent.append(entry)
-            return
-        for text in output.texts if not self._is_custom else ():
-            if text:
-                yield self.delta(text)
-
-    def delta(self, text: str) -> bytes:
-        return b"%b%b%b%d%b" % (self._begin, encode(text), self._plain_middle, self._next(), self._end)
-
-    def closing(self) -> Iterator[bytes]:
-        segment, self._segment = self._segment, None
-        if segment is None:
-            return
-        if self._logprobs is not None and self._silent:
-            yield self._delta_with(self._logprobs, "", ())
-        text = Raw(encode(segment.text))
-        logprobs = Raw(b"[%b]" % b",".join(self._entries)) if self._entries else None
-        self._entries = []
-        yield from self._done(segment, text)
-        if segment.kind != "call":
-            yield self._item_event(
-                "content_part.done", part=_content(segment, text, logprobs), content_index=0
-            )
-        said = text if segment.part is not None or any(segment.texts) else None
-        item = item_of(segment, "completed", said, logprobs, self._calls)
-        yield self._output_item("done", item)
-        self.items.append(Raw(encode(item)))
-
-    def _opening(self, segment: Segment) -> Iterator[bytes]:
-        self._segment = segment
-        self._index += 1
-        item = item_of(segment, "in_progress", None, None, self._calls)
-        self._item_id, self._is_custom = item.id, isinstance(item, CustomCallItem)
-        # The constant parts of the item's events of text.
-        fields: dict[str, object] = {"delta": HOLE, "sequence_number": HOLE}
-        if segment.kind != "call":
-            fields["content_index"] = 0
-        if segment.part is None:
-            fields["logprobs"] = HOLE
-        place = {"item_id": self._item_id, "output_index": self._index}
-        begin, *middle, end = _event(f"{TEXTS[segment.kind]}.delta", fields | place).split(GAP)
-        before, after = middle if len(middle) == 2 else (middle[0], b"")
-        self._begin, self._middle, self._end = begin, (before, after), end
-        self._plain_middle = before + b"[]" + after if len(middle) == 2 else before
-        yield self._output_item("added", item)
-        if segment.kind != "call":
-            yield self._item_event("content_part.added", part=_content(segment, "", ()), content_index=0)
-
-    def _done(self, segment: Segment, text: Raw) -> Iterator[bytes]:
-        if self._is_custom:  # its input comes at the end, when its JSON is complete
-            payload = custom_input(segment.text)
-            if payload:
-                yield self._item_event("custom_tool_call_input.delta", delta=payload)
-            yield self._item_event("custom_tool_call_input.done", input=payload)
-        elif segment.part is not None and segment.kind == "call":
-            name = self._calls.get(segment.part.name, segment.part).name
-            yield self._item_event("function_call_arguments.done", arguments=text, name=name)
-        else:
-            fields: dict[str, object] = {"text": text, "content_index": 0}
-            if segment.part is None:
-                fields["logprobs"] = ()
-            yield self._item_event(f"{TEXTS[segment.kind]}.done", **fields)
-
-    def _item_event(self, kind: str, **fields: object) -> bytes:
-        place = {"item_id": self._item_id, "output_index": self._index, "sequence_number": self._next()}
-        return _event(kind, fields | place)
-
-    def _output_item(self, kind: str, item: OutputItem) -> bytes:
-        fields = {"item": item, "output_index": self._index, "sequence_number": self._next()}
-        return _event(f"output_item.{kind}", fields)
-
-    def _next(self) -> int:
-        number = self._number
-        self._number = number + 1
-        return number
-
-    def _delta_with(self, logprobs: ItemLogprobs, text: str, entries: Entries) -> bytes:
-        """Returns the event of a text, with `entries` and the entries that were held back."""
-        shown, self._silent = [*self._silent, *entries], []
-        before, after = self._middle
-        middle = b"%b%b%b" % (before, encode(logprobs.event_entries(shown)), after)
-        return b"%b%b%b%d%b" % (self._begin, encode(text), middle, self._next(), self._end)
-
-
 TEXTS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
 """Names of an item's text in events, by kind of item."""
 
@@ -208,8 +83,7 @@ def _content(segment: Segment, text: str | Raw, logprobs: Logprobs) -> OutputTex
 def _event(kind: str, fields: Mapping[str, object]) -> bytes:
     """Returns the event `response.<kind>`; its keys are in alphabetical order, as in vLLM."""
     name = f"response.{kind}"
-    event = encode(dict(sorted([*fields.items(), ("type", name)])))
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), event)
+    return named_event(name, dict(sorted([*fields.items(), ("type", name)])))
 
 
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
@@ -242,10 +116,11 @@ class ResponsesOptions(Struct, frozen=True, kw_only=True):
     """The answer repeats prompt and reply as texts and token ids (`enable_response_messages`)."""
 
 
-class ResponsesWriter(ResponseWriter):
+class ResponsesWriter(BlockWriter):
     """Writes the answer to one request; `new_id` draws the ids of items.
 
-    `ended`, if there is one, receives the final response, unless the answer is whole and fails.
+    `ended`, if there is one, receives the final response, unless the answer is whole and fails. A stream
+    renders everything when it comes, so its end only joins pieces.
     """
 
     def __init__(
@@ -254,94 +129,150 @@ class ResponsesWriter(ResponseWriter):
         new_id: Callable[[], str],
         ended: Callable[[ResponseObject], None] | None = None,
     ) -> None:
-        super().__init__(1)
+        super().__init__(new_id)
         self._options = options
-        self._new_id = new_id
-        self._id_of: Callable[[Part | None], str] = lambda part: new_id()
         self._ended = ended
         self._logprobs = None
         if options.top_logprobs is not None:
             self._logprobs = ItemLogprobs(options.top_logprobs, options.token_id_names)
-        self._events = EventWriter(self._logprobs, options.calls)
-        self._message: Segment | None = None
-        """The open message, while only its texts have to be written."""
-        self._plain = options.top_logprobs is None and options.prompt_text is None
-        self._opened = False
+        self._number = 0
+        """Sequence number of the next event."""
+        self._item_id, self._is_custom = "", False
+        self._template: list[bytes] = []
+        """The event of a piece of the open item's text, cut at its text, log probabilities and number."""
+        self._silent: list[TokenLogprob] = []
+        """Log probabilities of tokens that show nothing, until a token shows something."""
+        self._entries: list[bytes] = []
+        """Log probabilities of the open item, rendered."""
+        self._items: list[Raw] = []
+        """Ended items, rendered."""
 
-    def chunk(self, output: EngineOutput) -> bytes:
-        message = self._message
-        if (
-            message is None
-            or type(output) is not Tokens
-            or output.part is not None
-            or output.finish is not None
-        ):
-            return b"".join(self.events(output))
-        if len(output.texts) != 1 or not output.texts[0]:
-            return b"".join(self.events(output))
-        # Nearly every output of a paced stream comes here.
-        self.choices[0].tokens += 1
-        message.texts += output.texts
-        return self._events.delta(output.texts[0])
+    def _start(self, output: Started) -> bytes:
+        self.begin(output)
+        return self._beginning()
+
+    def _beginning(self) -> bytes:
+        """Returns the first events of a stream; none when they have been written."""
+        response = self._options.response
+        kinds = () if self._number else ("created", "in_progress")
+        return b"".join([self._of_response(kind, response) for kind in kinds])
+
+    def _tokens(self, output: Tokens) -> bytes:
+        self._keep_ids(output)
+        return super()._tokens(output)
+
+    def _keep_ids(self, output: Tokens) -> None:
+        if self._options.prompt_text is not None:
+            self.choices[0].ids += output.ids
+
+    def _add(self, output: Tokens) -> Segment | None:
+        part = output.part
+        if part is not None and part.kind == "reasoning" and not self._options.shows_reasoning:
+            self.choices[0].count(output)
+            return None
+        segment = super()._add(output)
+        if segment is not None and part is None and output.logprobs is not None:
+            segment.logprobs.append(output.logprobs)
+        return segment
+
+    def _begin_block(self, segment: Segment) -> bytes:
+        item = item_of(segment, "in_progress", None, None, self._options.calls)
+        self._item_id, self._is_custom = item.id, isinstance(item, CustomCallItem)
+        fields: dict[str, object] = {"delta": HOLE, "sequence_number": HOLE}
+        if segment.kind != "call":
+            fields["content_index"] = 0
+        if segment.part is None:
+            fields["logprobs"] = () if self._logprobs is None else HOLE
+        place = {"item_id": self._item_id, "output_index": self._index}
+        self._template = _event(f"{TEXTS[segment.kind]}.delta", fields | place).split(GAP)
+        added = self._output_item("added", item)
+        if segment.kind == "call":
+            return added
+        return added + self._item_event("content_part.added", part=_content(segment, "", ()), content_index=0)
+
+    def _texts(self, segment: Segment, output: Tokens) -> bytes:
+        logprobs = self._logprobs
+        if logprobs is None or segment.part is not None or output.logprobs is None:
+            shown = () if self._is_custom else output.texts
+            return b"".join([self._delta(text) for text in shown if text])
+        events = []
+        for text, entry in zip(output.texts, output.logprobs, strict=True):
+            self._entries.append(encode(logprobs.entries((entry,)))[1:-1])
+            self._silent.append(entry)
+            if text:
+                events.append(self._delta(text))
+        return b"".join(events)
+
+    def _delta(self, text: str) -> bytes:
+        """Returns the event of a piece of text, with the log probabilities that were held back."""
+        begin, *logprobs, before, end = self._template
+        if logprobs and self._logprobs is not None:
+            shown, self._silent = self._logprobs.event_entries(self._silent), []
+            before = b"%b%b%b" % (logprobs[0], encode(shown), before)
+        return b"%b%b%b%d%b" % (begin, encode(text), before, self._next(), end)
+
+    def _end_block(self, segment: Segment) -> bytes:
+        events = [self._delta("")] if self._silent else []
+        text = Raw(encode(segment.text))
+        logprobs = Raw(b"[%b]" % b",".join(self._entries)) if self._entries else None
+        self._entries = []
+        events += self._done(segment, text)
+        if segment.kind != "call":
+            part = _content(segment, text, logprobs)
+            events.append(self._item_event("content_part.done", part=part, content_index=0))
+        item = item_of(segment, "completed", text, logprobs, self._options.calls)
+        events.append(self._output_item("done", item))
+        self._items.append(Raw(encode(item)))
+        return b"".join(events)
+
+    def _done(self, segment: Segment, text: Raw) -> Iterator[bytes]:
+        if self._is_custom:  # its input comes at the end, when its JSON is complete
+            payload = custom_input(segment.text)
+            if payload:
+                yield self._item_event("custom_tool_call_input.delta", delta=payload)
+            yield self._item_event("custom_tool_call_input.done", input=payload)
+        elif segment.part is not None and segment.kind == "call":
+            called = self._options.calls.get(segment.part.name, segment.part)
+            yield self._item_event("function_call_arguments.done", arguments=text, name=called.name)
+        else:
+            fields: dict[str, object] = {"text": text, "content_index": 0}
+            if segment.part is None:
+                fields["logprobs"] = ()
+            yield self._item_event(f"{TEXTS[segment.kind]}.done", **fields)
+
+    def _item_event(self, kind: str, **fields: object) -> bytes:
+        place = {"item_id": self._item_id, "output_index": self._index, "sequence_number": self._next()}
+        return _event(kind, fields | place)
+
+    def _output_item(self, kind: str, item: OutputItem) -> bytes:
+        fields = {"item": item, "output_index": self._index, "sequence_number": self._next()}
+        return _event(f"output_item.{kind}", fields)
+
+    def _of_response(self, kind: str, response: ResponseObject) -> bytes:
+        return _event(kind, {"response": response, "sequence_number": self._next()})
+
+    def _next(self) -> int:
+        number = self._number
+        self._number = number + 1
+        return number
+
+    def _failure(self, error: Exception) -> bytes:
+        response = replace(self._options.response, status="failed", error=_error(error))
+        self._end(response)
+        return self._beginning() + self._of_response("failed", response)
 
     def closing(self) -> bytes:
-        return b"".join(self.last_events())
-
-    def opening(self) -> list[bytes]:
-        """Returns the first events of a stream; none when they have been written."""
-        if self._opened:
-            return []
-        self._opened = True
-        response = self._options.response
-        return [self._events.of_response(kind, response) for kind in ("created", "in_progress")]
-
-    def events(self, output: EngineOutput) -> list[bytes]:
-        """Returns the server-sent events of `output`, one by one."""
-        if type(output) is Tokens:
-            segment = self._take(output)
-            if segment is None:
-                return []
-            self._message = segment if self._plain and segment.part is None else None
-            return [*self._events.tokens(segment, output)]
-        if type(output) is Started:
-            self.begin(output)
-            return self.opening()
-        assert type(output) is Failed
-        self.has_failed = True
-        response = replace(self._options.response, status="failed", error=_error(output.error))
-        self._end(response)
-        return [*self.opening(), self._events.of_response("failed", response)]
-
-    def last_events(self) -> list[bytes]:
         if self.has_failed:
-            return []
-        last = [*self._events.closing()]
-        response = self._last_state(self._events.items)
+            return b""
+        last = self._close()
+        response = self._last_state(self._items)
         self._end(response)
-        return [*last, self._events.of_response("completed", response)]
+        return last + self._of_response("completed", response)
 
     def take(self, output: EngineOutput) -> None:
-        if type(output) is not Tokens:
-            super().take(output)
-            return
-        if self.choices[0].cut_off(output, self._id_of):
-            return
-        segment = self._take(output)
-        if segment is not None and segment.part is None and output.logprobs is not None:
-            segment.logprobs.append(output.logprobs)
-
-    def _take(self, output: Tokens) -> Segment | None:
-        """Adds the tokens; returns their item, or None when they show nothing."""
-        choice, options, part = self.choices[0], self._options, output.part
-        if options.prompt_text is not None:
-            choice.ids += output.ids
-        if part is not None and part.kind == "reasoning" and not options.shows_reasoning:
-            choice.count(output)
-            return None
-        segment = choice.shown(output, self._id_of)
-        if segment is not None:
-            segment.texts += output.texts
-        return segment
+        if type(output) is Tokens:
+            self._keep_ids(output)
+        super().take(output)
 
     def whole(self) -> ResponseObject:
         choice, options = self.choices[0], self._options
@@ -349,13 +280,11 @@ class ResponsesWriter(ResponseWriter):
             choice.begin(None, self._new_id())
         items = []
         for segment in choice.segments:
-            text, logprobs = "".join(segment.texts) or None, None
-            if segment.part is not None:
-                text = text or ""
-            elif self._logprobs is not None and text:
+            logprobs = None
+            if segment.part is None and self._logprobs is not None:
                 logprobs = rendered(segment.logprobs, self._logprobs.entries)
             status = None if segment.kind == "reasoning" else "completed"
-            items.append(item_of(segment, status, text, logprobs, options.calls))
+            items.append(item_of(segment, status, segment.text, logprobs, options.calls))
         response = self._last_state(items)
         self._end(response)
         return response
