@@ -20,6 +20,7 @@ from app.engine.core.batch import Phase, SequenceStatus
 from app.engine.core.client import EngineClient
 from app.engine.core.request import EngineRequest, SequenceOutcome, Watch
 from app.engine.core.sequence import Sequence
+from app.engine.kvcache.block_pool import BlockObserver
 from app.engine.kvcache.cache import KVCache
 from app.serving.http.context import RequestContext, client_name
 
@@ -304,7 +305,7 @@ MOST_BLOCKS = 1 << 16
 """Blocks on the map: higher numbers are left out. The pool takes low numbers first."""
 
 
-class BlockMap:
+class BlockMap(BlockObserver):
     """Observes the blocks of a cache while a page is open."""
 
     def __init__(self, cache: KVCache) -> None:

@@ -8,8 +8,7 @@ import zmq
 from msgspec import Struct
 
 from app.engine.kvcache.endpoints import is_ipv6
-from app.engine.kvcache.event_sender import END
-from app.engine.kvcache.sockets import affinity
+from app.engine.kvcache.publisher import END, affinity
 
 HELD_BYTES = 256 << 20
 """Most bytes of messages that all engines hold back during replays."""

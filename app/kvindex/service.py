@@ -16,10 +16,9 @@ from gevent.event import Event
 from msgspec import Struct
 
 from app.base.clock.pause import PAUSE_S
-from app.engine.kvcache.event_sender import Listener
 from app.engine.kvcache.events import encoder
 from app.engine.kvcache.memo import Bounded
-from app.engine.kvcache.sockets import IO_THREADS, end_context
+from app.engine.kvcache.publisher import IO_THREADS, Listener, end_context
 from app.engine.lora import adapters_of
 from app.kvindex.backend import Backend, BackendUnavailable, IndexSize, RedisSettings
 from app.kvindex.index import Index, IndexSettings

@@ -15,7 +15,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from app.engine.kvcache.endpoints import is_ipv6, is_name
 from app.engine.kvcache.memo import Memo
-from app.engine.kvcache.sockets import address_of, affinity
+from app.engine.kvcache.publisher import address_of, affinity
 from app.kvindex.metrics import Losses
 from app.kvindex.pods import (
     PREFIX,

@@ -33,8 +33,8 @@ from app.engine.core.wire import (
     Ready,
     woken_by,
 )
-from app.engine.kvcache.event_sender import EventSender
 from app.engine.kvcache.events import EventBatch, encoder
+from app.engine.kvcache.publisher import EventSender
 from app.llm.config import Checkpoint
 from app.llm.engine import EngineOptions, LLMEngine
 from app.llm.errors import LLMError, ModelLoadError, RequestError

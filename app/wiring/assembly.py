@@ -17,11 +17,11 @@ from app.engine.core.engine import Engine
 from app.engine.core.reply import Model
 from app.engine.dataset import open_datasets
 from app.engine.forms.schema import Schemas
+from app.engine.kvcache.block_pool import Residency
+from app.engine.kvcache.cache import store_of
 from app.engine.kvcache.endpoints import PublisherSettings, of_rank
 from app.engine.kvcache.hashing import PART_BLOCKS, BlockHasher
 from app.engine.kvcache.memo import Bounded
-from app.engine.kvcache.residency import Residency
-from app.engine.kvcache.stores import store_of
 from app.engine.lora import AdapterMemory, LoraResidency, LoRASlots, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import NullModel, SimulatedModel

@@ -8,10 +8,9 @@ import gevent
 import pytest
 
 from app.base.clock.clock import VirtualClock
-from app.engine.kvcache.block_pool import BLOCK_BYTES, Block, BlockPool
+from app.engine.kvcache.block_pool import BLOCK_BYTES, Block, BlockPool, Residency
 from app.engine.kvcache.events import BlockStored
 from app.engine.kvcache.prompt import Placeholder
-from app.engine.kvcache.residency import Residency
 from tests.kvcache.caches import (
     ALICE,
     BOB,

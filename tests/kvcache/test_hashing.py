@@ -178,30 +178,15 @@ def test_the_memory_of_remembered_hashes_is_not_reckoned_too_low_nor_twice(
 
 
 LORA, SALT = ("lora", "Alice", "/p/alice"), ("cache_salt", "s1")
-IMAGE = Placeholder("img-1", 4, 20)
 
 
-@pytest.mark.parametrize(
-    ("keys", "hashed", "published"),
-    [
-        (
-            ExtraKeys(16, ALICE, "s1", [Placeholder("second", 8, 2), Placeholder("first", 1, 2)]),
-            [(LORA, ("mm", "first", 1), ("mm", "second", 8), SALT), (LORA,), (LORA,)],
-            [["Alice", ["first", 1], ["second", 8], "s1"], ["Alice"], ["Alice"]],
-        ),
-        (  # before vLLM 0.31 hashes covered bare keys
-            ExtraKeys(16, ALICE, "s1", [IMAGE], tagged=False),
-            [("Alice", ("img-1", 4), "s1"), ("Alice", ("img-1", -12)), ("Alice",)],
-            [["Alice", ["img-1", 4], "s1"], ["Alice", ["img-1", -12]], ["Alice"]],
-        ),
-    ],
-    ids=["all", "bare"],
-)
-def test_extra_keys_are_in_the_blocks_that_they_are_about(
-    keys: ExtraKeys, hashed: list[Extra], published: list[object]
-) -> None:
-    assert (keys.hashed(0, 3), keys.published(0, 3)) == (hashed, published)
-    assert keys.published(2, 3) == published[2:]
+def test_extra_keys_are_in_the_blocks_that_they_are_about() -> None:
+    keys = ExtraKeys(16, ALICE, "s1", [Placeholder("second", 14, 20), Placeholder("first", 1, 2)])
+    first, second = [("mm", "first", 1), ("mm", "second", 14)], ("mm", "second", -2)
+    assert keys.hashed(0, 4) == [(LORA, *first, SALT), (LORA, second), (LORA, ("mm", "second", -18)), (LORA,)]
+    published = [["Alice", ["first", 1], ["second", 14], "s1"], ["Alice", ["second", -2]]]
+    published += [["Alice", ["second", -18]], ["Alice"]]
+    assert (keys.published(0, 4), keys.published(3, 4)) == (published, published[3:])
 
 
 spans = st.tuples(st.integers(0, 100), st.integers(0, 60))

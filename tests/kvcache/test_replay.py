@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from app.engine.kvcache.event_sender import BATCH_BYTES, ReplayBuffer
-from app.engine.kvcache.publisher import Publisher
+from app.engine.kvcache.publisher import BATCH_BYTES, Publisher, ReplayBuffer
 from tests.kvcache.sockets import END, TOPIC, Peers, meet, patience, removed, until
 
 

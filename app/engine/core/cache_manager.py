@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from app.base.metrics.recorder import Recorder
 from app.engine.core.errors import PromptExceedsCache
 from app.engine.core.request import EngineRequest
-from app.engine.kvcache.cache import CachedSequence, KVCache
+from app.engine.kvcache.block_pool import BlockObserver
+from app.engine.kvcache.cache import CachedSequence, ConnectorStore, KVCache
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.prompt import Adapter, Placeholder, Prompt
-from app.engine.kvcache.residency import BlockObserver
-from app.engine.kvcache.stores import ConnectorStore
 
 Publish = Callable[[Sequence[KVEvent]], None]
 

@@ -1,13 +1,17 @@
-"""Blocks of a KV cache: free blocks, blocks found by hash, and blocks in use."""
+"""Blocks of a KV cache: free blocks, blocks found by hash, and blocks in use; how long blocks stay."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import pairwise
+from random import Random
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from app.engine.kvcache.residency import BlockObserver
+if TYPE_CHECKING:
+    from app.base.metrics.recorder import Recorder
 
 NULL_BLOCKS = 1
 """Number of placeholder blocks: vLLM reserves the first block, which holds nothing and is never free."""
@@ -15,6 +19,25 @@ BLOCK_BYTES = 400
 """Memory of a block, in bytes: the object, its hash, and its entries in the queue and the index."""
 MOST_UNLOADED = 1000
 """Most names of unloaded adapters that are remembered; the oldest is dropped first."""
+
+
+class BlockObserver:
+    """Is told what happens to blocks, by their numbers."""
+
+    def allocated(self, block: int) -> None:
+        """Called when a sequence gets the block to fill."""
+
+    def accessed(self, block: int) -> None:
+        """Called when another sequence uses the cached block."""
+
+    def released(self, block: int, findable: bool) -> None:
+        """Called when a sequence releases the block; `findable` if its content stays cached."""
+
+    def evicted(self, block: int) -> None:
+        """Called when the block's content, if any, is dropped."""
+
+    def cleared(self) -> None:
+        """Called when all blocks become empty."""
 
 
 class Block(Struct, gc=False, eq=False):
@@ -205,6 +228,48 @@ class BlockPool:
             del self._copies[block_hash]
 
 
+USES = 4
+"""Number of recent uses remembered per block, for the gaps between uses."""
+MOST_BLOCKS = 60_000
+"""Most blocks that are followed, at about 1.1 KB each."""
+
+
+class Residency(BlockObserver):
+    """Measures lifetimes in the cache, idle times before eviction, and gaps between uses.
+
+    Follows a share `sample` (0 to 1) of the blocks, at most `most`, as vLLM does with kv-cache-metrics. `now`
+    returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        metrics: Recorder,
+        sample: float,
+        rng: Random,
+        now: Callable[[], float],
+        most: int = MOST_BLOCKS,
+    ) -> None:
+        self._metrics, self._sample, self._rng, self._now, self._most = metrics, sample, rng, now, most
+        self._lives: dict[int, tuple[float, deque[float]]] = {}
+
+    def allocated(self, block: int) -> None:
+        if self._rng.random() < self._sample and len(self._lives) < self._most:
+            self._lives[block] = self._now(), deque(maxlen=USES)
+
+    def accessed(self, block: int) -> None:
+        if life := self._lives.get(block):
+            life[1].append(self._now())
+
+    def evicted(self, block: int) -> None:
+        if (life := self._lives.pop(block, None)) is not None:
+            (born, uses), now = life, self._now()
+            gaps_s = [later - earlier for earlier, later in pairwise(uses)]
+            self._metrics.block_evicted(now - born, now - (uses[-1] if uses else born), gaps_s)
+
+    def cleared(self) -> None:
+        self._lives.clear()
+
+
 class FreeSpan(Struct, gc=False):
     """Adjacent free blocks in the queue, such as the first `blocks` blocks of a preempted sequence.
 
@@ -215,7 +280,7 @@ class FreeSpan(Struct, gc=False):
 
 
 class CountedBlocks:
-    """Pool that only counts its `num_blocks` blocks, including vLLM's null block.
+    """The scheduler's `Blocks`, which only counts its `num_blocks` blocks, including vLLM's null block.
 
     With `caching` a sequence released by preemption finds the rest of its whole blocks again.
     """
@@ -224,7 +289,6 @@ class CountedBlocks:
         self.capacity = num_blocks - 1
         self.block_size = block_size
         self.free = self.capacity
-        """Number of blocks that no sequence uses, including findable ones."""
         self._caching = caching
         self._queue: deque[FreeSpan] = deque([FreeSpan(self.capacity)])
         """All free blocks, in order of reuse."""
@@ -232,16 +296,13 @@ class CountedBlocks:
         """Free blocks of preempted sequences, still in the queue."""
 
     def find(self, sequence: Hashable, tokens: int) -> int:
-        """Returns how many blocks of the first `tokens` tokens are cached, never the last token's block."""
         span = self._left.get(sequence)
         return 0 if span is None else min(span.blocks, (tokens - 1) // self.block_size)
 
     def fits(self, sequence: Hashable, tokens: int, found: int) -> bool:
-        """Returns whether all blocks for `tokens` tokens fit now, `found` blocks being cached."""
         return -(-tokens // self.block_size) <= self.free
 
     def begin(self, sequence: Hashable, found: int, count: int) -> None:
-        """Assigns the `found` cached blocks and `count` new ones. The caller has checked `free`."""
         span = self._left.pop(sequence, None)
         if span is not None:
             span.blocks -= found
@@ -249,7 +310,6 @@ class CountedBlocks:
         self.grow(sequence, count)
 
     def grow(self, sequence: Hashable, count: int) -> None:
-        """Assigns `count` more blocks. The caller has checked `free`."""
         self.free -= count
         queue = self._queue
         while count:
@@ -264,7 +324,6 @@ class CountedBlocks:
         """Does nothing: no other sequence finds these blocks."""
 
     def release(self, sequence: Hashable, held: int, findable: int = 0) -> None:
-        """Frees `held` blocks; with `caching` the first `findable` may be found again."""
         self.free += held
         kept = findable if self._caching else 0
         queue = self._queue
@@ -278,5 +337,4 @@ class CountedBlocks:
             queue.append(span)
 
     def forget(self, sequence: Hashable) -> None:
-        """Drops the findable blocks of a sequence that will not run again."""
         self._left.pop(sequence, None)

@@ -1,4 +1,4 @@
-"""KV cache of one engine: the blocks of each sequence, and the cached prefixes of prompts.
+"""KV cache of one engine: the blocks of each sequence, cached prefixes of prompts, and connectors' stores.
 
 Behaves as vLLM 0.32 with one full-attention group. Only full blocks are cached; a block computed twice is
 cached twice. The last token of a prompt is always computed.
@@ -6,17 +6,84 @@ cached twice. The last token of a prompt is always computed.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 
 from app.base.clock.pause import pause_if_possible
 from app.engine.core.batch import SequenceState
-from app.engine.kvcache.block_pool import Block, BlockPool
+from app.engine.kvcache.block_pool import Block, BlockObserver, BlockPool
 from app.engine.kvcache.events import EventLog, KVEvent
 from app.engine.kvcache.hashing import BlockHasher
-from app.engine.kvcache.memo import Bounded
+from app.engine.kvcache.memo import Bounded, Memo
 from app.engine.kvcache.prompt import NO_KEYS, Adapter, ExtraKeys, Placeholder, Prompt
-from app.engine.kvcache.residency import BlockObserver
-from app.engine.kvcache.stores import ConnectorStore
+
+LIMIT_BYTES = 32 << 20
+DIGEST_BYTES = 16
+
+
+class ConnectorStore:
+    """vLLM's OffloadingConnector: holds prompt blocks in host memory by hash, also evicted ones.
+
+    Keeps the keys of blocks, not their bytes. With `limit_bytes` 0 every lookup finds no block.
+    """
+
+    tier = "host"
+    """Name of the store in metrics."""
+
+    def __init__(self, block_size: int, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.block_size = block_size
+        self.memo: Memo[bytes, bool] = Memo(limit_bytes)
+
+    def find(self, prompt: Prompt, cached: int) -> int:
+        """Returns the number of stored prompt tokens after the first `cached` ones, without the last one."""
+        first, last = cached // self.block_size, (len(prompt.token_ids) - 1) // self.block_size
+        found = 0
+        for key in (prompt.hashes or ())[first:last]:
+            if self.memo.get(key) is None:
+                break
+            found += self.block_size
+        return found
+
+    def keep(self, prompt: Prompt) -> None:
+        """Stores the blocks of a computed prompt."""
+        for key in prompt.hashes or ():
+            if self.memo.get(key) is None:
+                self.memo.put(key, True, len(key))
+
+
+class PromptStore(ConnectorStore):
+    """vLLM's ExampleConnector: finds a prompt only if its whole blocks equal those of an earlier prompt.
+
+    Neither salt nor adapter makes a difference.
+    """
+
+    tier = "external_unspecified"
+
+    def _key(self, prompt: Prompt, tokens: int) -> tuple[int, bytes]:
+        """Returns the number of tokens in whole blocks, the last of `tokens` excepted, and their digest."""
+        tokens = max(0, (tokens - 1) // self.block_size * self.block_size)
+        packed = array("q", prompt.token_ids[:tokens]).tobytes()
+        return tokens, blake2b(packed, digest_size=DIGEST_BYTES).digest()
+
+    def find(self, prompt: Prompt, cached: int) -> int:
+        """See `ConnectorStore`. The block of the last two tokens is never looked up, as in vLLM."""
+        tokens, key = self._key(prompt, len(prompt.token_ids) - 1)
+        return 0 if tokens <= cached or self.memo.get(key) is None else tokens - cached
+
+    def keep(self, prompt: Prompt) -> None:
+        _, key = self._key(prompt, len(prompt.token_ids))
+        if self.memo.get(key) is None:
+            self.memo.put(key, True, DIGEST_BYTES)
+
+
+def store_of(connector: str, block_size: int) -> ConnectorStore | None:
+    """Returns the block store of the connector with this name; None for a connector without lookups."""
+    if connector == "example":
+        return PromptStore(block_size)
+    if connector in ("nixl", "offloading"):
+        return ConnectorStore(block_size, LIMIT_BYTES if connector == "offloading" else 0)
+    return None
 
 
 class CachedSequence(SequenceState):
@@ -192,10 +259,6 @@ class KVCache:
             self._store(sequence, sequence.prompt.hashes[first:full])
 
     def release(self, sequence: CachedSequence, held: int = 0, findable: int = 0) -> None:
-        """Releases the blocks of an ended or preempted sequence; cached ones can still be found.
-
-        Does nothing for a sequence without blocks.
-        """
         if sequence in self.running:
             del self.running[sequence]
             self.pool.release(sequence.blocks)

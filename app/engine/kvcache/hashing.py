@@ -148,7 +148,7 @@ class Chain:
 
 
 def extras_bytes(value: object) -> int:
-    """Estimates the memory of extra keys in bytes: texts, numbers, and tuples."""
+    """Estimates the memory of extra keys in bytes."""
     if isinstance(value, str | bytes):
         return 60 + len(value)
     if isinstance(value, Sequence):

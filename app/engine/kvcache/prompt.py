@@ -1,7 +1,7 @@
 """Prompts for the KV cache: token ids, extra keys, and block hashes.
 
-Extra keys are the adapter, the client's salt, and images. vLLM 0.31 and later hash tagged keys, earlier
-versions (from 0.19 on) bare ones. Events always carry bare keys.
+Extra keys are the adapter, the client's salt, and images. Hashes cover tagged keys, as in vLLM 0.31 and
+later; events carry bare ones.
 """
 
 from __future__ import annotations
@@ -46,21 +46,20 @@ class ExtraKeys:
         adapter: Adapter | None = None,
         salt: str | None = None,
         placeholders: Sequence[Placeholder] = (),
-        tagged: bool = True,
     ) -> None:
         every: list[Key] = []
         if adapter is not None:
-            every.append((("lora", adapter.name, adapter.path) if tagged else adapter.name, adapter.name))
+            every.append((("lora", adapter.name, adapter.path), adapter.name))
         own: dict[int, list[Key]] = {}
         for item in sorted(placeholders, key=lambda item: item.offset):
             for block in item.blocks(block_size):
                 offset = item.offset - block * block_size
-                hashed = ("mm", item.identifier, offset) if tagged else (item.identifier, offset)
-                own.setdefault(block, []).append((hashed, [item.identifier, offset]))
+                keys: Key = ("mm", item.identifier, offset), [item.identifier, offset]
+                own.setdefault(block, []).append(keys)
         if salt:
-            own.setdefault(0, []).append((("cache_salt", salt) if tagged else salt, salt))
+            own.setdefault(0, []).append((("cache_salt", salt), salt))
         self._every = _split(every)
-        self._own = {block: _split(every + keys) for block, keys in own.items()}
+        self._own = {block: _split(every + inner) for block, inner in own.items()}
 
     def hashed(self, first: int, last: int) -> list[Extra] | None:
         """Returns the hashed extra keys of blocks `first` to `last` (exclusive); None if all have none."""

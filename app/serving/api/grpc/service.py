@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from app.engine.core.client import EngineClient
 from app.engine.core.lifecycle import Operations
-from app.engine.kvcache.event_sender import EventSender
+from app.engine.kvcache.publisher import EventSender
 from app.serving.api.grpc.generate import generate_method
 from app.serving.api.grpc.messages import SERVICE, answer, common, engine, read, unary
 from app.serving.api.grpc.streams import (

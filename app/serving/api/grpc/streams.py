@@ -18,9 +18,9 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from app.base.clock.pause import call_off_hub
-from app.engine.kvcache.event_sender import EventSender
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.engine.kvcache.hashing import low64
+from app.engine.kvcache.publisher import EventSender
 from app.serving.api.grpc.messages import SERVICE, answer, common, framed_message, read, unary
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, not_found
