@@ -17,7 +17,7 @@ from random import Random
 import gevent
 
 from app.engine.dataset.command import Record, write_sqlite
-from app.engine.dataset.dataset import Dataset, Rows, ids_hash
+from app.engine.dataset.dataset import Dataset, ids_hash
 from app.engine.dataset.tokens import RecordedTokens
 from app.text import default_tokenizer
 from benchmarks.arrivals import quantile
@@ -56,15 +56,15 @@ class Round:
     stall_max_ms: float
 
 
-class Inline(Rows):
-    """Rows of a file, read in the thread of the event loop."""
+class Inline(Dataset):
+    """Replies of a file, read in the thread of the event loop."""
 
     def read(self, key: int) -> object:
         return self.read_here(key)
 
 
-class Beside(Rows):
-    """Rows of a file, read as a patched server reads them."""
+class Beside(Dataset):
+    """Replies of a file, read as a patched server reads them."""
 
     def read(self, key: int) -> object:
         return gevent.get_hub().threadpool.apply(self.read_here, (key,))
@@ -80,9 +80,9 @@ def main(argv: Sequence[str]) -> int:
         tokenizer = default_tokenizer()
         datasets = {
             NOTHING: None,
-            INLINE: Dataset(INLINE, Inline(path, TABLE, in_memory=False), tokenizer),
-            BESIDE: Dataset(BESIDE, Beside(path, TABLE, in_memory=False), tokenizer),
-            MEMORY: Dataset(MEMORY, Rows(path, TABLE, in_memory=True), tokenizer),
+            INLINE: Inline(path, TABLE, False, tokenizer),
+            BESIDE: Beside(path, TABLE, False, tokenizer),
+            MEMORY: Dataset(path, TABLE, True, tokenizer),
         }
         subjects = [(where, written) for written in (False, True) for where in datasets]
 

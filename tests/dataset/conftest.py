@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.dataset.dataset import Dataset, open_dataset
+from app.engine.dataset.dataset import Dataset
 from app.text import LocalTokenizer, default_tokenizer
 from tests.dataset.files import Row, make_file
 
@@ -24,7 +24,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, tokenizer: LocalToken
 
     def make(rows: Sequence[Row]) -> Dataset:
         path = make_file(tmp_path / f"{len(datasets)}.sqlite3", rows)
-        datasets.append(open_dataset(path, "llmd", request.param == "memory", tokenizer))
+        datasets.append(Dataset(path, "llmd", request.param == "memory", tokenizer))
         return datasets[-1]
 
     yield make

@@ -17,7 +17,7 @@ import pytest
 
 from app.cli import main
 from app.engine.dataset.command import RecordWriter, conversations, pairs
-from app.engine.dataset.dataset import ids_hash, open_dataset
+from app.engine.dataset.dataset import Dataset, ids_hash
 from app.text import LocalTokenizer, TokenizerInputError
 from tests.running_server import ROOT
 
@@ -86,7 +86,7 @@ def test_a_dataset_is_made_that_the_server_understands(
         "For a model that is not here.": tokenizer.encode_chat(chat),
         "Hello.": tokenizer.encode("Hi"),
     }
-    with closing(open_dataset(output, "llmd", False, tokenizer)) as dataset:
+    with closing(Dataset(output, "llmd", False, tokenizer)) as dataset:
         for text, ids in prompts.items():
             found = dataset.reply(ids, (), 1, 100, Random(1))
             assert found is not None
@@ -219,9 +219,9 @@ def test_items_come_one_by_one() -> None:
 def test_each_question_comes_with_all_that_was_said_before() -> None:
     first, second = pairs(turns(("human", "q1"), ("gpt", "a1"), ("human", "q2"), ("gpt", "a2")))
     assert first == ("q1", [{"role": "user", "content": "q1"}], "a1")
-    assert (second.question, second.reply) == ("q2", "a2")
+    assert (second[0], second[2]) == ("q2", "a2")
     said = [("user", "q1"), ("assistant", "a1"), ("user", "q2")]
-    assert [(each["role"], each["content"]) for each in second.messages] == said
+    assert [(each["role"], each["content"]) for each in second[1]] == said
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from app.engine.dataset.dataset import Dataset, Recorded, open_dataset, text_hash
+from app.engine.dataset.dataset import Dataset, Recorded, text_hash
 from app.text import LocalTokenizer
 from tests.dataset.conftest import Opener
 from tests.dataset.files import PROMPT, make_file, row
@@ -76,7 +76,7 @@ def test_a_file_that_is_locked_for_a_while_and_a_row_that_has_gone_give_nothing(
     file: Path, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = file.read_bytes()
-    dataset = open_dataset(file, "llmd", False, tokenizer)
+    dataset = Dataset(file, "llmd", False, tokenizer)
     with closing(dataset), closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
@@ -90,7 +90,7 @@ def test_a_file_that_is_locked_for_a_while_and_a_row_that_has_gone_give_nothing(
 
 
 def test_a_copy_in_memory_does_not_need_the_file_any_more(file: Path, tokenizer: LocalTokenizer) -> None:
-    dataset = open_dataset(file, "llmd", True, tokenizer)
+    dataset = Dataset(file, "llmd", True, tokenizer)
     file.unlink()
     with closing(dataset):
         assert reply(dataset, 5).ids == [1, 2]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,7 +12,7 @@ import pytest
 
 from app.engine.dataset import DatasetError, prepare
 from app.engine.dataset import download as downloads
-from app.engine.dataset.download import download, progress
+from app.engine.dataset.download import download
 from config.settings import DatasetSettings
 from tests.dataset.file_server import Shop, open_shop
 from tests.running_server import free_port
@@ -193,32 +191,7 @@ def test_an_interrupt_keeps_what_has_come(shop: Shop, path: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(DatasetError, match="interrupted"):
-        patch.setattr(downloads, "progress", lambda *_: nullcontext(interrupted))
+        patch.setattr(downloads.tqdm, "update", interrupted)
         download(shop.url, path, SHA256)
     download(shop.url, path, SHA256)
     assert path.read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize(
-    ("have", "total", "told"),
-    [
-        # What was there before counts for the share, but not for the speed.
-        (80_000_000, 100_000_000, "download of x: 90% of 100.0 MB, 1.0 MB/s, 10 s left"),
-        (0, None, "download of x: 10.0 MB, 1.0 MB/s"),
-    ],
-)
-def test_a_line_tells_share_speed_and_the_time_that_is_left(
-    have: int, total: int | None, told: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "app.engine.dataset")
-    moments = iter([0.0, 10.0])
-    with progress("x", have, total, lambda: next(moments)) as advance:
-        advance(10_000_000)
-    assert caplog.messages == [told]
-
-
-def test_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with progress("replies", 0, 10) as advance:
-        advance(10)
-    assert "replies" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from app.engine.dataset import DatasetError, Datasets, open_datasets, prepare
-from app.engine.dataset.dataset import open_dataset
+from app.engine.dataset.dataset import Dataset
 from app.text import LocalTokenizer
 from config import ConfigError
 from config.loader import load
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 def trouble(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> str:
     """Why the file cannot be used."""
     with pytest.raises(DatasetError) as caught:
-        open_dataset(path, "llmd", in_memory, tokenizer)
+        Dataset(path, "llmd", in_memory, tokenizer)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -99,7 +99,7 @@ def test_a_file_may_have_any_name_and_a_table_no_primary_key_or_small_letters(
 ) -> None:
     path = make_file(tmp_path / name, [row([1], [1, 1]), *ROWS], table, "talks")
     assert trouble(path, in_memory, tokenizer) == "it has no table llmd"
-    with closing(open_dataset(path, "talks", in_memory, tokenizer)) as dataset:
+    with closing(Dataset(path, "talks", in_memory, tokenizer)) as dataset:
         found = dataset.reply(PROMPT, (), 1, 5, Random(1))
     assert found is not None and found.ids == [1, 2]
 

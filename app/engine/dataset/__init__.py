@@ -31,7 +31,7 @@ class Datasets:
 
     def of(self, model: str) -> Dataset | None:
         """Returns the model's own dataset, else the one for all models."""
-        return self._by_model.get(model) or self._by_model.get(ALL_MODELS)
+        return self._by_model.get(model, self._by_model.get(ALL_MODELS))
 
     @property
     def size_bytes(self) -> int:
@@ -53,11 +53,11 @@ def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Datasets:
     for model, path in settings.files.items():
         # Imported here: the library costs memory and a tenth of a second, which only servers with datasets
         # pay.
-        from app.engine.dataset.dataset import open_dataset
+        from app.engine.dataset.dataset import Dataset
 
         name, in_memory = settings.dataset_table_name, settings.dataset_in_memory
         try:
-            opened[model] = open_dataset(Path(path).expanduser(), name, in_memory, tokenizer)
+            opened[model] = Dataset(Path(path).expanduser(), name, in_memory, tokenizer)
         except DatasetError as error:
             logger.warning("dataset %s is not used: %s", path, error)
         else:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import ijson  # type: ignore[import-untyped]
 import msgspec
@@ -59,14 +59,6 @@ said before. A prompt is found by its token ids, so a server must use the same t
 """Page beside a dataset that documents its origin and columns."""
 
 
-class Pair(NamedTuple):
-    """A question, the messages up to and including it, and the reply."""
-
-    question: str
-    messages: list[Message]
-    reply: str
-
-
 def conversations(file: BinaryIO) -> Iterator[object]:
     """Yields every item of the JSON array in `file`, with one in memory at a time.
 
@@ -84,8 +76,11 @@ def conversations(file: BinaryIO) -> Iterator[object]:
         raise DatasetError(f"it is not JSON: {text.splitlines()[0]}") from error
 
 
-def pairs(conversation: object) -> Iterator[Pair]:
-    """Yields each question of a human with its reply, up to the first turn out of order or without text."""
+def pairs(conversation: object) -> Iterator[tuple[str, list[Message], str]]:
+    """Yields questions of a human, the messages up to each, and the reply.
+
+    Ends before the first turn out of order or without text.
+    """
     turns = conversation.get("conversations") if isinstance(conversation, dict) else None
     if not isinstance(turns, list):
         return
@@ -95,7 +90,7 @@ def pairs(conversation: object) -> Iterator[Pair]:
         if asked is None or answered is None:
             return
         said = [*said, {"role": "user", "content": asked}]
-        yield Pair(asked, said, answered)
+        yield asked, said, answered
         said = [*said, {"role": "assistant", "content": answered}]
 
 
@@ -133,26 +128,20 @@ class RecordWriter:
         for conversation in conversations:
             self.conversations += 1
             try:
-                for pair in pairs(conversation):
-                    made = self._records(pair)
-                    self.recorded += len(made)
-                    yield from made
+                for question, messages, reply in pairs(conversation):
+                    ids = self._tokenizer.encode(reply)
+                    if not ids:
+                        continue
+                    tokens = RecordedTokens(ids, self._tokenizer.pieces(ids))
+                    # Prompts are encoded with the server's defaults.
+                    text_ids = self._tokenizer.encode(question, add_special_tokens=True)
+                    chat_ids = self._tokenizer.encode_chat(messages)
+                    self.recorded += 2
+                    yield Record(question, ids_hash(text_ids), tokens, reply)
+                    yield Record(messages, ids_hash(chat_ids), tokens, reply)
             except TokenizerInputError as error:
                 self.refused += 1
                 self.refusal = self.refusal or str(error)
-
-    def _records(self, pair: Pair) -> list[Record]:
-        """Returns none for a reply without tokens. Encodes prompts with the server's defaults."""
-        ids = self._tokenizer.encode(pair.reply)
-        if not ids:
-            return []
-        tokens = RecordedTokens(ids, self._tokenizer.pieces(ids))
-        text_ids = self._tokenizer.encode(pair.question, add_special_tokens=True)
-        chat_ids = self._tokenizer.encode_chat(pair.messages)
-        return [
-            Record(pair.question, ids_hash(text_ids), tokens, pair.reply),
-            Record(pair.messages, ids_hash(chat_ids), tokens, pair.reply),
-        ]
 
 
 def write_sqlite(path: Path, table_name: str, records: Iterable[Record]) -> None:
@@ -165,12 +154,8 @@ def write_sqlite(path: Path, table_name: str, records: Iterable[Record]) -> None
         connection.exec_driver_sql("BEGIN")
         table.create(connection)
         rows = (
-            {
-                "prompt_hash": record.prompt_hash,
-                "gen_tokens": encode(record.tokens),
-                "n_gen_tokens": len(record.tokens),
-            }
-            for record in records
+            {"prompt_hash": it.prompt_hash, "gen_tokens": encode(it.tokens), "n_gen_tokens": len(it.tokens)}
+            for it in records
         )
         while batch := list(islice(rows, ROWS_PER_INSERT)):
             connection.execute(insert(table), batch)

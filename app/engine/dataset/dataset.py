@@ -24,7 +24,6 @@ from sqlalchemy import (
     Integer,
     MetaData,
     NullPool,
-    Select,
     StaticPool,
     Table,
     bindparam,
@@ -67,9 +66,8 @@ def text_hash(turns: Iterable[Turn]) -> bytes:
 class Catalogue:
     """All rows with at least one token, in two orders: by length, and by hash and then length.
 
-    Args:
-        rows: (`prompt_hash`, `n_gen_tokens`, key) of each row as read from SQLite. A row without a positive
-            length is left out; a value that is no hash matches no prompt.
+    `rows` are (`prompt_hash`, `n_gen_tokens`, key) as read from SQLite. A row without a positive length is
+    left out; a value that is no hash matches no prompt.
     """
 
     def __init__(self, rows: Iterable[tuple[object, object, int]]) -> None:
@@ -121,6 +119,7 @@ def _prefix(digest: bytes) -> int:
     return int.from_bytes(digest[:PREFIX_BYTES], "big")
 
 
+logger = logging.getLogger(__name__)
 BUSY_S = 0.25
 """Longest wait for another process's lock on the file, in seconds."""
 ROWS_PER_READ = 10_000
@@ -170,22 +169,35 @@ def checked_key(connection: Connection, table: Table) -> ColumnElement[int]:
     return table.c.id if found["id"].pk else literal_column("rowid", Integer)
 
 
-Reply = Select[tuple[object]]
+class Recorded(Struct, frozen=True):
+    """A recorded reply, cut to the limit: `texts[i]` is the text of token `ids[i]`."""
+
+    ids: Sequence[int]
+    texts: Sequence[str]
+    missing: int
+    """Tokens to append so that the reply has its least length."""
+    reached_limit: bool
+    """The reply reaches its limit, missing tokens included: it ends with `length`, else with `stop`."""
 
 
-class Rows:
+class Dataset:
     """The replies of a file, opened read-only, or of its copy in memory.
 
     A file is read outside the event loop's thread. Its connections open on first use, hence in the worker,
     and stay open: as many as threads read at once. Reading the copy is faster than switching threads.
     """
 
-    def __init__(self, path: Path, table_name: str, in_memory: bool) -> None:
+    def __init__(self, path: Path, table_name: str, in_memory: bool, tokenizer: Tokenizer) -> None:
+        """Raises DatasetError when the file is locked, broken or has no such table."""
+        self.name = str(path)
+        self._tokenizer = tokenizer
+        self._has_warned = False
         self._in_memory = in_memory
         # A real lock, shared by the threads of a stock worker; greenlets of one thread never contend for it.
         self._reading = monkey.get_original("threading", "Lock")()
         self._idle: deque[Connection] = deque()
         self._copy_bytes = 0
+        table = replies_table(table_name)
         with _reported():
             memory = _copied(path) if in_memory else None
             self._engine = create_engine(
@@ -195,19 +207,65 @@ class Rows:
             )
             try:
                 with self._engine.connect() as connection:
-                    self.catalogue, self._reply = _prepared(connection, table_name)
-                    if in_memory:
-                        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
-                        page_bytes = connection.exec_driver_sql("PRAGMA page_size").scalar_one()
-                        self._copy_bytes = int(pages) * int(page_bytes)
+                    key = checked_key(connection, table)
+                    wanted = select(table.c.prompt_hash, table.c.n_gen_tokens, key)
+                    self._catalogue = Catalogue(
+                        connection.execute(wanted, execution_options={"yield_per": ROWS_PER_READ})
+                    )
+                    if not len(self):
+                        raise DatasetError(f"table {table_name} is empty")
+                    for pragma in ("page_count", "page_size") if in_memory else ():
+                        number = int(connection.exec_driver_sql(f"PRAGMA {pragma}").scalar_one())
+                        self._copy_bytes = self._copy_bytes * number or number
             except BaseException:
                 self.close()
                 raise
+        self._reply = select(table.c.gen_tokens).where(key == bindparam("key"))
+
+    def __len__(self) -> int:
+        return len(self._catalogue)
 
     @property
     def size_bytes(self) -> int:
         """Memory in bytes: the catalogue, and the copy of the file if there is one."""
-        return self.catalogue.size_bytes + self._copy_bytes
+        return self._catalogue.size_bytes + self._copy_bytes
+
+    def reply(
+        self, prompt_ids: Sequence[int], turns: Sequence[Turn], least: int, most: int, rng: Random
+    ) -> Recorded | None:
+        """Returns a reply that was recorded for the prompt, else a random one.
+
+        Prefers `least` to `most` tokens. Longer recorded replies come next, then shorter ones; long replies
+        are cut. The one random draw comes before any wait, so replies depend on the order of calls only.
+
+        Args:
+            prompt_ids: token ids of the prompt, hashed as in current files.
+            turns: role and text of each message of the prompt, hashed as in older files; may be empty.
+
+        Returns:
+            None, with a warning in the log the first time, when the file yields no reply: it was locked or
+            changed, or the row is broken.
+
+        Raises:
+            TokenizerError: the row lacks ids or strings, and the tokenizer cannot add them.
+        """
+        catalogue = self._catalogue
+        key = catalogue.recorded(ids_hash(prompt_ids), least, most, rng)
+        if key is None and turns:
+            key = catalogue.recorded(text_hash(turns), least, most, rng)
+        if key is None:
+            key = catalogue.any(least, most, rng)
+        try:
+            tokens = decode(self.read(key))
+        except DatasetError as error:
+            if not self._has_warned:
+                logger.warning("dataset %s gave no reply, sample text is used instead: %s", self.name, error)
+            self._has_warned = True
+            return None
+        tokens = completed(tokens.cut(most), self._tokenizer)
+        length = len(tokens)
+        missing = max(0, least - length)
+        return Recorded(tokens.ids, tokens.strings, missing, length + missing >= most)
 
     def read(self, key: int) -> object:
         """Returns `gen_tokens` of a row, or raises DatasetError. Other greenlets may run meanwhile."""
@@ -217,7 +275,6 @@ class Rows:
             return self.read_here(key)
 
     def read_here(self, key: int) -> object:
-        """Reads `gen_tokens` of a row in the calling thread."""
         with _reported():
             try:
                 connection = self._idle.pop()
@@ -237,18 +294,6 @@ class Rows:
         while self._idle:
             self._idle.pop().close()
         self._engine.dispose()
-
-
-def _prepared(connection: Connection, table_name: str) -> tuple[Catalogue, Reply]:
-    """Returns the catalogue and the query of one row's reply. DatasetError without a usable table."""
-    table = replies_table(table_name)
-    key = checked_key(connection, table)
-    wanted = select(table.c.prompt_hash, table.c.n_gen_tokens, key)
-    found = connection.execute(wanted, execution_options={"yield_per": ROWS_PER_READ})
-    catalogue = Catalogue(found)
-    if not len(catalogue):
-        raise DatasetError(f"table {table_name} is empty")
-    return catalogue, select(table.c.gen_tokens).where(key == bindparam("key"))
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -277,85 +322,3 @@ def _reported() -> Iterator[None]:
         raise DatasetError(str(error.orig)) from error
     except sqlite3.Error as error:
         raise DatasetError(str(error)) from error
-
-
-logger = logging.getLogger(__name__)
-
-
-class Recorded(Struct, frozen=True):
-    """A recorded reply, cut to the limit: `texts[i]` is the text of token `ids[i]`."""
-
-    ids: Sequence[int]
-    texts: Sequence[str]
-    missing: int
-    """Tokens to append so that the reply has its least length."""
-    reached_limit: bool
-    """The reply reaches its limit, missing tokens included: it ends with `length`, else with `stop`."""
-
-
-class Dataset:
-    """The replies of one file; made by `open_dataset`."""
-
-    def __init__(self, name: str, rows: Rows, tokenizer: Tokenizer) -> None:
-        self.name = name
-        self._rows = rows
-        self._tokenizer = tokenizer
-        self._has_warned = False
-
-    def __len__(self) -> int:
-        return len(self._rows.catalogue)
-
-    def __bool__(self) -> bool:
-        return True
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory in bytes: the catalogue, and the copy of the file if there is one."""
-        return self._rows.size_bytes
-
-    def reply(
-        self, prompt_ids: Sequence[int], turns: Sequence[Turn], least: int, most: int, rng: Random
-    ) -> Recorded | None:
-        """Returns a reply that was recorded for the prompt, else a random one.
-
-        Prefers `least` to `most` tokens. Longer recorded replies come next, then shorter ones; long replies
-        are cut. The random draw comes before any wait, so replies depend on the order of calls only.
-
-        Args:
-            prompt_ids: token ids of the prompt, hashed as in current files.
-            turns: role and text of each message of the prompt, hashed as in older files; may be empty.
-            least: fewest tokens of the reply (`most` with ignore_eos, else min_tokens or 1).
-            most: most tokens of the reply.
-            rng: a stream of random numbers; one number is drawn.
-
-        Returns:
-            None, with a warning in the log the first time, when the file yields no reply: it was locked or
-            changed, or the row is broken.
-
-        Raises:
-            TokenizerError: the row lacks ids or strings, and the tokenizer cannot add them.
-        """
-        catalogue = self._rows.catalogue
-        key = catalogue.recorded(ids_hash(prompt_ids), least, most, rng)
-        if key is None and turns:
-            key = catalogue.recorded(text_hash(turns), least, most, rng)
-        try:
-            tokens = decode(self._rows.read(catalogue.any(least, most, rng) if key is None else key))
-        except DatasetError as error:
-            if not self._has_warned:
-                logger.warning("dataset %s gave no reply, sample text is used instead: %s", self.name, error)
-            self._has_warned = True
-            return None
-        tokens = tokens.cut(most)
-        tokens = completed(tokens, self._tokenizer)
-        length = len(tokens)
-        missing = max(0, least - length)
-        return Recorded(tokens.ids, tokens.strings, missing, length + missing >= most)
-
-    def close(self) -> None:
-        self._rows.close()
-
-
-def open_dataset(path: Path, table_name: str, in_memory: bool, tokenizer: Tokenizer) -> Dataset:
-    """Opens the dataset in the file `path`. DatasetError when it is locked, broken or has no such table."""
-    return Dataset(str(path), Rows(path, table_name, in_memory), tokenizer)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import urllib3
@@ -26,22 +22,16 @@ REDIRECTS = Retry(connect=0, read=0, other=0, status=0, redirect=5)
 OK, PARTIAL, UNSATISFIABLE = 200, 206, 416
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed; the bytes so far are kept."""
-EVERY_S = 5.0
-EVERY_SHARE = 0.1
-MEGABYTE = 1_000_000
-
-logger = logging.getLogger(__name__)
+TERMINAL_S, LOG_S = 0.1, 5.0
+"""Seconds between two updates of the bar, on a terminal and elsewhere."""
 
 
 def download(url: str, path: Path, sha256: str | None = None) -> None:
     """Downloads `url` into the new file `path`, and makes its folders.
 
     The bytes go to `path` plus `.part`, where a later call resumes after a break. The complete file is
-    verified, flushed and renamed. Of several processes with the same file only one downloads it. Shows a bar
-    on a terminal, else logs a line now and then. `sha256`: hexadecimal checksum that the file must have.
-
-    Raises:
-        DatasetError: the download failed, or the file has another checksum.
+    verified, flushed and renamed. Of several processes with the same file only one downloads it. A bar on
+    stderr shows the progress. `sha256`: hexadecimal checksum that the file must have. Raises DatasetError.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,9 +50,7 @@ def download(url: str, path: Path, sha256: str | None = None) -> None:
 
 class _Download:
     def __init__(self, url: str, path: Path) -> None:
-        self._url = url
-        self._path = path
-        self._part = path.with_name(path.name + ".part")
+        self._url, self._path, self._part = url, path, path.with_name(path.name + ".part")
         self._validator = path.with_name(path.name + ".part.etag")
         """File with the ETag or date of the part's version; only bytes of the same version may be added."""
 
@@ -129,10 +117,21 @@ class _Download:
             self._validator.write_text(validator, "latin-1")
         length = headers.get("Content-Length", "")
         total = have + int(length) if length.isdecimal() else None
-        with self._part.open("ab") as file, progress(self._path.name, have, total) as advance:
+        every_s = TERMINAL_S if sys.stderr.isatty() else LOG_S
+        with (
+            self._part.open("ab") as file,
+            tqdm(
+                desc=self._path.name,
+                initial=have,
+                total=total,
+                unit="B",
+                unit_scale=True,
+                mininterval=every_s,
+            ) as bar,
+        ):
             for piece in response.stream(CHUNK_BYTES, decode_content=False):
                 file.write(piece)
-                advance(len(piece))
+                bar.update(len(piece))
             file.flush()
             os.fsync(file.fileno())
         return None
@@ -151,34 +150,3 @@ class _Download:
         except LocationParseError:
             address = "its address"
         return DatasetError(f"the dataset cannot be downloaded from {address}: {why}")
-
-
-@contextmanager
-def progress(
-    name: str, have: int, total: int | None, now: Callable[[], float] = time.monotonic
-) -> Iterator[Callable[[int], object]]:
-    """Yields a function that receives the length of each piece, after the `have` bytes of an earlier start.
-
-    Shows a bar on a terminal, else logs a line every `EVERY_S` seconds of `now` or `EVERY_SHARE` of the file.
-    """
-    if sys.stderr.isatty():
-        with tqdm(desc=name, initial=have, total=total, unit="B", unit_scale=True, dynamic_ncols=True) as bar:
-            yield bar.update
-        return
-    begun_s = logged_s = now()
-    done = logged = have
-
-    def advance(count: int) -> None:
-        nonlocal done, logged, logged_s
-        done += count
-        now_s = now()
-        if now_s - logged_s >= EVERY_S or (total and done - logged >= EVERY_SHARE * total):
-            per_s = (done - have) / max(now_s - begun_s, 1e-9)
-            text = (
-                f"{done / total:.0%} of {total / MEGABYTE:.1f} MB" if total else f"{done / MEGABYTE:.1f} MB"
-            )
-            left = f", {(total - done) / max(per_s, 1e-9):.0f} s left" if total else ""
-            logger.info("download of %s: %s, %.1f MB/s%s", name, text, per_s / MEGABYTE, left)
-            logged, logged_s = done, now_s
-
-    yield advance

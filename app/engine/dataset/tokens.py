@@ -56,13 +56,10 @@ def decode(raw: object) -> RecordedTokens:
         next((part for key in keys if isinstance(part := lists.get(key), list)), [])
         for keys in (IDS, STRINGS)
     )
-    if not (ids or strings) or not _are_ids(ids) or not _are_strings(strings):
+    are_ids = all(type(each) is int and 0 <= each < ID_LIMIT for each in ids)
+    if not (ids or strings) or not are_ids or not _are_strings(strings):
         raise DatasetError("a value of gen_tokens holds no token ids and no strings")
     return RecordedTokens(ids, strings)
-
-
-def _are_ids(values: list[object]) -> TypeGuard[list[int]]:
-    return all(type(each) is int and 0 <= each < ID_LIMIT for each in values)
 
 
 def _are_strings(values: list[object]) -> TypeGuard[list[str]]:
