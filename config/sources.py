@@ -27,6 +27,15 @@ RETIRED = {
     "kv-index-shards": "there are four queues, and answers do not depend on that",
     "kv-index-tokenizer-timeout": "a prompt has 10 s to be tokenized, with loading the tokenizer",
     "kv-index-tokenizer-workers": "five prompts are tokenized at the same time",
+    "evict-unloaded-adapters-first": "the blocks that are not used for longest make room first",
+    "kv-events-replay-layout": "replays have the topic's frame, as since vLLM 0.26",
+    "kv-index-hash": "keys are llm-d's latest, XXH64",
+    "kv-index-max-message-mb": "messages of more than 1 MiB are not read",
+    "kv-index-repeats": "a block that is announced again is one more copy",
+    "replay-speed": "answers come as fast as recorded",
+    "self-signed-names": "the certificate has the names of allowed-hosts",
+    "strict-tool-schemas": "every keyword of JSON Schema is taken; vLLM's strict tools say strict themselves",
+    "tool-call-room": "below 96 tokens a call that is only allowed is not begun",
     "worker-connections": "16,384 connections are served, or as many as open files allow",
 }
 """Removed setting of version 0.1 -> present behavior. Accepted, with a warning, until version 0.3."""

@@ -22,7 +22,6 @@ from app.engine.kvcache.publisher import IO_THREADS, Listener, end_context
 from app.engine.lora import adapters_of
 from app.kvindex.backend import Backend, BackendUnavailable, IndexSize, RedisSettings
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.keys import GENERATIONS, Generation
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.pods import TargetSource, parse_topic, target_sources
 from app.kvindex.replays import Replays
@@ -61,15 +60,14 @@ class Stats(Struct, frozen=True):
 
 def open_backend(at: KVIndexSettings) -> Backend:
     """Creates the backend of the settings. ValueError for an invalid URL."""
-    counts = at.kv_index_repeats == "copies"
     if at.kv_index_backend == "memory":
-        return MemoryBackend(at.kv_index_size, count_repeats=counts)
+        return MemoryBackend(at.kv_index_size)
     if at.kv_index_backend == "cost-aware":
-        return MemoryBackend(at.kv_index_memory_mb << 20, weigh_bytes, count_repeats=counts)
+        return MemoryBackend(at.kv_index_memory_mb << 20, weigh_bytes)
     from app.kvindex.redis_backend import RedisBackend  # its client is slow to import
 
     ttl_s = math.ceil(at.kv_index_ttl)
-    return RedisBackend(RedisSettings(url=at.kv_index_redis_url, ttl_s=ttl_s, count_repeats=counts))
+    return RedisBackend(RedisSettings(url=at.kv_index_redis_url, ttl_s=ttl_s))
 
 
 class KvIndex:
@@ -217,7 +215,6 @@ class KvIndex:
 DEFAULT_BIND = "tcp://*:5557"
 """Default address of an indexer; the port is that of llm-d's manager."""
 RETRY_S = 1.0
-GENERATION: Mapping[str, Generation] = {name.lower(): name for name in GENERATIONS}
 
 TOKENIZER_TIMEOUT_S = 10.0
 """Longest wait of a request, in seconds: for its tokenizer to load, and again for its prompt's tokens."""
@@ -250,15 +247,13 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         grace_s=at.kv_index_pod_grace,
     )
     weights = TierWeights(tier_weights(at.kv_index_tier_weights))
-    generation = GENERATION[at.kv_index_hash]
-    keys = IndexSettings(at.kv_index_block_size, generation, at.kv_index_hash_seed, weights)
-    pool = PoolSettings(most_payload_bytes=at.kv_index_max_message_mb << 20)
+    keys = IndexSettings(at.kv_index_block_size, seed=at.kv_index_hash_seed, weights=weights)
     caches = {"index tokenizers": library}
     try:
         index = Index(open_backend(at), keys)
         limits = TokenizationSettings(timeout_s=TOKENIZER_TIMEOUT_S)
         tokenization = Tokenization(library.get, limits, index.metrics)
-        return KvIndex(index, tokenization, subscriber, at.kv_index_pods, pool, caches=caches)
+        return KvIndex(index, tokenization, subscriber, at.kv_index_pods, PoolSettings(), caches=caches)
     except ValueError as error:
         raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None
 

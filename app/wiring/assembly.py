@@ -307,7 +307,6 @@ def publishing(settings: Settings, server: ServerSettings, rank: int) -> Publish
         rank=rank,
         replay_endpoint=at.kv_events_replay_endpoint or None,
         replay_batches=at.kv_events_replay_queue_size,
-        replay_layout=at.kv_events_replay_layout,
         layout=at.events_layout,
         batch_events=at.event_batch_size,
         flush_s=at.event_flush_interval,
@@ -352,8 +351,6 @@ def cache_of(components: Components, publisher: Publisher | None) -> KVCacheMana
         store_of(at.kv_connector, at.block_size),
         observer,
     )
-    if at.evict_unloaded_adapters_first:
-        adapters.watch(cache.pool.load_adapter, cache.pool.unload_adapter)
     return cache
 
 

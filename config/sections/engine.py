@@ -167,8 +167,6 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """Report how long blocks live, are idle before their end and wait for their next use."""
     kv_cache_metrics_sample: Annotated[float, Meta(gt=0, le=1)] = 0.01
     """Share of the blocks that kv-cache-metrics follows."""
-    evict_unloaded_adapters_first: bool = False
-    """Take the unused blocks of adapters that are not loaded before those of others."""
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""
     """remote_host in kv_transfer_params; pod-ip, or the host's name, when empty."""
     kv_connector: Literal["", "none", "nixl", "example", "offloading"] = ""
@@ -195,8 +193,6 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """Address for requests to replay batches (ZMQ ROUTER); empty is nowhere."""
     kv_events_replay_queue_size: Annotated[Count, About(unit="batches")] = 1024
     """Batches that can be asked for again."""
-    kv_events_replay_layout: Literal["topic", "bare"] = "topic"
-    """Frames of a replay: with the topic as since vLLM 0.26, or without as before."""
 
     @property
     def events_layout(self) -> EventsFormat:

@@ -69,15 +69,8 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """Address of backend redis: redis://, rediss://, valkey://, valkeys:// or unix://."""
     kv_index_ttl: Duration = 0.0
     """Time without a use after which backend redis forgets a block; 0 never."""
-    kv_index_repeats: Literal["copies", "reports"] = "copies"
-    """Meaning of a block that is announced again: one more copy, as vLLM means it, or that it is still there,
-    as engines mean it that report hits."""
-    kv_index_max_message_mb: Annotated[int, Meta(ge=1, le=128), About(unit="MiB")] = 1
-    """Larger messages of pods are not read."""
     kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
     """Tokens of a block of the index; blocks of engines may differ."""
-    kv_index_hash: Literal["d", "e"] = "e"
-    """Generation of llm-d's block keys that the index computes; e (XXH64) is the fastest."""
     kv_index_hash_seed: str = ""
     """Seed of the block keys."""
     kv_index_tier_weights: Annotated[

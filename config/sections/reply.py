@@ -23,7 +23,6 @@ DatasetFiles = Annotated[
 ]
 """Items are a path, or `model=path`; the path must not be blank."""
 ScriptFiles = DatasetFiles
-ReplaySpeed = Annotated[float, Meta(ge=0.01, le=1000000, description="must be between 0.01 and 1000000")]
 ONE_A_MODEL = "must not name two files for the same model"
 
 
@@ -62,8 +61,6 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     """Only the answer to an equal request, or else that to the one most like it."""
     replay_miss: Annotated[Literal["simulate", "not-found"], About(live=True)] = "simulate"
     """A request that is not in the recording goes on as ever, or is refused with 404."""
-    replay_speed: Annotated[ReplaySpeed, About(live=True)] = 1.0
-    """Speed of the answers, as a multiple of the recorded speed."""
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):
@@ -100,11 +97,6 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     """Let tools be chosen; off, vLLM has no parser of calls, and every tool_choice is refused."""
     skip_tool_validation: Annotated[bool, About(live=True)] = False
     """Take tools whose schema is wrong; what cannot be understood is left out."""
-    strict_tool_schemas: Annotated[bool, About(live=True)] = False
-    """Refuse tools whose schema uses keywords beyond those of the reference simulator."""
-    tool_call_room: Annotated[NotNegative, About(unit="tokens", live=True)] = 96
-    """Under a smaller limit of tokens a call that is only allowed is not begun, and a required one whose open
-    schema has an unbounded text is cut off; 0 lets every call be made whole."""
 
 
 class DatasetSettings(Section, frozen=True, kw_only=True):

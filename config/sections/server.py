@@ -17,11 +17,6 @@ from config.declaration import (
 from config.installation import install
 
 Rank = Annotated[int, Meta(le=7)]
-HostNames = Annotated[
-    tuple[Annotated[str, Meta(pattern=r"(?a)\A[\w.*:-]{1,253}\Z")], ...],
-    Meta(description="must only have ASCII host names and addresses"),
-]
-"""Host names as in certificates: xn-- form for names beyond ASCII, addresses without brackets."""
 ReachedAs = Annotated[
     tuple[Annotated[str, Meta(pattern=r"(?a)\A[\w.:-]{1,253}\Z")], ...],
     Meta(description="must only have ASCII host names and addresses, without wildcards"),
@@ -110,9 +105,6 @@ class TlsSettings(Section, frozen=True, kw_only=True):
     """PEM private key; needs ssl-certfile."""
     self_signed_certs: bool = False
     """Make a certificate at the start and serve with it."""
-    self_signed_names: HostNames = ()
-    """Further host names and addresses of the self-signed certificate; localhost, this host's name and the
-    pod's are always there."""
 
     @property
     def enabled(self) -> bool:

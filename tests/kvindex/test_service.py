@@ -13,7 +13,7 @@ import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.engine.kvcache.events import EventBatch, encoder
-from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings, Remove
+from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
@@ -29,7 +29,6 @@ from app.text.base import TokenizerError, TokenizerLoadError
 from config import ConfigError
 from config.settings import KVIndexSettings, ModelSettings, Settings
 from tests.kvindex.engines import stored
-from tests.kvindex.held import source, store
 from tests.kvindex.publisher import LOCAL, FakeEngine, until
 from tests.running_server import ROOT
 
@@ -223,15 +222,6 @@ def made(**asked: Any) -> KvIndex:
 def test_an_indexer_listens_unless_it_is_given_pods(asked: dict[str, Any], bind: str | None) -> None:
     index = made(**asked)
     assert index._subscriber_settings.bind == bind
-    index.close()
-
-
-@pytest.mark.parametrize(("repeats", "copies"), [("copies", 1), ("reports", 0)])
-def test_repeats_are_what_the_settings_say(repeats: str, copies: int) -> None:
-    index = made(kv_index_repeats=repeats)
-    backend = index.index.backend
-    backend.apply(source(), [store([1], [11]), store([1], [11]), Remove(0, "gpu", [1])])
-    assert backend.size().copies == copies
     index.close()
 
 

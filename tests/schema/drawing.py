@@ -6,7 +6,6 @@ from random import Random
 
 from app.engine.forms.schema import Ranges, Schemas
 from app.engine.forms.schema.document import JSON
-from app.engine.forms.schema.refusals import check_strict
 
 
 def sample(schema: object, rng: Random, ranges: Ranges, lenient: bool = False) -> JSON:
@@ -14,8 +13,6 @@ def sample(schema: object, rng: Random, ranges: Ranges, lenient: bool = False) -
     return Schemas().compile(schema, lenient).sample(rng, ranges)
 
 
-def check_schema(schema: object, strict: bool = False) -> None:
-    """Raise SchemaError for what is no schema, or with `strict` not a plain one."""
+def check_schema(schema: object) -> None:
+    """Raise SchemaError for what is no schema."""
     Schemas().compile(schema)
-    if strict:
-        check_strict(schema)

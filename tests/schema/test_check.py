@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
-from contextlib import nullcontext
 from random import Random
 from typing import Any
 
@@ -64,30 +63,6 @@ def test_with_leniency_what_is_wrong_is_left_out() -> None:
     assert isinstance(value["c"], int)
 
 
-PLAIN = {"type": "object", "properties": {"a": {"type": "string", "enum": ["x"]}}, "required": ["a"]}
-CONST = {"type": "object", "properties": {"a": {"type": "string", "const": "b"}}}
-MAP = {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}}
-
-
-@pytest.mark.parametrize(
-    ("schema", "place"),
-    [
-        (PLAIN, None), ({"type": "array", "items": [PLAIN, {"type": "integer", "enum": [1, 2.0]}]}, None),
-        ({"type": "string", "format": "date", "pattern": "a", "title": "t", "default": "b"}, None),
-        ({"properties": {}}, "parameters"), ({"type": ["string"]}, "parameters"),
-        ({"type": "object"}, "properties"), ({"type": "array"}, "items"),
-        ({"type": "string", "oneOf": [{}]}, "oneOf"), (CONST, r"parameters\.properties\.a"),
-        (MAP, "additionalProperties"), ({"type": "string", "enum": [1]}, "enum"),
-        ({"type": "array", "items": [{"type": "object"}]}, r"items\.0"),
-        ({"type": "string", "minLength": -1}, "minLength"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_strict_check_takes_the_plain_keywords_alone(schema: Any, place: str | None) -> None:
-    with nullcontext() if place is None else pytest.raises(SchemaError, match=place):
-        check_schema(schema, strict=True)
-
-
 @pytest.mark.parametrize(
     "keyword",
     [
@@ -102,6 +77,9 @@ def test_keywords_that_are_not_supported_are_refused_or_with_leniency_left_out(k
     with pytest.raises(SchemaError, match=r"^properties\.a\.\S+: this keyword is not supported$"):
         check_schema(schema)
     sample(schema, Random(1), Ranges(), lenient=True)
+
+
+PLAIN = {"type": "object", "properties": {"a": {"type": "string", "enum": ["x"]}}, "required": ["a"]}
 
 
 def test_a_schema_is_compiled_once_while_it_is_kept() -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.ranks import REPLACED, hand_over, handed_over
 from config import Settings
-from config.settings import ReplySettings, SchedulingSettings, ServerSettings, TlsSettings
+from config.settings import AccessSettings, ReplySettings, SchedulingSettings, ServerSettings
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 FOUR = ServerSettings(port=8000, data_parallel_size=4)
@@ -69,7 +69,7 @@ def test_any_value_is_passed_on(
 ) -> None:
     settings = Settings(
         server=ServerSettings(pod_name=pod, graceful_timeout=patience_ns / 10**9),
-        tls=TlsSettings(self_signed_names=tuple(names)),
+        access=AccessSettings(allowed_hosts=tuple(names)),
         reply=ReplySettings(seed=seed),
         scheduling=SchedulingSettings(max_num_queued_reqs=limit),
     )

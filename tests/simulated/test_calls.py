@@ -100,8 +100,6 @@ def test_a_small_limit_cuts_a_call_off_whose_text_may_run_on() -> None:
         shown = "".join(text for event in events for text in event.texts)
         assert shown == raw(events)[len(begun) - len('{"city": "') :]
     assert called(played(ToolCalls(tools=TOOLS[:1], least=1), limited=True, max_tokens=96))
-    tools = {"tool_call_room": 0}
-    assert called(played(ToolCalls(tools=TOOLS[:1], least=1), tools, limited=True, max_tokens=1))
 
 
 PAY = {

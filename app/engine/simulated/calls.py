@@ -23,6 +23,8 @@ from config.settings import ToolSettings
 OPENING, CLOSING = "<tool_call>\n", "\n</tool_call>"
 USUAL, COMPACT = (", ", ": "), (",", ":")
 """Separators between items, and between name and value, of JSON."""
+ROOM = 96
+"""Tokens below which a call that is only allowed is not begun, as the recorded model."""
 TRIES = 4
 """Draws of usual arguments, and of short ones, until some fit the limit."""
 BOUNDS = frozenset(("maxLength", "enum", "const", "pattern", "format"))
@@ -68,20 +70,19 @@ class CallReplies:
         """Returns the calls of one reply; None for a reply without calls.
 
         Draws arguments that fit the client's limit; when none fit, a required call is cut off. A call under a
-        limit below `tool-call-room` is also cut off when its schema lets a text run on.
+        limit below ROOM is also cut off when its schema lets a text run on.
         """
         count = calls.least
         while count < calls.most and rng.random() * 100 < self._settings.tool_call_extra_call_probability:
             count += 1
-        room = self._settings.tool_call_room
-        scarce = request.limited and request.max_tokens < room
+        scarce = request.limited and request.max_tokens < ROOM
         if count == 0 or scarce and not calls.least:
             return None
         if scarce and not calls.named and (field := endless_text(calls.tools[0].schema)) is not None:
             _, texts = self._corpus.compose(request.max_tokens, rng)
             begun = json.dumps({field: "".join(texts)}, ensure_ascii=False).removesuffix('"}')
             return self.marked_up(written([(calls.tools[0].name, begun)]), request.max_tokens)
-        most = request.max_tokens if room and request.limited else sys.maxsize
+        most = request.max_tokens if request.limited else sys.maxsize
         too_long: Reply | None = None
         for version in self._versions(calls, count, rng):
             reply = self.marked_up(version, most)

@@ -152,7 +152,7 @@ def names_of(settings: Settings) -> list[str]:
     server = settings.server
     own = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
     told = [server.pod_name, server.pod_ip, "" if server.host in EVERYWHERE else server.host]
-    names = dict.fromkeys([*own, *told, *settings.tls.self_signed_names])
+    names = dict.fromkeys([*own, *told, *settings.access.allowed_hosts])
     return [name for name in names if name and name.isascii()]
 
 

@@ -61,11 +61,9 @@ class Replay(Middleware):
         self._faults = faults
         self._wheel = wheel
         self._now = now
-        self._speed = 1.0
         self._refuses = False
 
     def on_settings(self, settings: Settings) -> None:
-        self._speed = settings.replay.replay_speed
         self._refuses = settings.replay.replay_miss == "not-found"
 
     def report(self) -> dict[str, object]:
@@ -105,7 +103,7 @@ class Replay(Middleware):
             answer = recording.next_answer(key)
         except RecordingError as error:
             raise internal(str(error)) from None
-        pace = ReplayPace(self._wheel, self._now, asked_s, self._speed, context.connection)
+        pace = ReplayPace(self._wheel, self._now, asked_s, context.connection)
         response = _response(answer, pace, context)
         return damage(response, fault_of(context), context)
 
@@ -136,7 +134,7 @@ def _response(answer: RecordedAnswer, pace: ReplayPace, context: RequestContext)
 
 
 class ReplayPace:
-    """Schedule of an answer: recorded seconds after `asked_s`, divided by `speed`.
+    """Schedule of an answer: recorded seconds after `asked_s`.
 
     Watches `connection` from the first wait until `close`.
     """
@@ -146,11 +144,10 @@ class ReplayPace:
         wheel: TimerWheel,
         now: Callable[[], float],
         asked_s: float,
-        speed: float,
         connection: Connection | None,
     ) -> None:
         self._wheel, self._now = wheel, now
-        self._asked_s, self._speed = asked_s, speed
+        self._asked_s = asked_s
         self.connection = connection
         self._bell = Bell()
         self._slices = Slices()
@@ -167,7 +164,7 @@ class ReplayPace:
 
     def wait_for(self, at_s: float) -> bool:
         """Sleeps until the recorded time `at_s`; False when the client has left. Call in a greenlet."""
-        due_s = self._asked_s + at_s / self._speed
+        due_s = self._asked_s + at_s
         if due_s <= self._now():
             self._slices.spend(CHUNK_STEPS)
         elif not self._is_over:

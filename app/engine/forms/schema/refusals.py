@@ -7,16 +7,13 @@ Strict tools have the narrow schemas of the reference simulator (simulator.md 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from app.engine.forms.schema.document import (
     LISTS_OF_SCHEMAS,
     MAPS_OF_SCHEMAS,
     SCHEMAS,
-    TYPES,
-    is_number,
 )
-from app.engine.forms.schema.errors import SchemaError, inner_path
 
 Keywords = Mapping[str, object]
 
@@ -98,46 +95,3 @@ def _misses_names(schema: Keywords) -> bool:
     ):
         return True
     return isinstance(patterns, dict) and ("properties" in schema or len(patterns) > 1)
-
-
-SCALARS: Mapping[str, Callable[[object], bool]] = {
-    "string": lambda value: isinstance(value, str),
-    "integer": lambda value: is_number(value) and value == int(value),
-    "number": is_number,
-    "boolean": lambda value: isinstance(value, bool),
-}
-STRICT_KEYWORDS = frozenset(
-    ["type", "description", "enum", "properties", "items", "required", "additionalProperties", "minItems"]
-    + ["maxItems", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength"]
-    + ["maxLength", "pattern", "format", "title"]
-)
-
-
-def check_strict(schema: object, path: str = "parameters") -> None:
-    """Raises SchemaError for a keyword, or a use of one, that is not in simulator.md 7.5.
-
-    `schema` has been compiled, which checks the rest and limits its size.
-    """
-    if not isinstance(schema, dict):
-        raise SchemaError("must be an object", path)
-    for keyword in schema:
-        if keyword not in STRICT_KEYWORDS:
-            raise SchemaError(f"the keyword {keyword!r} is not allowed in a strict tool schema", path)
-    kind = schema.get("type")
-    if not isinstance(kind, str):
-        raise SchemaError(f"must have a 'type', one of {', '.join(TYPES)}", path)
-    if not isinstance(schema.get("additionalProperties", True), bool):
-        raise SchemaError("must be true or false", f"{path}.additionalProperties")
-    for keyword, needs in (("items", "array"), ("properties", "object")):
-        if kind == needs and keyword not in schema:
-            raise SchemaError(f"a schema of type {needs} must have {keyword!r}", path)
-    if "enum" in schema:
-        if kind not in SCALARS:
-            raise SchemaError(f"is not allowed beside type {kind}", f"{path}.enum")
-        if not all(map(SCALARS[kind], schema["enum"])):
-            raise SchemaError(f"must be a list of values of type {kind}", f"{path}.enum")
-    for name, each in schema.get("properties", {}).items():
-        check_strict(each, inner_path(f"{path}.properties", name))
-    items = schema.get("items", [])
-    for index, each in enumerate(items) if isinstance(items, list) else [("", items)]:
-        check_strict(each, f"{path}.items.{index}".rstrip("."))

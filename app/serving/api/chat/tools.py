@@ -10,7 +10,7 @@ from app.base.clock.pause import Slices
 from app.engine.core.request import Constraint, JsonSchema, ToolCalls, ToolFunction
 from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.derivation import Grammar
-from app.engine.forms.schema.refusals import check_strict, untaken
+from app.engine.forms.schema.refusals import untaken
 from app.serving.http.errors import bad_request
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
@@ -74,9 +74,9 @@ def tool_calls_of(
     lenient = settings.skip_tool_validation
     if settings.tool_call_parser and not computes:  # vLLM's parsers check only strict tools
         lenient = True
-        _check_tools([tool for tool in params if tool.function.strict], False, schemas)
+        _check_tools([tool for tool in params if tool.function.strict], schemas)
     elif not lenient:
-        _check_tools(params, settings.strict_tool_schemas, schemas)
+        _check_tools(params, schemas)
     least, named = int(choice == "required"), False
     if isinstance(choice, NamedToolChoice):
         names, allowed = frozenset(choice.names()), choice.allowed_tools
@@ -91,16 +91,14 @@ def tool_calls_of(
     return ToolCalls(tools=tools, least=least, most=most, named=named, lenient=lenient)
 
 
-def _check_tools(params: Sequence[ToolParam], narrow: bool, schemas: Schemas) -> None:
-    """Raises ApiError 400. `narrow`: only keywords of the reference simulator are valid."""
+def _check_tools(params: Sequence[ToolParam], schemas: Schemas) -> None:
+    """Raises ApiError 400 for an invalid schema."""
     slices = Slices(MOST_TOOLS)
     for tool in params:
         slices.spend()
         function = tool.function
         try:
             schemas.compile(function.parameters or NO_PARAMETERS)
-            if narrow:
-                check_strict(function.parameters)
         except SchemaError as error:
             message = f"The parameters of tool {function.name!r} cannot be used: {error}."
             raise bad_request(message, None if function.strict else "tools") from None
