@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto import vllm_engine_pb2 as messages
 
-from app.base.clock.pause import Slices
 from app.serving.api.grpc.messages import LONG, MOST_TOKENS, check_size, varint
 from app.serving.http.errors import ApiError
 from tests.grpc.client import generate
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.grpc
 
 
 def check(data: bytes, kind: Any = messages.GenerateRequest) -> None:
-    check_size(data, kind.DESCRIPTOR, 0, Slices(pause=lambda: None))
+    check_size(data, kind.DESCRIPTOR)
 
 
 def field(number: int, data: bytes) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from types import MappingProxyType
 
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
@@ -37,24 +36,22 @@ class RpcCode(IntEnum):
     UNAUTHENTICATED = 16
 
 
-CODES: Mapping[int, RpcCode] = MappingProxyType(
-    {
-        200: RpcCode.OK,
-        400: RpcCode.INVALID_ARGUMENT,
-        401: RpcCode.UNAUTHENTICATED,
-        403: RpcCode.PERMISSION_DENIED,
-        404: RpcCode.NOT_FOUND,
-        409: RpcCode.ABORTED,
-        412: RpcCode.FAILED_PRECONDITION,
-        413: RpcCode.RESOURCE_EXHAUSTED,
-        429: RpcCode.RESOURCE_EXHAUSTED,
-        499: RpcCode.CANCELLED,
-        500: RpcCode.INTERNAL,
-        501: RpcCode.UNIMPLEMENTED,
-        503: RpcCode.UNAVAILABLE,
-        504: RpcCode.DEADLINE_EXCEEDED,
-    }
-)
+CODES: Mapping[int, RpcCode] = {
+    200: RpcCode.OK,
+    400: RpcCode.INVALID_ARGUMENT,
+    401: RpcCode.UNAUTHENTICATED,
+    403: RpcCode.PERMISSION_DENIED,
+    404: RpcCode.NOT_FOUND,
+    409: RpcCode.ABORTED,
+    412: RpcCode.FAILED_PRECONDITION,
+    413: RpcCode.RESOURCE_EXHAUSTED,
+    429: RpcCode.RESOURCE_EXHAUSTED,
+    499: RpcCode.CANCELLED,
+    500: RpcCode.INTERNAL,
+    501: RpcCode.UNIMPLEMENTED,
+    503: RpcCode.UNAVAILABLE,
+    504: RpcCode.DEADLINE_EXCEEDED,
+}
 """gRPC code of each HTTP status (simulator.md 2.14); UNKNOWN for all others."""
 
 
@@ -111,11 +108,8 @@ class RpcMethod:
     path: str
     handle: Callable[[RequestContext], RpcResponse]
     each: bool = False
-
-    @property
-    def on_error(self) -> None:
-        """None: errors become a gRPC status."""
-        return None
+    on_error: None = None
+    """None: errors become a gRPC status."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ protoc makes the messages: their fields have no types that a checker would know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -17,89 +17,20 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.rpc import RpcMethod, RpcResponse, framed
 
+engine: Any = vllm_engine_pb2
+common: Any = common_pb2
+SERVICE: Final = "vllm.grpc.engine.VllmEngine"
 LONG: Final = 1 << 17
 """Most bytes of a message beside its texts, tensors and numbers; shorter messages are not scanned."""
 LONGEST_TEXT: Final = 8 << 20
 """Most bytes of one text."""
 MOST_TOKENS: Final = 1 << 18
 """Most tokens of a prompt that is longer than the context and will be cut."""
-VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
-"""Kinds of fields on the wire (protobuf's encoding guide)."""
+FIXED: Final = {1: 8, 5: 4}
+"""Bytes of a field by its kind on the wire, where that is fixed (protobuf's encoding guide)."""
+VARINT, BYTES = 0, 2
 CONTINUED: Final = bytes(range(0x80, 0x100))
 BROKEN: Final = "The message is broken."
-
-
-def check_size(data: bytes, descriptor: Any, most_tokens: int, within: Slices) -> None:
-    """Raises ApiError 400 for a broken message of type `descriptor`, or one too large to parse.
-
-    It may have `most_tokens` or MOST_TOKENS packed numbers, whichever is more. Pauses `within` many fields.
-    """
-    if len(data) > LONG:
-        try:
-            _Scan(data, max(most_tokens, MOST_TOKENS), within).look(0, len(data), descriptor)
-        except RecursionError:
-            raise bad_request(BROKEN) from None
-
-
-class _Scan:
-    def __init__(self, data: bytes, most_numbers: int, within: Slices) -> None:
-        self._data, self._most_numbers, self._within = data, most_numbers, within
-        self._others = self._numbers = 0
-
-    def look(self, at: int, end: int, descriptor: Any) -> None:
-        """Counts what a message between two positions has beside texts, tensors and packed numbers."""
-        known: Mapping[int, Any] = descriptor.fields_by_number
-        while at < end:
-            begin, size = at, 0
-            tag, at = self._number(at)
-            wire, field = tag & 7, known.get(tag >> 3)
-            if wire == BYTES:
-                size, at = self._number(at)
-            elif wire == VARINT:
-                _, at = self._number(at)
-            elif wire in (EIGHT_BYTES, FOUR_BYTES):
-                at += 8 if wire == EIGHT_BYTES else 4
-            else:
-                raise bad_request(BROKEN)
-            if at + size > end:
-                raise bad_request(BROKEN)
-            self._others += at - begin + (size if field is None else 0)
-            if self._others > LONG:
-                raise bad_request(
-                    f"The message has more than {LONG} bytes beside its texts, tensors and tokens."
-                )
-            if field is not None and size:
-                self._look_into(field, at, size)
-            at += size
-            self._within.spend()
-
-    def _look_into(self, field: Any, at: int, size: int) -> None:
-        if field.type == FieldDescriptor.TYPE_MESSAGE:
-            self.look(at, at + size, field.message_type)
-        elif field.type == FieldDescriptor.TYPE_STRING:
-            if size > LONGEST_TEXT:
-                raise bad_request(f"A text has more than {LONGEST_TEXT >> 20} MiB.", "input_text")
-        elif field.type != FieldDescriptor.TYPE_BYTES:
-            self._numbers += len(self._data[at : at + size].translate(None, CONTINUED))
-            if self._numbers > self._most_numbers:
-                raise bad_request(f"The prompt has more than {self._most_numbers} tokens.", "input_tokens")
-
-    def _number(self, at: int) -> tuple[int, int]:
-        """Returns a number, and the position behind it."""
-        value = shift = 0
-        while at < len(self._data) and shift < 64:
-            byte = self._data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value, at
-            shift += 7
-        raise bad_request(BROKEN)
-
-
-engine: Any = vllm_engine_pb2
-common: Any = common_pb2
-SERVICE = "vllm.grpc.engine.VllmEngine"
 
 
 def read(context: RequestContext, kind: type[Message], most_tokens: int = 0) -> Any:
@@ -108,11 +39,77 @@ def read(context: RequestContext, kind: type[Message], most_tokens: int = 0) -> 
     A prompt may have `most_tokens` or `MOST_TOKENS` tokens, whichever is more. May pause.
     """
     data = context.body or b""
-    check_size(data, kind.DESCRIPTOR, most_tokens, Slices())
+    if len(data) > LONG:
+        check_size(data, kind.DESCRIPTOR, max(most_tokens, MOST_TOKENS))
     try:
         return kind.FromString(data)
     except DecodeError:
         raise bad_request(f"The message is no {kind.DESCRIPTOR.full_name}.") from None
+
+
+def check_size(data: bytes, kind: Any, most_numbers: int = MOST_TOKENS) -> None:
+    """Raises ApiError 400 for a message of type `kind` that is broken, or would take too long to parse."""
+    others, numbers, turns, nested = 0, 0, Slices(), [(0, len(data), kind)]
+    while nested:
+        begin, end, known = nested.pop()
+        for number, at, size in _fields(data, begin, end):
+            field = known.fields_by_number.get(number)
+            others += at - begin + (0 if field is not None else size)
+            begin = at + size
+            if others > LONG:
+                raise bad_request(f"Only {LONG} bytes of a message may be no text, tensor or token.")
+            if field is None or field.type == FieldDescriptor.TYPE_BYTES or not size:
+                pass
+            elif field.type == FieldDescriptor.TYPE_MESSAGE:
+                nested.append((at, begin, field.message_type))
+            elif field.type != FieldDescriptor.TYPE_STRING:
+                numbers += len(data[at:begin].translate(None, CONTINUED))
+            elif size > LONGEST_TEXT:
+                raise bad_request(f"A text has more than {LONGEST_TEXT >> 20} MiB.", "input_text")
+            turns.spend()
+    if numbers > most_numbers:
+        raise bad_request(f"The prompt has more than {most_numbers} tokens.", "input_tokens")
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yields the number of each field between two positions, and where its content begins and how long it is.
+
+    The content of a single number counts as part of the field's head.
+    """
+    while at < end:
+        size = 0
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind in (VARINT, BYTES):
+            size, at = _varint(data, at)
+        elif kind not in FIXED:
+            raise bad_request(BROKEN)
+        size = size if kind == BYTES else 0
+        at += FIXED.get(kind, 0)
+        if at + size > end:
+            raise bad_request(BROKEN)
+        yield tag >> 3, at, size
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Returns a number, and the position behind it."""
+    value = 0
+    for shift, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return value, at + shift + 1
+    raise bad_request(BROKEN)
+
+
+def varint(number: int) -> bytes:
+    """Encodes a number that is not negative, as in messages."""
+    found = bytearray()
+    while number >= 0x80:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
 
 
 def framed_message(message: Message) -> bytes:
@@ -127,17 +124,3 @@ def answer(message: Message) -> RpcResponse:
 def unary(path: str, kind: type[Message], handle: Callable[[Any], Message]) -> RpcMethod:
     """Returns a method whose `handle` answers a message of type `kind` with a message."""
     return RpcMethod(path, lambda context: answer(handle(read(context, kind))))
-
-
-def varint(number: int) -> bytes:
-    """Encodes a number that is not negative, as in messages."""
-    if number < 0x80:
-        return bytes((number,))
-    if number < 0x4000:
-        return bytes((number & 0x7F | 0x80, number >> 7))
-    found = bytearray()
-    while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any
 
 import gevent
@@ -40,7 +39,6 @@ from app.serving.protocol.validation import check_prompt_length
 from app.text import Tokenizer
 from config.settings import ModelSettings, Settings
 
-SERVER_TYPE = "vllm-grpc"
 LOOK_AGAIN_S = 0.01
 LONGEST_WAIT_S = 60.0
 """Longest wait, in seconds, until a server is idle and its cache can be flushed."""
@@ -62,30 +60,30 @@ class ServerFacts:
     def methods(self) -> list[RpcMethod]:
         """Returns all methods except Generate, Embed and long streams."""
         handlers: dict[str, tuple[type[Message], Callable[[Any], Message]]] = {
-            "HealthCheck": (engine.HealthCheckRequest, self.health_check),
-            "Abort": (engine.AbortRequest, self.abort),
-            "GetModelInfo": (engine.GetModelInfoRequest, self.model_info),
-            "GetServerInfo": (engine.GetServerInfoRequest, self.server_info),
-            "GetLoads": (engine.GetLoadsRequest, self.loads),
-            "FlushCache": (common.FlushCacheRequest, self.flush_cache),
-            "StartProfile": (common.StartProfileRequest, self.profile),
-            "StopProfile": (common.StopProfileRequest, self.profile),
+            "HealthCheck": (engine.HealthCheckRequest, self._health_check),
+            "Abort": (engine.AbortRequest, self._abort),
+            "GetModelInfo": (engine.GetModelInfoRequest, self._model_info),
+            "GetServerInfo": (engine.GetServerInfoRequest, self._server_info),
+            "GetLoads": (engine.GetLoadsRequest, self._loads),
+            "FlushCache": (common.FlushCacheRequest, self._flush_cache),
+            "StartProfile": (common.StartProfileRequest, self._profile),
+            "StopProfile": (common.StopProfileRequest, self._profile),
         }
         return [unary(f"/{SERVICE}/{name}", *handler) for name, handler in handlers.items()]
 
-    def health_check(self, asked: Message) -> Message:
+    def _health_check(self, asked: Message) -> Message:
         healthy = self.engine.healthy
         return engine.HealthCheckResponse(
             healthy=healthy, message="Health" if healthy else "Engine is not alive"
         )
 
-    def abort(self, asked: Any) -> Message:
+    def _abort(self, asked: Any) -> Message:
         """Ends requests by their ids, with the reason `abort`. Unknown ids are ignored."""
         if asked.request_ids:
             self.engine.interrupt(frozenset(asked.request_ids))
         return engine.AbortResponse()
 
-    def model_info(self, asked: Message) -> Message:
+    def _model_info(self, asked: Message) -> Message:
         settings = self.settings()
         model, tokenizer = settings.model, self.tokenizer
         return engine.GetModelInfoResponse(
@@ -99,14 +97,14 @@ class ServerFacts:
             max_req_input_len=model.max_model_len,
         )
 
-    def server_info(self, asked: Message) -> Message:
+    def _server_info(self, asked: Message) -> Message:
         """The server, as a router needs to know it. There is no connector, and no processor of media."""
         settings = self.settings()
         return engine.GetServerInfoResponse(
             active_requests=self.engine.running + self.engine.waiting,
             is_paused=self.lifecycle.paused,
             uptime_seconds=time.monotonic() - self.started_s,
-            server_type=SERVER_TYPE,
+            server_type="vllm-grpc",
             data_parallel_size=settings.server.data_parallel_size,
             kv_cache_dtype="auto",
             block_size=settings.kvcache.block_size,
@@ -116,18 +114,14 @@ class ServerFacts:
             constrained_decoding_start="first_token",
         )
 
-    def loads(self, asked: Any) -> Message:
-        """Running and waiting requests of this rank.
-
-        ApiError 400 for another rank. `include` has only `core`.
-        """
+    def _loads(self, asked: Any) -> Message:
+        """Running and waiting requests; `include` has only `core`. ApiError 400 for another rank."""
         settings = self.settings()
         if asked.HasField("dp_rank") and asked.dp_rank != self.rank:
             text = f"dp_rank is {asked.dp_rank}, but this port serves rank {self.rank} only."
             raise bad_request(text, "dp_rank")
-        running, waiting = self.engine.running, self.engine.waiting
-        capacity = settings.kvcache.kv_cache_size * settings.kvcache.block_size
-        usage = self.usage()
+        running, waiting, usage = self.engine.running, self.engine.waiting, self.usage()
+        capacity, most = settings.kvcache.kv_cache_size * settings.kvcache.block_size, settings.scheduling
         load = engine.SchedulerLoad(
             dp_rank=self.rank,
             num_running_reqs=running,
@@ -136,24 +130,22 @@ class ServerFacts:
             num_used_tokens=round(usage * capacity),
             max_total_num_tokens=min(capacity, 2**31 - 1),
             token_usage=usage,
-            utilization=min(1.0, running / settings.scheduling.max_num_seqs),
-            max_running_requests=settings.scheduling.max_num_seqs,
+            utilization=min(1.0, running / most.max_num_seqs),
+            max_running_requests=most.max_num_seqs,
         )
         now, version = datetime.now(UTC).isoformat(), settings.model.vllm_version
         return engine.GetLoadsResponse(timestamp=now, version=version, dp_rank_count=1, loads=[load])
 
-    def flush_cache(self, asked: Any) -> Message:
+    def _flush_cache(self, asked: Any) -> Message:
         """Empties the cache once nothing runs. Waits up to `timeout_s`, at most `LONGEST_WAIT_S`."""
         until_s = time.monotonic() + min(max(0.0, asked.timeout_s), LONGEST_WAIT_S)
         while self.engine.running and time.monotonic() < until_s:
             gevent.sleep(LOOK_AGAIN_S)
-        if running := self.engine.running:
-            message = f"{running} requests are running: the cache is kept."
-            return common.FlushCacheResponse(success=False, message=message)
-        done = self.lifecycle.reset_prefix_cache()
-        return common.FlushCacheResponse(success=done, message="" if done else "Requests are running.")
+        done = not self.engine.running and self.lifecycle.reset_prefix_cache()
+        message = "" if done else "Requests are running: the cache is kept."
+        return common.FlushCacheResponse(success=done, message=message)
 
-    def profile(self, asked: Message) -> Message:
+    def _profile(self, asked: Message) -> Message:
         """Begins or ends a profile of nothing."""
         profiling = self.settings().server.profiling
         message = "" if profiling else "The server was started without profiling."
@@ -200,17 +192,15 @@ def rpc_service(
 ) -> RpcService:
     """Returns all methods; calls that the served model cannot answer are UNIMPLEMENTED."""
     settings = facts.settings()
-    generates = settings.model.task == "generate"
-    own: Sequence[RpcMethod] = [
-        generate_method(pipeline)
-        if generates
-        else unimplemented(f"/{SERVICE}/Generate", "This model pools; it does not generate."),
+    generate = unimplemented(f"/{SERVICE}/Generate", "This model pools; it does not generate.")
+    methods = [
+        generate_method(pipeline) if settings.model.task == "generate" else generate,
         embed_method(pipeline, settings.model),
         events_method(publisher),
         tokenizer_method(settings),
+        *facts.methods(),
+        *health_methods(is_ready),
+        *reflection_methods([SERVICE, HEALTH, *REFLECTIONS]),
     ]
-    methods = chain(
-        own, facts.methods(), health_methods(is_ready), reflection_methods([SERVICE, HEALTH, *REFLECTIONS])
-    )
     most = min(MOST_MESSAGE_MIB, math.ceil(settings.server.max_request_body_size_mb)) * MEBIBYTE
     return RpcService({method.path: method for method in methods}, most)

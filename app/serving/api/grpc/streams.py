@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ LOOK_S = 0.2
 MOST_WATCHERS = 256
 MOST_SUBSCRIBERS = 32
 """Most subscribers at a time: each costs a message per batch."""
-MOST_WAITING_BYTES = 16 << 20
+MOST_WAITING_BYTES = 4 << 20
 """Most bytes of batches that a subscriber may lag behind; then its stream ends."""
 NO_EVENTS = "There are no KV events: the server has no prefix cache of its own, or --enable-kvcache is off."
 FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
@@ -47,35 +47,22 @@ FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"
 CHUNK_BYTES = 1 << 16
 MOST_BYTES = 64 << 20
 """Most bytes of all files of a tokenizer together."""
-Files = tuple[tuple[Path, int, int], ...]
-"""Each file with its size in bytes and its last change in nanoseconds."""
 
 
 def unimplemented(path: str, text: str) -> RpcMethod:
     """Returns a method that is declared, but does nothing here."""
-
-    def handle(context: RequestContext) -> RpcResponse:
-        return RpcResponse(b"", None, RpcOutcome(RpcCode.UNIMPLEMENTED, text), 501)
-
-    return RpcMethod(path, handle)
+    return RpcMethod(
+        path, lambda context: RpcResponse(b"", None, RpcOutcome(RpcCode.UNIMPLEMENTED, text), 501)
+    )
 
 
-class StreamLimit:
-    """Room for `most` streams of one kind at a time."""
-
-    def __init__(self, most: int, kind: str) -> None:
-        self._most, self._kind, self._taken = most, kind, 0
-
-    def take(self, response: RpcResponse) -> RpcResponse:
-        """Counts a response until it is closed. Raises ApiError 429 when all places are taken."""
-        if self._taken >= self._most:
-            raise ApiError(429, "RateLimitError", f"There are {self._most} {self._kind} already.")
-        self._taken += 1
-        response.on_close(self._free)
-        return response
-
-    def _free(self) -> None:
-        self._taken -= 1
+def _counted(open_streams: set[RpcResponse], most: int, response: RpcResponse) -> RpcResponse:
+    """Keeps a response in `open_streams` until it is closed. ApiError 429 above `most`."""
+    if len(open_streams) >= most:
+        raise ApiError(429, "RateLimitError", f"There are {most} of these streams already.")
+    open_streams.add(response)
+    response.on_close(partial(open_streams.discard, response))
+    return response
 
 
 def events_method(publisher: EventSender | None) -> RpcMethod:
@@ -83,7 +70,7 @@ def events_method(publisher: EventSender | None) -> RpcMethod:
     path = f"/{SERVICE}/SubscribeKvEvents"
     if publisher is None:
         return unimplemented(path, NO_EVENTS)
-    subscribers = StreamLimit(MOST_SUBSCRIBERS, "subscribers")
+    subscribers: set[RpcResponse] = set()
 
     def subscribe(context: RequestContext) -> RpcResponse:
         """Every batch from now on, numbered as on the ZMQ socket. Older batches are not kept here."""
@@ -93,7 +80,8 @@ def events_method(publisher: EventSender | None) -> RpcMethod:
             text = f"Batch {first} is not kept; the next one is {following}."
             raise ApiError(412, "PreconditionFailed", text, "start_sequence_number")
         outcome = RpcOutcome()
-        return subscribers.take(RpcResponse(EventBatches(publisher, outcome), None, outcome))
+        response = RpcResponse(EventBatches(publisher, outcome), None, outcome)
+        return _counted(subscribers, MOST_SUBSCRIBERS, response)
 
     return RpcMethod(path, subscribe)
 
@@ -101,15 +89,14 @@ def events_method(publisher: EventSender | None) -> RpcMethod:
 class EventBatches(StreamingBody):
     """Streams the batches of `publisher` from the moment when the client takes them."""
 
-    __slots__ = ("_outcome", "_publisher", "_transport", "_waiting", "_waiting_bytes")
+    __slots__ = ("_outcome", "_publisher", "_transport", "_waiting")
     endless = True
 
     def __init__(self, publisher: EventSender, outcome: RpcOutcome) -> None:
         super().__init__()
         self._publisher, self._outcome = publisher, outcome
         self._transport: StreamTransport | None = None
-        self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
+        self._waiting = bytearray()
 
     def attach(self, transport: StreamTransport) -> None:
         self._transport = transport
@@ -118,30 +105,27 @@ class EventBatches(StreamingBody):
 
     def _take(self, topic: str, sequence: int, batch: EventBatch) -> None:
         transport = self._transport
-        if transport is None or self._waiting_bytes > MOST_WAITING_BYTES:
+        if transport is None or len(self._waiting) > MOST_WAITING_BYTES:
             return
         data = framed_message(batch_message(sequence, batch))
-        if not transport.lags:
+        self.bytes_sent += len(data)
+        if transport.lags:
+            self._waiting += data
+        else:
             transport.write(data)
-            return
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
-        """Returns the batch that has waited longest; see `StreamSource`."""
-        if self._waiting_bytes > MOST_WAITING_BYTES:
+        """Returns the batches that have waited; see `StreamSource`."""
+        if len(self._waiting) > MOST_WAITING_BYTES:
             self._outcome.fail(ApiError(429, "RateLimitError", "The subscriber is too slow."))
             return b"", False, True
-        data = self._waiting.popleft() if self._waiting else b""
-        self._waiting_bytes -= len(data)
-        self.bytes_sent += len(data)
-        return data, bool(self._waiting), False
+        data, self._waiting = bytes(self._waiting), bytearray()
+        return data, False, False
 
     def leave(self) -> None:
         self.close()
 
     def close(self) -> None:
-        self._waiting.clear()
         if self._transport is not None:
             self._transport = None
             self._publisher.forget(self._take)
@@ -195,76 +179,47 @@ def _signed(names: Sequence[int | bytes]) -> list[int]:
 
 def tokenizer_method(settings: Settings) -> RpcMethod:
     """GetTokenizer, for a gateway that tokenizes itself. As in vLLM it needs a local folder."""
-    name = settings.tokenizer.tokenizer or settings.model.model
-    made: dict[Files, tuple[bytes, str]] = {}
+    folder = Path(settings.tokenizer.tokenizer or settings.model.model)
+    made: list[bytes] = []
     one_at_a_time = BoundedSemaphore(1)
 
     def get_tokenizer(context: RequestContext) -> RpcResponse:
-        """The archive in chunks; the last has the SHA-256. One archive serves all clients."""
+        """The archive in chunks, which is made once for all clients."""
         read(context, common.GetTokenizerRequest)
-        folder = Path(name)
-        if not folder.is_dir():
-            text = "The server's tokenizer is no local folder: --tokenizer names one."
-            raise ApiError(412, "PreconditionFailed", text)
         with one_at_a_time:
-            files = call_off_hub(listed, folder)
-            if files not in made:
-                made.clear()
-                made[files] = call_off_hub(zipped, files)
-            return RpcResponse(Archive(*made[files]))
+            if not made:
+                made.append(call_off_hub(zipped, folder))
+        return RpcResponse(made[0])
 
     return RpcMethod(f"/{SERVICE}/GetTokenizer", get_tokenizer)
 
 
-def listed(folder: Path) -> Files:
-    """Returns the tokenizer's files by name. ApiError 412 for none, or too large ones."""
+def zipped(folder: Path) -> bytes:
+    """Returns an archive of the tokenizer's files as messages; the last has its SHA-256.
+
+    ApiError 412 for no files, or too large ones.
+    """
     paths = sorted({path for pattern in FILES for path in folder.glob(pattern)})
     paths = [path for path in paths if path.is_file() and not path.name.endswith(".index.json")]
-    found = [(path, path.stat()) for path in paths]
-    if not found or sum(stat.st_size for _, stat in found) > MOST_BYTES:
-        raise ApiError(412, "PreconditionFailed", "The server's tokenizer has no files, or too large ones.")
-    return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in found)
-
-
-def zipped(files: Files) -> tuple[bytes, str]:
-    """Returns an archive of `files`, and its SHA-256 in hexadecimal."""
+    if not paths or sum(path.stat().st_size for path in paths) > MOST_BYTES:
+        text = "The server's tokenizer is no local folder (--tokenizer names one), or has too large files."
+        raise ApiError(412, "PreconditionFailed", text)
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as into:
-        for path, _, _ in files:
+        for path in paths:
             # An entry without a date: the same files give the same archive.
             into.writestr(zipfile.ZipInfo(path.name), path.read_bytes(), zipfile.ZIP_DEFLATED)
     data = archive.getvalue()
-    return data, hashlib.sha256(data).hexdigest()
-
-
-class Archive(StreamingBody):
-    """Streams bytes in as many messages as needed."""
-
-    __slots__ = ("_at", "_data", "_digest")
-
-    def __init__(self, data: bytes, digest: str) -> None:
-        super().__init__()
-        self._data, self._digest, self._at = data, digest, 0
-
-    def attach(self, transport: StreamTransport) -> None:
-        transport.start(self)
-        transport.lag()
-
-    def next_slice(self) -> tuple[bytes, bool, bool]:
-        part = self._data[self._at : self._at + CHUNK_BYTES]
-        self._at += len(part)
-        last = self._at >= len(self._data)
-        data = framed_message(common.GetTokenizerChunk(data=part, sha256=self._digest if last else ""))
-        self.bytes_sent += len(data)
-        return data, not last, last
-
-    def leave(self) -> None:
-        self._data = b""
+    chunks = [
+        common.GetTokenizerChunk(data=data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)
+    ]
+    chunks[-1].sha256 = hashlib.sha256(data).hexdigest()
+    return b"".join(map(framed_message, chunks))
 
 
 def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
     """Check and Watch, of the server as a whole ("") and of the engine's service."""
-    watchers = StreamLimit(MOST_WATCHERS, "watchers")
+    watchers: set[RpcResponse] = set()
     response = health.HealthCheckResponse
 
     def status(service: str) -> int:
@@ -281,7 +236,7 @@ def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
     def watch(context: RequestContext) -> RpcResponse:
         """The health now, and at every change."""
         service = read(context, health.HealthCheckRequest).service
-        return watchers.take(RpcResponse(WatchedHealth(lambda: status(service))))
+        return _counted(watchers, MOST_WATCHERS, RpcResponse(WatchedHealth(lambda: status(service))))
 
     checked = unary(f"/{HEALTH}/Check", health.HealthCheckRequest, check)
     return [checked, RpcMethod(f"/{HEALTH}/Watch", watch)]
@@ -319,25 +274,26 @@ def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
     pool: Any = descriptor_pool.Default()
     reply: Any = reflected.ServerReflectionResponse
 
+    def found(asked: Any) -> Any:
+        kind = asked.WhichOneof("message_request")
+        if kind == "list_services":
+            return reply(list_services_response={"service": [{"name": name} for name in services]})
+        if kind in ("file_by_filename", "file_containing_symbol"):
+            of = pool.FindFileByName if kind == "file_by_filename" else partial(_containing, pool)
+            files = _with_imports(of(getattr(asked, kind)))
+            return reply(file_descriptor_response={"file_descriptor_proto": files})
+        return failed(RpcCode.UNIMPLEMENTED, "Extensions are not used here.")
+
+    def failed(code: RpcCode, text: str) -> Any:
+        return reply(error_response={"error_code": int(code), "error_message": text})
+
     def answered(context: RequestContext) -> RpcResponse:
         """Answers one question of a call that may have many."""
         asked = read(context, reflected.ServerReflectionRequest)
         try:
-            match asked.WhichOneof("message_request"):
-                case "list_services":
-                    told = reply(list_services_response={"service": [{"name": name} for name in services]})
-                case "file_by_filename":
-                    told = _files(pool.FindFileByName(asked.file_by_filename))
-                case "file_containing_symbol":
-                    told = _files(_containing(pool, asked.file_containing_symbol))
-                case _:
-                    text = "Extensions are not used here."
-                    told = reply(
-                        error_response={"error_code": int(RpcCode.UNIMPLEMENTED), "error_message": text}
-                    )
+            told = found(asked)
         except KeyError:
-            text = "This is not known here."
-            told = reply(error_response={"error_code": int(RpcCode.NOT_FOUND), "error_message": text})
+            told = failed(RpcCode.NOT_FOUND, "This is not known here.")
         told.valid_host = asked.host
         told.original_request.CopyFrom(asked)
         return answer(told)
@@ -357,8 +313,8 @@ def _containing(pool: Any, symbol: str) -> Any:
         return found.file
 
 
-def _files(file: Any) -> Any:
-    """Answers with a file and all its imports, each once."""
+def _with_imports(file: Any) -> list[bytes]:
+    """Returns a file and all its imports, each once."""
     found: dict[str, bytes] = {}
     waiting = [file]
     while waiting:
@@ -366,6 +322,4 @@ def _files(file: Any) -> Any:
         if one.name not in found:
             found[one.name] = one.serialized_pb
             waiting += one.dependencies
-    return reflected.ServerReflectionResponse(
-        file_descriptor_response={"file_descriptor_proto": list(found.values())}
-    )
+    return list(found.values())

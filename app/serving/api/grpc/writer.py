@@ -1,30 +1,36 @@
 """Answers of Generate as vLLM writes them: a message for each token, and one for the end of a choice.
 
-The message of a plain token is assembled by hand, from parts that are the same for a whole choice: protobuf
-takes several times as long.
+The message of a plain token is assembled by hand: protobuf takes several times as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
-from app.engine.core.outputs import EngineOutput, Finish, Started, TokenLogprob, Tokens
+from app.engine.core.outputs import EngineOutput, Failed, Finish, Started, TakeToken, TokenLogprob, Tokens
+from app.engine.core.request import EngineRequest
 from app.serving.api.errors import as_stream_error
 from app.serving.api.grpc.messages import engine, varint
-from app.serving.api.writer import ChoiceState, ResponseWriter
-from app.serving.http.rpc import RpcOutcome, framed
+from app.serving.api.logprobs import ALL
+from app.serving.api.responder import Responder
+from app.serving.api.stream import EventStream
+from app.serving.api.writer import ResponseWriter
+from app.serving.faults.damage import ends_after
+from app.serving.faults.fault import Damage
+from app.serving.faults.injector import fault_of
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError
+from app.serving.http.response import Response
+from app.serving.http.rpc import PREFIX_BYTES, RpcOutcome, RpcResponse, framed
 from app.serving.protocol.common import KVTransferParams
 from app.serving.protocol.completions import CompletionRequest
+from config.fault_rules import DisconnectRule, MalformedChunkRule, MissingDoneRule, TruncatedJsonRule
 
-ALL = -1
-LONGEST_VARINT = 5
-"""Most bytes of a token id."""
-
-
-PlainParts: TypeAlias = tuple[Sequence[bytes], bytes, ChoiceState]
+PLAIN_MESSAGE = b"\0\0\0\0%c\x0a%c\x0a%c%b%b"
+"""Prefix of 5 bytes, and a response with a chunk: all sizes are below 128."""
 
 
 class RpcWriter(ResponseWriter):
@@ -39,27 +45,28 @@ class RpcWriter(ResponseWriter):
     ) -> None:
         super().__init__(choices)
         self.outcome = RpcOutcome()
-        self._prompt_ids, self._prompt_tokens, self._transfer = prompt_ids, len(prompt_ids), transfer
+        self._prompt_ids, self._transfer = prompt_ids, transfer
         self._stream, self._logprobs = bool(request.stream), request.logprobs
-        self._top, self._prompt_top = request.logprobs or 0, request.prompt_logprobs or 0
-        """Number of alternatives sent per token of the reply, and of the prompt."""
+        self._prompt_top = request.prompt_logprobs or 0
         self._input: Any = None
         """Log probabilities of the prompt, once rendered."""
-        self._plain: dict[int, PlainParts] = {}
         self._begun: set[int] = set()
         """Choices that have sent the prompt's log probabilities."""
-        keeps = not self._stream and self._logprobs is not None
-        self._kept = [engine.OutputLogProbs() for _ in self.choices] if keeps else []
+        self._kept: list[Any] = [] if self._stream else [engine.OutputLogProbs() for _ in self.choices]
 
     def chunk(self, output: EngineOutput) -> bytes:
+        return b"".join(self.messages(output))
+
+    def messages(self, output: EngineOutput) -> list[bytes]:
+        """Returns the messages of `output` with their prefixes."""
         if type(output) is Tokens:
-            return self._stream_of(output) if self._stream else self._whole_of(output)
-        if type(output) is Started:
+            return self._streamed(output) if self._stream else self._whole(output)
+        if type(output) is Failed:
+            self.has_failed = True
+            self.outcome.fail(as_stream_error(output.error))
+        else:
             self.take(output)
-            return b""
-        self.has_failed = True
-        self.outcome.fail(as_stream_error(output.error))  # type: ignore[union-attr]
-        return b""
+        return []
 
     def closing(self) -> bytes:
         """Returns nothing: the transport sends the status."""
@@ -69,133 +76,233 @@ class RpcWriter(ResponseWriter):
         """Fails: an answer consists of messages only."""
         raise NotImplementedError
 
-    # A stream.
-
-    def plain_heads(self, index: int) -> PlainParts | None:
-        """Returns heads of a plain token's message by the id's size in bytes, its tail, and the choice.
-
-        None where messages of tokens have more fields.
-        """
+    def plain_tail(self, index: int) -> bytes | None:
+        """Returns the fields behind the id in the message of a plain token; None where it has more."""
         if not self._stream or self._logprobs is not None or self.prompt_logprobs is not None:
             return None
-        if (known := self._plain.get(index)) is not None:
-            return known
-        prompt_tokens, _ = self.usage.told(self._prompt_tokens, 0)
-        tail = b"\x10" + varint(prompt_tokens) + b"\x18\x01"
+        tail = b"\x10" + varint(self._told(0)[0]) + b"\x18\x01"
         if self.told_cached:
             tail += b"\x20" + varint(self.told_cached)
-        if index:
-            tail += b"\x38" + varint(index)
-        heads = []
-        for size in range(LONGEST_VARINT + 1):  # of the id, in bytes
-            chunk = b"\x0a" + varint(size)
-            inner = b"\x0a" + varint(len(chunk) + size + len(tail)) + chunk
-            heads.append(b"\0" + (len(inner) + size + len(tail)).to_bytes(4, "big") + inner)
-        self._plain[index] = found = heads, tail, self.choices[index]
-        return found
+        return tail + b"\x38" + varint(index) if index else tail
 
-    def _stream_of(self, output: Tokens) -> bytes:
-        choice, index, finish = self.choices[output.index], output.index, output.finish
-        choice.tokens += len(output.ids)
-        if (plain := self.plain_heads(index)) is not None:
-            heads, tail, _ = plain
-            messages = [heads[len(number)] + number + tail for number in map(varint, output.ids)]
+    def _told(self, tokens: int) -> tuple[int, int]:
+        return self.usage.told(len(self._prompt_ids), tokens)
+
+    def _streamed(self, output: Tokens) -> list[bytes]:
+        index, ids, entries = output.index, output.ids, output.logprobs or ()
+        self.choices[index].tokens += len(ids)
+        if (tail := self.plain_tail(index)) is not None:
+            messages = [plain_message(one, tail) for one in ids]
         else:
-            entries = output.logprobs or ()
-            each = enumerate(output.ids)
-            messages = [self._chunk(index, [one], entries[at : at + 1]) for at, one in each]
-        if finish is not None:
-            last = _output((output.logprobs or ())[-1:], self._top)
-            messages.append(self._complete(index, finish, output.ids[-1:], last))
-        return b"".join(messages)
+            messages = [self._chunk(index, [one], entries[at : at + 1]) for at, one in enumerate(ids)]
+        if output.finish is not None:
+            last = self._of_reply(entries[-1:]) if entries else None
+            messages.append(self._complete(index, output.finish, ids[-1:], last))
+        return messages
 
     def _chunk(self, index: int, ids: Sequence[int], entries: Sequence[TokenLogprob]) -> bytes:
-        prompt_tokens, _ = self.usage.told(self._prompt_tokens, 0)
         said = engine.GenerateStreamChunk(
             token_ids=ids,
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=self._told(0)[0],
             completion_tokens=len(ids),
             cached_tokens=self.told_cached,
-            output_logprobs=_output(entries, self._top),
-            input_logprobs=None if index in self._begun else self._input_logprobs(),
+            output_logprobs=self._of_reply(entries) if entries else None,
+            input_logprobs=None if index in self._begun else self._of_prompt(),
             index=index,
         )
         self._begun.add(index)
         return framed(engine.GenerateResponse(chunk=said).SerializeToString())
 
-    # Whole.
-
-    def _whole_of(self, output: Tokens) -> bytes:
+    def _whole(self, output: Tokens) -> list[bytes]:
         """Returns nothing until a choice is over."""
-        choice = self.choices[output.index]
+        choice, kept = self.choices[output.index], self._kept[output.index]
         choice.count(output)
         choice.ids += output.ids
-        kept = None
-        if self._kept:
-            kept = self._kept[output.index]
-            _add(kept, output.logprobs or (), self._top)
+        self._of_reply(output.logprobs or (), kept)
         if output.finish is None:
-            return b""
-        return self._complete(output.index, output.finish, choice.ids, kept)
+            return []
+        return [self._complete(output.index, output.finish, choice.ids, kept if kept.token_ids else None)]
 
     def _complete(self, index: int, finish: Finish, ids: Sequence[int], logprobs: Any) -> bytes:
         """Returns the end of a choice. In a stream it repeats only the last token, as in vLLM."""
-        told, transfer = self.usage.told(self._prompt_tokens, len(ids)), self._transfer
+        prompt_tokens, tokens = self._told(len(ids))
         said = engine.GenerateComplete(
             output_ids=ids,
             finish_reason=finish.reason,
-            prompt_tokens=told[0],
-            completion_tokens=told[1],
+            prompt_tokens=prompt_tokens,
+            completion_tokens=tokens,
             cached_tokens=self.told_cached,
             output_logprobs=logprobs,
-            input_logprobs=self._input_logprobs(),
+            input_logprobs=self._of_prompt(),
             index=index,
         )
         if isinstance(finish.stop_reason, int):
             said.matched_token_id = finish.stop_reason
         elif finish.stop_reason is not None:
             said.matched_stop_str = finish.stop_reason
-        if transfer is not None:
+        if (transfer := self._transfer) is not None:
             said.kv_transfer_params_json = msgspec.json.encode(transfer).decode()
             said.kv_transfer_params.remote_host = transfer.remote_host
             said.kv_transfer_params.remote_port = transfer.remote_port
         return framed(engine.GenerateResponse(complete=said).SerializeToString())
 
-    # Log probabilities.
+    def _of_reply(self, entries: Sequence[TokenLogprob], to: Any = None) -> Any:
+        """Adds log probabilities to the message `to`, or to a new one."""
+        to = engine.OutputLogProbs() if to is None else to
+        for entry in entries:
+            to.token_logprobs.append(entry.logprob)
+            to.token_ids.append(entry.token_id)
+            if self._logprobs:
+                _add_top(to, entry, self._logprobs)
+        return to
 
-    def _input_logprobs(self) -> Any:
-        """Renders the probabilities of the prompt once."""
-        if self.prompt_logprobs is None or self._input is not None:
-            return self._input
-        self._input = found = engine.InputLogProbs()
-        for token_id, entry in zip(self._prompt_ids, self.prompt_logprobs, strict=True):
-            probability = found.token_logprobs.add()
-            if entry is not None:
-                probability.value = entry.logprob
-            found.token_ids.append(token_id)
-            if self._prompt_top:
-                _add_top(found.top_logprobs.add(), entry, self._prompt_top)
-        return found
-
-
-def _output(entries: Sequence[TokenLogprob], top: int) -> Any:
-    if not entries:
-        return None
-    found = engine.OutputLogProbs()
-    _add(found, entries, top)
-    return found
+    def _of_prompt(self) -> Any:
+        if self._input is None and self.prompt_logprobs is not None:
+            self._input = engine.InputLogProbs(token_ids=self._prompt_ids)
+            for entry in self.prompt_logprobs:
+                probability = self._input.token_logprobs.add()
+                if entry is not None:
+                    probability.value = entry.logprob
+                if self._prompt_top:
+                    _add_top(self._input, entry, self._prompt_top)
+        return self._input
 
 
-def _add(to: Any, entries: Sequence[TokenLogprob], top: int) -> None:
-    for entry in entries:
-        to.token_logprobs.append(entry.logprob)
-        to.token_ids.append(entry.token_id)
-        if top:
-            _add_top(to.top_logprobs.add(), entry, top)
+def plain_message(token_id: int, tail: bytes) -> bytes:
+    number = varint(token_id)
+    size = len(number) + len(tail) + 2
+    return PLAIN_MESSAGE % (size + 2, size, len(number), number, tail)
 
 
 def _add_top(to: Any, entry: TokenLogprob | None, top: int) -> None:
+    alternatives = to.top_logprobs.add()
     if entry is not None:
         shown = entry.top if top == ALL else entry.top[:top]
-        to.token_ids.extend([token_id for token_id, _, _ in shown])
-        to.values.extend([logprob for _, _, logprob in shown])
+        alternatives.token_ids.extend([token_id for token_id, _, _ in shown])
+        alternatives.values.extend([logprob for _, _, logprob in shown])
+
+
+class MessageStream(EventStream):
+    """A stream of messages; those of one choice's plain tokens differ only in the token."""
+
+    __slots__ = ()
+
+    def emit(self, output: EngineOutput) -> TakeToken | None:
+        super().emit(output)
+        writer, index = self.writer, output.index
+        if type(output) is not Started or not isinstance(writer, RpcWriter):
+            return None
+        if (tail := writer.plain_tail(index)) is None:
+            return None
+        choice = writer.choices[index]
+
+        def take(text: str, token_id: int, at_s: float) -> None:
+            transport = self.transport
+            if transport is None or transport.lags or not self.unfinished:
+                self.emit(Tokens(index, [text], [token_id], at_s))
+                return
+            message = plain_message(token_id, tail)
+            choice.tokens += 1
+            self.bytes_sent += len(message)
+            transport.send_soon(message)
+
+        return take
+
+
+NO_MESSAGE = b"\xff\xff\xff"
+"""Bytes that begin no field."""
+COMPLETE = b"\x12"
+"""First byte of a message that ends a choice."""
+
+
+class DamagedMessages(EventStream):
+    """A stream of messages, counted from 1, with `damage`: the call may end, or break, early."""
+
+    __slots__ = ("_damage", "_number", "was_damaged")
+
+    def __init__(self, writer: RpcWriter, choices: int, damage: Damage) -> None:
+        super().__init__(writer, choices)
+        self._damage, self._number, self.was_damaged = damage, 0, False
+
+    @property
+    def is_cut_off(self) -> bool:
+        return self.was_damaged and not isinstance(self._damage, MalformedChunkRule)
+
+    def emit(self, output: EngineOutput) -> TakeToken | None:
+        """Queues an output: all messages come from `next_slice`."""
+        transport, self.transport = self.transport, None
+        super().emit(output)
+        self.transport = transport
+        if transport is not None:
+            transport.lag()
+        return None
+
+    def next_slice(self) -> tuple[bytes, bool, bool]:
+        data, more, last = super().next_slice()
+        kept, is_over = b"", ends_after(self._damage, 0)
+        while data and not is_over:
+            end = PREFIX_BYTES + int.from_bytes(data[1:PREFIX_BYTES], "big")
+            message, data = data[PREFIX_BYTES:end], data[end:]
+            self._number += 1
+            kept += self._altered(message)
+            is_over = ends_after(self._damage, self._number)
+        if not is_over:
+            return kept, more, last
+        self.was_damaged, self.unfinished = True, 0
+        if self.handle is not None:
+            self.handle.abort()
+        if isinstance(self._damage, DisconnectRule) and self.transport is not None:
+            self.transport.write(kept)
+            self.transport.break_off()
+            return b"", False, False
+        return kept, False, True
+
+    def _altered(self, message: bytes) -> bytes:
+        """Returns a message, perhaps damaged, with its prefix; nothing for an end that is left out."""
+        damage = self._damage
+        if isinstance(damage, MissingDoneRule) and message.startswith(COMPLETE):
+            self.was_damaged = True
+            return b""
+        if isinstance(damage, MalformedChunkRule | TruncatedJsonRule) and self._number == damage.chunk:
+            self.was_damaged = True
+            is_cut = isinstance(damage, TruncatedJsonRule)
+            message = message[: len(message) // 2] if is_cut else NO_MESSAGE + message
+        return framed(message)
+
+    def close(self) -> None:
+        """Closes the stream; a client that is cut off has not left."""
+        super().close()
+        self.gone = self.gone and not self.is_cut_off
+
+
+class RpcResponder(Responder):
+    """Streams messages, with errors in the status at the end."""
+
+    __slots__ = ()
+
+    def respond(
+        self,
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
+        stream: bool,
+        context: RequestContext,
+    ) -> Response:
+        """Returns the response, always a stream: a whole answer is one message per choice."""
+        assert isinstance(writer, RpcWriter)
+        fault = fault_of(context)
+        body: EventStream
+        if fault is not None and fault.damage is not None:
+            body = DamagedMessages(writer, len(requests), fault.damage)
+        else:
+            entries = 1 + (requests[0].logprobs or 0)
+            body = MessageStream(writer, len(requests), entries_per_token=entries)
+        body.handle = self.engine.submit(requests, body.emit)
+        headers = self.headers if fault is None else {**self.headers, **fault.headers}
+        response = RpcResponse(body, headers, writer.outcome)
+        self.load.begin()
+        response.on_close(self.load.end)
+        return response
+
+    def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
+        """Raises the error, which becomes the status."""
+        raise error
