@@ -132,6 +132,7 @@ def service_of(
         from config.datasheet import chosen_profile  # imports YAML
 
         profile = chosen_profile(settings)
+    cost = None if plugins is None or profile is None else plugins.step_cost(profile)
     engine = Engine(
         settings,
         author_of(components, plugins),
@@ -141,7 +142,7 @@ def service_of(
         LoRASlots(settings.lora.max_loras, components.adapters.__contains__, components.adapter_memory),
         cache,
         profile,
-        None if plugins is None or profile is None else plugins.step_cost(profile),
+        cost and cost[1],
     )
     components.live.subscribe(engine.on_settings)
     return engine

@@ -149,14 +149,17 @@ def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
         (REPLY.replace("(host)", "(host, model)"), "Argument(s) {'model'} are declared"),
         ("@hookimpl(wrapper=True)\ndef reply(host):\n    yield", "hook reply: wrappers are not called"),
         (gives("reply", "{}['key']"), "hook reply failed at the start: KeyError: 'key'"),
-        (gives("routes", "[1]"), "hook routes gave list, which is not a list of Routes"),
-        (gives("middleware", "3"), "hook middleware gave int, which is not a Middleware, or a list of some"),
+        (gives("routes", "[1]"), "hook routes failed at the start: AttributeError: "),
+        (
+            gives("middleware", "3"),
+            "hook middleware failed at the start: TypeError: gave int, not Middleware",
+        ),
         (gives("routes", "[get('/health', print)]"), "route GET /health is there already"),
         (
             gives("routes", "[get('/v1/responses/{a}', print)]"),
             "route GET /v1/responses/{a} is there already",
         ),
-        (gives("routes", "[get('x', print)]"), "path 'x' of a route must begin with a slash"),
+        (gives("routes", "[get('x', print)]"), "path 'x' must begin with a slash"),
     ],
 )
 def test_a_plugin_that_makes_no_sense_is_named(plugin: Write, text: str, line: str) -> None:

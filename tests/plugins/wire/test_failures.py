@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from app.engine.core.reply import STOP, Reply
 from app.engine.core.request import EngineRequest, ScriptedReply
-from app.plugins.registry import Guard
+from app.plugins.registry import Guard, length_of, reply_of
 from tests.running_server import RunningServer, running_server
 
 WRONG = """
@@ -232,7 +233,7 @@ ANYTHING = st.recursive(
 @given(ANYTHING)
 def test_whatever_a_plugin_gives_a_source_gives_a_reply_or_none(given: Any) -> None:
     guard, made = Guard("any", "reply"), Reply((), (), STOP)
-    reply = guard.reply(lambda request, rng: given, lambda request, script: made)
+    reply = guard.checked(lambda request, rng: given, partial(reply_of, lambda request, script: made))
     assert reply(REQUEST, Random(1)) is (None if given is None or guard.errors else made)
-    length = Guard("any", "length").length(lambda request, rng: given)(REQUEST, Random(1))
+    length = Guard("any", "length").checked(lambda request, rng: given, length_of)(REQUEST, Random(1))
     assert length is None or type(length) is int
