@@ -1,4 +1,4 @@
-"""`python -m app script check`, with rules that can never be reached, and `script try`, in this process."""
+"""`python -m app script check` and `script try`, in this process."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from app.serving.scripts.command import unreachable
 from tests.running_server import ROOT
-from tests.script.requests import Books
 
 EXAMPLE = str(ROOT / "examples" / "scripts" / "weather.yaml")
 TOOLS = json.dumps(
@@ -76,62 +74,3 @@ def test_what_cannot_be_tried_costs_one_line(
     assert main(["script", "try", EXAMPLE, *arguments]) == 1
     told = capsys.readouterr().err
     assert line in told and told.startswith("error: ") and told.count("\n") == 1
-
-
-HIDDEN = [
-    ("{}", "{message: a}"),
-    ("{message: {contains: A, ignore_case: true}}", "{message: {exact: [ba, Ab]}}"),
-    ("{message: {regex: a+}}", "{message: [{regex: a+}, {which: first, contains: b}]}"),
-    ("{message: {which: any, contains: a}}", "{message: {role: user, contains: a}}"),
-    ("{model: [a, b], api: [chat, messages]}", "{model: a, api: chat}"),
-    ("{tool_result: true}", "{tool_result: weather}"),
-    ("{headers: {X-A: null}}", "{headers: {X-A: null, X-B: a}}"),
-]
-REACHED = [
-    ("{message: a}", "{}"),
-    ("{nth: 1}", "{}"),
-    ("{message: {exact: a}}", "{message: {exact: A, ignore_case: true}}"),
-    ("{message: {which: first, contains: a}}", "{message: {contains: a}}"),
-    ("{model: a}", "{model: [a, b]}"),
-    ("{turn: {at_most: 4}}", "{turn: {at_least: 2}}"),
-    ("{tool_result: false}", "{tool_result: weather}"),
-    ("{tools: [a, b]}", "{tools: a}"),
-    ("{headers: {X-A: b}}", "{headers: {X-A: null}}"),
-]
-
-
-def hidden(books: Books, *rules: str) -> list[tuple[int, int]]:
-    """Numbers of the rules that hide another, and of the other."""
-    (file,) = books.open(f"rules: [{', '.join(rules)}]").files
-    return [(earlier.number, later.number) for earlier, later in unreachable(file.rules)]
-
-
-@pytest.mark.parametrize(
-    ("earlier", "later", "hides"),
-    [*((*rules, True) for rules in HIDDEN), *((*rules, False) for rules in REACHED)],
-)
-def test_a_rule_behind_one_that_fits_more_is_named(
-    books: Books, earlier: str, later: str, hides: bool
-) -> None:
-    rules = [f"{{when: {when}, then: {{text: a}}}}" for when in (earlier, later)]
-    assert hidden(books, *rules) == ([(1, 2)] if hides else [])
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "hides"),
-    [
-        ("{text: a}", "{score: 1}", False),
-        ("{fault: {action: disconnect, times: 1}}", "{text: a}", False),
-        ("{tool_calls: [{name: a, unchecked: true}]}", "{text: a}", True),
-        ("{tool_calls: [{name: a}]}", "{tool_calls: [{name: a}, {name: b}]}", True),
-    ],
-)
-def test_what_is_said_decides_whom_a_rule_answers(books: Books, first: str, second: str, hides: bool) -> None:
-    assert hidden(books, f"{{then: {first}}}", f"{{then: {second}}}") == ([(1, 2)] if hides else [])
-
-
-def test_the_command_names_them(books: Books, caplog: pytest.LogCaptureFixture) -> None:
-    path = books.write("rules: [{then: {text: a}}, {name: late, then: {text: b}}]")
-    assert main(["script", "check", str(path)]) == 0
-    (line,) = caplog.messages
-    assert line == f"script {path}: rule 2 (late) can never be reached: rule 1 fits all that it does"

@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import get_args
@@ -15,25 +15,8 @@ from typing import get_args
 import msgspec
 
 from app.engine.forms.schema import Schemas
-from app.serving.scripts.matching import (
-    WORDS,
-    Groups,
-    MatchedRequest,
-    Message,
-    TooSlow,
-    folded_text,
-    listed,
-    message_conditions,
-)
-from app.serving.scripts.rules import (
-    Family,
-    MessageIs,
-    Nth,
-    Range,
-    ScriptError,
-    ScriptFailure,
-    TextIs,
-)
+from app.serving.scripts.matching import Groups, MatchedRequest, Message, TooSlow
+from app.serving.scripts.rules import Family, ScriptError, ScriptFailure
 from app.serving.scripts.script_set import Decision, RuleState, ScriptSet, accepting, log
 from config.flags import FlagParser
 from config.installation import COMMAND
@@ -56,20 +39,13 @@ def run(argv: Sequence[str], read: ReadMessages) -> int:
         files = [("", path) for path in given.files]
         scripts = ScriptSet(files, Random(seed), time.monotonic, time.time, accepting(Schemas()))
         if given.command == "check":
-            _check(scripts)
+            for file in scripts.files:
+                print(f"{file.path}: {len(file.rules)} rules are in order")
             return 0
         return _try(scripts, _request(given, read), given)
     except (ScriptError, ScriptFailure, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-
-
-def _check(scripts: ScriptSet) -> None:
-    """Prints the number of rules of each file, and logs the rules that can never be reached."""
-    for file in scripts.files:
-        print(f"{file.path}: {len(file.rules)} rules are in order")
-        for earlier, later in unreachable(file.rules):
-            log.warning("%s can never be reached: rule %d fits all that it does", later.place, earlier.number)
 
 
 def _try(scripts: ScriptSet, request: MatchedRequest, given: argparse.Namespace) -> int:
@@ -180,91 +156,3 @@ def _parser() -> argparse.ArgumentParser:
     trying.add_argument("--times", type=int, default=1, help="ask so often, and show the last answer")
     trying.add_argument("--why", action="store_true", help="say why the rules before it do not answer")
     return parser
-
-
-def unreachable(rules: Sequence[RuleState]) -> Iterator[tuple[RuleState, RuleState]]:
-    """Yields pairs of a rule and a later rule that can only match the same requests.
-
-    Reports only certain cases: two regexes are compared as texts, and quotas of faults are ignored.
-    """
-    by_text: dict[str, list[RuleState]] = {}
-    """Rules for one exact message. A recording may have made thousands, so a dictionary finds them."""
-    others: list[RuleState] = []
-    for rule in rules:
-        when = rule.rule.when
-        text = when.message
-        if isinstance(text, MessageIs) and not text.ignore_case:
-            text = text.exact
-        text = text if isinstance(text, str) else None
-        candidates = [*others, *(by_text.get(text, ()) if text is not None else ())]
-        earlier = next((each for each in candidates if _hides(each, rule)), None)
-        if earlier is not None:
-            yield earlier, rule
-            continue
-        nth = when.nth
-        is_any = nth is None or isinstance(nth, Nth) and nth.count == Range()
-        if is_any and when.chance >= 1 and not rule.only_fails:
-            (others if text is None else by_text.setdefault(text, [])).append(rule)
-
-
-def _hides(earlier: RuleState, later: RuleState) -> bool:
-    """True if the earlier rule, which always answers, matches every request of the later one."""
-    first, second = earlier.rule.when, later.rule.when
-    kinds = [each.action.numbers or (WORDS if each.action.speaks else "") for each in (earlier, later)]
-    names = [{*each.needed_tools, *_values(each.rule.when.tools)} for each in (earlier, later)]
-    given = message_conditions(second)
-    return (
-        kinds[0] in ("", kinds[1])
-        and names[0] <= names[1]
-        and (not isinstance(first.tools, bool) or first.tools is second.tools)
-        and all(
-            _covers(getattr(first, key), getattr(second, key))
-            for key in ("model", "api", "turn", "tool_result")
-        )
-        and first.headers.items() <= second.headers.items()
-        and all(any(_follows(wanted, each) for each in given) for wanted in message_conditions(first))
-    )
-
-
-def _values(wanted: object) -> set[object]:
-    """Returns the values that a condition lists; empty for a condition of another kind."""
-    if isinstance(wanted, tuple):
-        return set(wanted)
-    return {wanted} if isinstance(wanted, str | int) and not isinstance(wanted, bool) else set()
-
-
-def _covers(first: object, second: object) -> bool:
-    """True if the first condition holds for every request that the second accepts."""
-    if first is None or first == second or first is True and second not in (None, False):
-        return True
-    return bool(_values(second)) and _values(second) <= _values(first)
-
-
-def _follows(wanted: MessageIs, given: MessageIs) -> bool:
-    """True if every conversation that satisfies `given` satisfies `wanted`."""
-    if wanted.which == "any":
-        is_same_message = wanted.role in (None, given.role)
-    else:
-        is_same_message = (wanted.which, wanted.role) == (given.which, given.role)
-    return is_same_message and _text_follows(wanted, given)
-
-
-def _text_follows(wanted: TextIs, given: TextIs) -> bool:
-    """True if every text that satisfies `given` satisfies `wanted`."""
-    if wanted.exact is None and wanted.contains is None and wanted.regex is None:
-        return True
-    if given.ignore_case and not wanted.ignore_case:
-        return False
-    fold = folded_text if wanted.ignore_case else str
-    exact = None if given.exact is None else [fold(text) for text in listed(given.exact)]
-    if wanted.exact is not None:
-        allowed = {fold(text) for text in listed(wanted.exact)}
-        if exact is None or not allowed.issuperset(exact):
-            return False
-    if wanted.contains is not None:
-        parts = [fold(text) for text in listed(wanted.contains)]
-        have = exact if exact is not None else [fold(text) for text in listed(given.contains or ())]
-        if not have or not all(any(part in text for part in parts) for text in have):
-            return False
-    same = (wanted.regex, wanted.ignore_case) == (given.regex, given.ignore_case)
-    return wanted.regex is None or same
