@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import convert
 
-from app.serving.scripts.action import MOST_CHARACTERS, RandomFunctions, Template
+from app.serving.scripts.action import MOST_CHARACTERS, Template, random_functions
 from app.serving.scripts.matching import Conditions, Groups, MatchedRequest
 from app.serving.scripts.rules import ScriptError, ScriptFailure, When
 from tests.script.requests import request
@@ -28,7 +28,7 @@ CHAT = request("one", ("assistant", "two"), "Three")
 
 
 def fits(when: dict[str, Any], asked: MatchedRequest) -> bool:
-    return Conditions(convert(when, When)).fits(asked, Groups())
+    return not Conditions(convert(when, When)).misfit(asked, Groups())
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,11 @@ def test_groups_are_those_of_the_regexes() -> None:
     }
     conditions, groups = Conditions(convert(when, When)), Groups()
     assert conditions.groups == {"0", "1", "city", "first"}
-    assert conditions.fits(AGENT, groups)
-    assert groups.named == {"city": "Rome", "first": "r"}
-    assert groups.numbered == ["r", "r"], "of the first regex that was looked at"
+    assert not conditions.misfit(AGENT, groups)
+    assert groups.texts.items() >= {("city", "Rome"), ("first", "r")}
+    assert [groups.texts[number] for number in (0, "1")] == ["r", "r"], (
+        "of the first regex that was looked at"
+    )
 
 
 VALUES: dict[str, Any] = {
@@ -108,7 +110,7 @@ VALUES: dict[str, Any] = {
 
 
 def filled(source: str, seed: int = 1, **values: Any) -> object:
-    return Template(source).value({**VALUES, **RandomFunctions(Random(seed)).values(), **values})
+    return Template(source).value({**VALUES, **random_functions(Random(seed)), **values})
 
 
 @pytest.mark.parametrize(
@@ -177,6 +179,6 @@ def test_a_message_stands_for_itself_whatever_is_in_it(text: str) -> None:
 def test_no_source_does_more_than_fill_fail_or_be_refused(source: str) -> None:
     try:
         template = Template(source)
-        assert isinstance(template.text({**VALUES, **RandomFunctions(Random(1)).values()}), str)
+        assert isinstance(template.text({**VALUES, **random_functions(Random(1))}), str)
     except (ScriptError, ScriptFailure) as error:
         assert "\n" not in str(error)

@@ -108,24 +108,20 @@ class Template:
             raise ScriptFailure(f"its template {self.source[:60]!r} failed: {error}") from None
 
 
-class RandomFunctions:
-    """Random values for templates, from one stream."""
+def random_functions(rng: Random) -> dict[str, object]:
+    """Functions of templates that draw from one stream."""
 
-    def __init__(self, rng: Random) -> None:
-        self._rng = rng
+    def draw(least: int = 0, most: int = 100) -> int:
+        return rng.randint(least, most)
 
-    def random(self, least: int = 0, most: int = 100) -> int:
-        return self._rng.randint(least, most)
+    def choose(*items: object) -> object:
+        return rng.choice(items)
 
-    def choose(self, *items: object) -> object:
-        return self._rng.choice(items)
-
-    def hex(self, digits: int = 8) -> str:
+    def draw_hex(digits: int = 8) -> str:
         digits = max(1, min(digits, MOST_HEX))
-        return f"{self._rng.getrandbits(4 * digits):0{digits}x}"
+        return f"{rng.getrandbits(4 * digits):0{digits}x}"
 
-    def values(self) -> dict[str, object]:
-        return {"random": self.random, "choose": self.choose, "hex": self.hex}
+    return {"random": draw, "choose": choose, "hex": draw_hex}
 
 
 class _Environment(ImmutableSandboxedEnvironment):

@@ -105,40 +105,38 @@ class MatchedRequest:
         return list(takewhile(lambda each: each.role == "tool", reversed(self.messages)))[::-1]
 
     @cached_property
+    def client(self) -> bytes:
+        """Digest of the client's key."""
+        return _digest(self.key())
+
+    @cached_property
     def conversation(self) -> bytes:
         """Digest of client, model and messages up to the first user message; equal for all turns of a
         conversation.
         """
-        hashed = blake2b(digest_size=16)
-        for text in (self.key(), self.model):
-            hashed.update(text.encode("utf-8", "surrogatepass") + b"\0")
-        for message in self.messages:
-            told = f"{message.role}\0{len(message.text)}\0{message.text[:FOLDED]}\0"
-            hashed.update(told.encode("utf-8", "surrogatepass"))
-            if message.role == "user":
-                break
-            self.breathe()
-        return hashed.digest()
+        begin = next((n for n, each in enumerate(self.messages, 1) if each.role == "user"), None)
+        messages = [(each.role, len(each.text), each.text[:FOLDED]) for each in self.messages[:begin]]
+        return _digest((self.key(), self.model, messages))
+
+
+def _digest(value: object) -> bytes:
+    return blake2b(repr(value).encode(), digest_size=16).digest()
 
 
 class Groups(Struct):
-    """Texts captured by the regexes of a rule: `numbered` of the first match, `named` of all matches.
+    """Texts captured by the regexes of a rule: by number of the first match, by name of all matches.
 
     `count` is the number of requests that matched the rule in the scope of its `nth`, this request included.
     """
 
-    numbered: Sequence[str] = ()
-    named: dict[str, str] = {}
+    texts: dict[str | int, str] = {}
     count: int = 0
 
     def take(self, found: regex.Match[str]) -> None:
-        if not self.numbered:
-            self.numbered = [_captured(found, number) for number in range(len(found.groups()) + 1)]
-        self.named |= {name: _captured(found, name) for name in found.re.groupindex}
-
-    def values(self) -> dict[str | int, str]:
-        values: dict[str | int, str] = dict(enumerate(self.numbered))
-        return values | {str(number): text for number, text in enumerate(self.numbered)} | self.named
+        if not self.texts:
+            for number in range(len(found.groups()) + 1):
+                self.texts[number] = self.texts[str(number)] = _captured(found, number)
+        self.texts |= {name: _captured(found, name) for name in found.re.groupindex}
 
 
 class TooSlow(Exception):
@@ -162,12 +160,11 @@ class Conditions:
             for name, value in when.headers.items()
         }
 
-    def fits(self, request: MatchedRequest, groups: Groups) -> bool:
-        """True if all conditions hold; adds captured texts to `groups`. May raise TooSlow."""
-        return not self.misfit(request, groups)
-
     def misfit(self, request: MatchedRequest, groups: Groups) -> str:
-        """Returns the key of the first condition that does not hold; empty when all hold."""
+        """Returns the key of the first condition that does not hold; empty when all hold.
+
+        Adds captured texts to `groups`. May raise TooSlow.
+        """
         when = self._when
         if when.model is not None and request.model not in listed(when.model):
             return "model"

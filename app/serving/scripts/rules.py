@@ -41,6 +41,8 @@ Family = Literal[
     "embeddings", "pooling", "classify", "score", "rerank",
 ]  # fmt: skip
 Scope = Literal["server", "key", "conversation"]
+Which = Literal["last", "first", "any"]
+Finish = Literal["stop", "length", "abort", "content_filter"]
 Ordinal = Annotated[int, Meta(ge=1, le=2**53)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -70,7 +72,7 @@ class MessageIs(TextIs, frozen=True, kw_only=True):
     """Condition on a message of the conversation."""
 
     role: str | None = None
-    which: Literal["last", "first", "any"] = "last"
+    which: Which = "last"
     """Which message is compared, counted among the messages with `role` if given."""
 
 
@@ -165,7 +167,7 @@ class Then(RulePart, frozen=True, kw_only=True):
     """Match of a query and a document; a text is a template of a number."""
     classes: Classes | None = None
     """Probability of each class, in order or by name."""
-    finish_reason: Literal["stop", "length", "abort", "content_filter"] | None = None
+    finish_reason: Finish | None = None
     usage: UsageIs | None = None
     fault: dict[str, object] | None = None
     """One rule of docs/faults.md."""
@@ -190,31 +192,12 @@ class Script(RulePart, frozen=True, kw_only=True):
     """Maps a tool to the JSON Schema of its arguments. Calls are checked against these schemas at start."""
 
 
-PARTS: dict[str, type[RulePart]] = {
-    "": Script,
-    "rules": Rule,
-    "when": When,
-    "message": MessageIs,
-    "tool_result": ToolResultIs,
-    "headers": TextIs,
-    "turn": Range,
-    "nth": Nth,
-    "count": Range,
-    "then": Then,
-    "tool_calls": RuleCall,
-    "usage": UsageIs,
-    "delays": Delays,
-}
-"""Maps the key of a part to its class; errors list the class's keys."""
-
-OURS = {"Expected": "expected", "Object": "the mapping is", "array": "list", "`": "", " | null": ""}
+PARTS = (Script, Rule, When, MessageIs, ToolResultIs, Range, Nth, Then, RuleCall, UsageIs, Delays)
+KEYS = {each.encode_name for part in PARTS for each in fields(part)}
+"""All keys of the language."""
+CHOICES = {"api": Family, "which": Which, "per": Scope, "finish_reason": Finish}
+PHRASES = {"Expected": "expected", "Object": "the mapping is", "array": "list", "`": "", " | null": ""}
 """Phrases of msgspec's errors and their replacements in YAML terms."""
-CHOICES = {
-    "api": get_args(Family),
-    "which": ("last", "first", "any"),
-    "per": get_args(Scope),
-    "finish_reason": ("stop", "length", "abort", "content_filter"),
-}
 _PATH = re.compile(r" - at (?:key in )?`\$(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<key>[^`]*)`")
 _STEP = re.compile(r"\[\.\.\.\]|\[(\d+)\]|\.([^.\[]+)")
@@ -260,26 +243,18 @@ def _flaw_of(rule: Rule) -> str:
     then = rule.then
     if not isinstance(then, Then):
         return "" if then == PASS else f"then: must be {PASS!r} or a mapping, got {then[:40]!r}"
+    said = [key for key in (*CONTENT, *NUMBERS) if getattr(then, key) not in (None, UNSET, ())]
     if then == Then():
         return f"then: is empty; it needs {', '.join((*CONTENT, *NUMBERS))}, fault or {PASS}"
-    said = [key for key in CONTENT if _is_given(then, key)]
-    said += [key for key in NUMBERS if _is_given(then, key)]
     if then.passes and (said or then.finish_reason):
         return (
             f"then: {PASS} leaves what is said to the mode below, so {(said or ['the rest'])[0]} is in vain"
         )
-    if _is_given(then, "text") and _is_given(then, "json"):
+    if {"text", "json"} <= set(said):
         return "then: text and json exclude each other"
     if len(said) > 1 and said[-1] in NUMBERS:
         return f"then: {said[0]} and {said[-1]} exclude each other: no request gets both"
-    if then.fault is None and not then.passes and not said:
-        return f"then: says nothing; give it a text, or {PASS}: true"
-    return ""
-
-
-def _is_given(then: Then, key: str) -> bool:
-    value = getattr(then, key)
-    return value is not None and value is not msgspec.UNSET and value != ()
+    return "" if then.fault or then.passes or said else f"then: says nothing; give it a text, or {PASS}: true"
 
 
 def _explained(message: str, document: Mapping[str, object], path: str) -> str:
@@ -288,15 +263,12 @@ def _explained(message: str, document: Mapping[str, object], path: str) -> str:
     what = message[: found.start()] if found else message
     steps = [step[1] or step[2] or "?" for step in _STEP.finditer(found["path"])] if found else []
     if unknown := _UNKNOWN.search(what):
-        holder = next((PARTS[step] for step in reversed(steps) if step in PARTS), Script)
-        known = [each.encode_name for each in fields(holder)]
-        near = get_close_matches(unknown["key"], known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-        what = f"unknown key {unknown['key'][:40]!r}; {hint}"
+        near = get_close_matches(unknown["key"], KEYS, 1)
+        what = f"unknown key {unknown['key'][:40]!r}" + (f"; did you mean {near[0]}?" if near else "")
     elif what.startswith("Invalid enum") and (words := CHOICES.get(steps[-1] if steps else "")):
-        what = f"must be one of {', '.join(words)}, {what[8:]}"
+        what = f"must be one of {', '.join(get_args(words))}, {what[8:]}"
     else:
-        for theirs, ours in OURS.items():
+        for theirs, ours in PHRASES.items():
             what = what.replace(theirs, ours)
     where = f"script {path}"
     if steps[:1] == ["rules"] and len(steps) > 1 and steps[1].isdigit():

@@ -9,25 +9,24 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, TypedDict, cast
+from typing import NamedTuple, cast
 
 import gevent
 from cachetools import LRUCache
+from msgspec import Struct, to_builtins
 
 from app.base.clock.pause import call_off_hub
 from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.document import JSON
 from app.serving.faults.fault import Fault, FaultScript, RequestFacts
-from app.serving.scripts.action import Accepts, Action, RandomFunctions, ScriptedAnswer
+from app.serving.scripts.action import Accepts, Action, ScriptedAnswer, random_functions
 from app.serving.scripts.matching import KNOWN, WORDS, Conditions, Groups, MatchedRequest, TooSlow, is_in
 from app.serving.scripts.rules import (
     Nth,
     Rule,
-    Script,
     ScriptError,
     ScriptFailure,
     Then,
@@ -55,35 +54,14 @@ class Decision(NamedTuple):
     fault: Fault | None
 
 
-class RuleReport(TypedDict):
-    """A rule in the body of GET /admin/script."""
+class RuleCounts(Struct):
+    """Counters of a rule in the body of GET /admin/script."""
 
-    rule: int
-    name: str
-    answered: int
-    failed: int
-    too_slow: int
-    unoffered: int
+    answered: int = 0
+    failed: int = 0
+    too_slow: int = 0
+    unoffered: int = 0
     """Matching requests that did not offer a tool that the rule calls."""
-
-
-class FileReport(TypedDict):
-    """A file in the body of GET /admin/script.
-
-    `model` null: the file serves all models. `error`: why its newest version is not used.
-    """
-
-    path: str
-    model: str | None
-    error: str | None
-    rules: list[RuleReport]
-
-
-class ScriptReport(TypedDict):
-    """The body of GET /admin/script; `unanswered` counts prompts that no rule has answered."""
-
-    files: list[FileReport]
-    unanswered: int
 
 
 class RuleState:
@@ -91,18 +69,15 @@ class RuleState:
 
     def __init__(self, path: str, number: int, rule: Rule, uid: int, now_s: float) -> None:
         """`uid` is unique among the rules of all files."""
-        self.rule = rule
-        self.uid = uid
-        self.move(path, number)
+        self.path, self.number, self.rule, self.uid = path, number, rule, uid
         then = rule.then if isinstance(rule.then, Then) else Then(passes=True)
         try:
             self.conditions = Conditions(rule.when)
             self.action = Action(then, self.conditions.groups)
             self._fault_rule = None if then.fault is None else read_fault_rule(then.fault)
-        except ScriptError as error:
-            raise ScriptError(f"{self.place}: {error}") from None
         except ValueError as error:
-            raise ScriptError(f"{self.place}: then.fault: {error}") from None
+            key = "" if isinstance(error, ScriptError) else "then.fault: "
+            raise ScriptError(f"{self.place}: {key}{error}") from None
         self.needed_tools = [call.name for call in then.tool_calls if not call.unchecked]
         self.only_fails = not (self.action.speaks or self.action.numbers or then.passes)
         """True if the rule has a fault and no answer."""
@@ -110,17 +85,15 @@ class RuleState:
         self._nth = nth if nth is None or isinstance(nth, Nth) else Nth(count=nth)
         self.restart(now_s)
 
-    def move(self, path: str, number: int) -> None:
-        """Updates the rule's file and number, for logs and reports."""
-        self.place = place(path, number, self.rule.name)
-        self.number = number
-
     def restart(self, now_s: float) -> None:
-        self.answered = self.failed = self.slow = self.unoffered = self._met = 0
+        self.counts = RuleCounts()
+        self._met = 0
         self._fault = None if self._fault_rule is None else FaultScript([self._fault_rule], now_s)
 
-    def __str__(self) -> str:
-        return f"rule {self.number}" + (f" ({self.rule.name})" if self.rule.name else "")
+    @property
+    def place(self) -> str:
+        """File, number and name, for logs and errors."""
+        return place(self.path, self.number, self.rule.name)
 
     def concerns(self, request: MatchedRequest) -> bool:
         """True if the rule has the result that the request wants. A rule without a result concerns all
@@ -145,21 +118,19 @@ class RuleState:
         TooSlow.
         """
         groups = Groups()
-        if not self.concerns(request) or not self.conditions.fits(request, groups):
+        if not self.concerns(request) or self.conditions.misfit(request, groups):
             return None
         if missing := self.missing_tool(request):
-            if not self.unoffered:
+            self.counts.unoffered += 1
+            if self.counts.unoffered == 1:
                 log.warning("%s: passed over: %s", self.place, missing)
-            self.unoffered += 1
             return None
         self._met += 1
         groups.count = self._met
         if self._nth is not None:
             if self._nth.per != "server":
-                scope = request.conversation
-                if self._nth.per == "key":
-                    scope = blake2b(request.key().encode("utf-8", "surrogatepass"), digest_size=16).digest()
-                groups.count = counters[self.uid, scope] = counters.get((self.uid, scope), 0) + 1
+                scope = self.uid, request.conversation if self._nth.per == "conversation" else request.client
+                groups.count = counters[scope] = counters.get(scope, 0) + 1
             if not is_in(groups.count, self._nth.count):
                 return None
         chance = self.rule.when.chance
@@ -173,26 +144,30 @@ class RuleState:
         return self._fault.fault_for(facts, rng, now_s)
 
 
-class ScriptFile:
-    """A script file and its compiled rules; made by `ScriptSet`."""
+class ScriptFile(Struct, eq=False):
+    """A script file and its compiled rules. A file without a `model` serves all models."""
 
-    def __init__(self, model: str, path: str, rng: Random) -> None:
-        self.model = model
-        self.path = path
-        self.rng = self._server_rng = rng
-        self.rules: Sequence[RuleState] = ()
-        self.stamp: Stamp | None = None
-        self.error = ""
+    model: str
+    path: str
+    rng: Random
+    rules: Sequence[RuleState] = ()
+    stamp: Stamp | None = None
+    error: str | None = None
+    """Why the newest version of the file is not used."""
 
-    def load(self, uids: Iterator[int], now_s: float, accepts: Accepts) -> str:
-        """Reads the file and returns a warning; empty without one. Unchanged rules keep their counters.
+    def load(self, uids: Iterator[int], now_s: float, rng: Random, accepts: Accepts) -> list[RuleState]:
+        """Reads the file; rules that are there already keep their counters. ScriptError: the old rules stay.
 
-        ScriptError: the old rules stay.
+        `rng` serves a script without a seed. Returns the rules whose calls cannot be checked yet.
         """
-        stamp = stamp_of(self.path)
+        self.stamp = stamp_of(self.path)
+        known: dict[str, RuleState | None] = {repr(each.rule): each for each in self.rules}
         try:
             script = read_script(self.path)
-            rules = self._compiled(script, uids, now_s)
+            rules = [
+                known.pop(repr(rule), None) or RuleState(self.path, number, rule, next(uids), now_s)
+                for number, rule in enumerate(script.rules, 1)
+            ]
             for number, rule in enumerate(rules, 1):
                 try:
                     rule.action.check_calls(script.tools, accepts)
@@ -201,43 +176,17 @@ class ScriptFile:
         except ScriptError as error:
             self.error = str(error)
             raise
-        finally:
-            self.stamp = stamp
         for number, rule in enumerate(rules, 1):
-            rule.move(self.path, number)
-        self.rules, self.error = rules, ""
-        self.rng = self._server_rng if script.seed is None else Random(f"script {script.seed}")
-        later = [str(rule) for rule in rules if not script.tools.keys() >= set(rule.needed_tools)]
-        if not later:
-            return ""
-        return (
-            f"script {self.path}: the tool calls of {', '.join(later[:20])} are checked only when requests "
-            "offer the tools; with their schemas under `tools` they are checked now"
-        )
+            rule.number = number
+        self.rules, self.error = rules, None
+        self.rng = rng if script.seed is None else Random(f"script {script.seed}")
+        return [rule for rule in rules if not script.tools.keys() >= set(rule.needed_tools)]
 
-    def _compiled(self, script: Script, uids: Iterator[int], now_s: float) -> list[RuleState]:
-        known: dict[str, list[RuleState]] = {}
-        for each in reversed(self.rules):
-            known.setdefault(repr(each.rule), []).append(each)
-        rules: list[RuleState] = []
-        for number, rule in enumerate(script.rules, 1):
-            same = known.get(repr(rule))
-            rules.append(same.pop() if same else RuleState(self.path, number, rule, next(uids), now_s))
-        return rules
 
-    def report(self) -> FileReport:
-        rules: list[RuleReport] = [
-            {
-                "rule": rule.number,
-                "name": rule.rule.name,
-                "answered": rule.answered,
-                "failed": rule.failed,
-                "too_slow": rule.slow,
-                "unoffered": rule.unoffered,
-            }
-            for rule in self.rules
-        ]
-        return {"path": self.path, "model": self.model or None, "error": self.error or None, "rules": rules}
+def listing(rules: Sequence[RuleState]) -> str:
+    """Returns numbers and names of the first rules."""
+    told = [f"rule {each.number}" + f" ({each.rule.name})" * bool(each.rule.name) for each in rules[:20]]
+    return ", ".join(told) + (" and others" if len(rules) > 20 else "")
 
 
 class ScriptSet:
@@ -257,9 +206,7 @@ class ScriptSet:
 
         ScriptError, with one line, for an invalid file.
         """
-        self._now = now
-        self._unix = unix
-        self._accepts = accepts
+        self._now, self._unix, self._rng, self._accepts = now, unix, rng, accepts
         self._uids = count()
         self._counters: LRUCache[tuple[int, bytes], int] = LRUCache(MOST_COUNTERS)
         """Matches by rule, and API key or conversation."""
@@ -270,8 +217,13 @@ class ScriptSet:
             self._load(file)
 
     def _load(self, file: ScriptFile) -> None:
-        if warning := file.load(self._uids, self._now(), self._accepts):
-            log.warning("%s", warning)
+        if later := file.load(self._uids, self._now(), self._rng, self._accepts):
+            log.warning(
+                "script %s: the tool calls of %s are checked only when requests offer the tools; "
+                "with their schemas under `tools` they are checked now",
+                file.path,
+                listing(later),
+            )
 
     @property
     def size_bytes(self) -> int:
@@ -294,7 +246,7 @@ class ScriptSet:
             for rule in file.rules:
                 decision = self._decision(rule, request, own or file.rng)
                 if decision is not None:
-                    rule.answered += 1
+                    rule.counts.answered += 1
                     return decision
                 request.breathe()
         self.unanswered += 1
@@ -304,11 +256,10 @@ class ScriptSet:
         try:
             groups = rule.match(request, rng, self._counters)
         except TooSlow as error:
-            if not rule.slow:
-                log.warning(
-                    "%s: the regex %.60r takes too long, the rule is passed over", rule.place, str(error)
-                )
-            rule.slow += 1
+            rule.counts.too_slow += 1
+            if rule.counts.too_slow == 1:
+                text = "%s: the regex %.60r takes too long, the rule is passed over"
+                log.warning(text, rule.place, str(error))
             return None
         if groups is None:
             return None
@@ -318,9 +269,9 @@ class ScriptSet:
         try:
             answer = rule.action.answer(request, self._values(request, groups, rng), self._accepts)
         except (ScriptFailure, ScriptError) as error:
-            if not rule.failed:
+            rule.counts.failed += 1
+            if rule.counts.failed == 1:
                 log.warning("%s: %s", rule.place, error)
-            rule.failed += 1
             raise ScriptFailure(f"{rule.place}: {error}") from None
         return Decision(rule, answer, fault)
 
@@ -328,7 +279,7 @@ class ScriptSet:
         """Returns what templates can name (docs/scripts.md)."""
         results, unix_s = request.tool_results, self._unix()
         return {
-            "match": groups.values(),
+            "match": groups.texts,
             "message": request.last[:KNOWN],
             "user": request.user[:KNOWN],
             "tool_result": results[-1].text[:KNOWN] if results else "",
@@ -339,7 +290,7 @@ class ScriptSet:
             "now": datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds"),
             "unix": unix_s,
             "header": request.header,
-            **RandomFunctions(rng).values(),
+            **random_functions(rng),
         }
 
     def refresh(self) -> None:
@@ -385,18 +336,28 @@ class ScriptSet:
             for rule in file.rules:
                 rule.restart(self._now())
 
-    def report(self) -> ScriptReport:
-        """Counts answers, failures and skips of each rule."""
-        return {"files": [file.report() for file in self.files], "unanswered": self.unanswered}
+    def report(self) -> dict[str, object]:
+        """Body of GET /admin/script; `unanswered` counts prompts that no rule has answered."""
+        files = [
+            {
+                "path": file.path,
+                "model": file.model or None,
+                "error": file.error,
+                "rules": [
+                    {"rule": rule.number, "name": rule.rule.name, **to_builtins(rule.counts)}
+                    for rule in file.rules
+                ],
+            }
+            for file in self.files
+        ]
+        return {"files": files, "unanswered": self.unanswered}
 
     def unused(self) -> Iterator[str]:
         """Yields a line for each file with rules that never answered."""
         for file in self.files:
-            never = [str(rule) for rule in file.rules if not rule.answered]
-            if never:
-                yield f"script {file.path}: {len(never)} of {len(file.rules)} rules never answered: " + (
-                    ", ".join(never[:20]) + (" and others" if len(never) > 20 else "")
-                )
+            if never := [rule for rule in file.rules if not rule.counts.answered]:
+                of = f"{len(never)} of {len(file.rules)} rules never answered"
+                yield f"script {file.path}: {of}: {listing(never)}"
 
 
 def stamp_of(path: str) -> Stamp | None:
@@ -422,7 +383,7 @@ def check_scripts(settings: ScriptSettings) -> None:
     """Raises ConfigError for the first invalid script. Logs no warnings; `open_scripts` does."""
     for _, path in settings.files:
         try:
-            ScriptFile("", path, Random(0)).load(count(), 0.0, accepting(Schemas()))
+            ScriptFile("", path, Random(0)).load(count(), 0.0, Random(0), accepting(Schemas()))
         except ScriptError as error:
             raise ConfigError(f"setting script: {error}") from None
 
