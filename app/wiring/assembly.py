@@ -247,10 +247,10 @@ def check_replay(settings: ReplaySettings) -> None:
     if not settings.replay:
         return
     from app.serving.recording.exchange import RecordingError
-    from app.serving.recording.library import check
+    from app.serving.recording.library import Recording
 
     try:
-        check(settings.replay)
+        Recording(settings.replay).close()
     except RecordingError as error:
         raise ConfigError(f"setting replay: {error}") from None
 

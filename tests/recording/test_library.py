@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
 from contextlib import closing
@@ -31,7 +30,6 @@ from app.serving.recording.library import (
     DIGEST_BYTES,
     Recording,
     RequestForm,
-    check,
     digest,
     form_of,
     json_object,
@@ -56,9 +54,8 @@ KEY = form_of("POST", CHAT, "application/json", bytes_of(ONE.request.body), Fals
 )
 def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "r").write_bytes(content)
-    for read in (check, Recording):
-        with pytest.raises(RecordingError, match=why):
-            read(str(tmp_path / "r"))
+    with pytest.raises(RecordingError, match=why):
+        Recording(str(tmp_path / "r"))
 
 
 @pytest.mark.parametrize("cut", [1, 100])
@@ -71,18 +68,11 @@ def test_a_last_line_that_was_cut_off_is_left_out(
     assert [record.getMessage() for record in caplog.records] == [f"{path}: line 4 is cut off, and left out"]
 
 
-def test_a_line_that_is_too_long_is_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.serving.recording.library.MOST_LINE_BYTES", 1 << 20)
-    huge = line_of(exchange(b"x" * (1 << 20), (0, b"0")))
-    path = tmp_path / "r"
-    path.write_bytes(HEADER + huge + line_of(ONE))
-    with caplog.at_level(logging.WARNING), closing(Recording(str(path))) as recording:
-        assert len(recording) == 1
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: line 2 is longer than 1 MiB, and left out"
-    ]
+    path = written(tmp_path / "r", [exchange(b"x" * (1 << 20), (0, b"0")), ONE])
+    with pytest.raises(RecordingError, match="line 2 is longer than 1 MiB"):
+        Recording(path)
 
 
 def test_a_file_that_changes_under_its_reader_is_noticed(tmp_path: Path) -> None:
@@ -91,16 +81,6 @@ def test_a_file_that_changes_under_its_reader_is_noticed(tmp_path: Path) -> None
         path.write_bytes(HEADER + b"x" * 50)
         with pytest.raises(RecordingError, match="line 2 has changed"):
             recording.next_answer(KEY)
-
-
-def test_what_tells_how_alike_requests_are_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = written(tmp_path / "r", [ONE])
-    monkeypatch.setattr("app.serving.recording.library.MOST_LIKENESS_BYTES", 100)
-    with pytest.raises(RecordingError, match="r: is too large for replay-match nearest"):
-        Recording(path, alike=True)
-    Recording(path).close()
 
 
 @settings(max_examples=25, deadline=None)
@@ -258,16 +238,8 @@ def test_headers_keep_their_order_and_their_doubles() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("body", "coding"),
-    [
-        (gzip.compress(b'{"api_key": "x"}', mtime=0), "gzip"),
-        (gzip.compress(b"{}", mtime=0) + gzip.compress(b'{"api_key": "x"}', mtime=0), "gzip"),
-        (b"no gzip", "gzip"),
-        (gzip.compress(bytes(40 << 20), mtime=0), "gzip"),
-        (b"anything", "br"),
-    ],
-)
-def test_a_compressed_body_that_may_hide_a_secret_is_not_kept(body: bytes, coding: str) -> None:
+@pytest.mark.parametrize("coding", ["gzip", "br", "GZIP "])
+def test_a_compressed_body_may_hide_a_secret_and_is_not_kept(coding: str) -> None:
     with pytest.raises(HiddenSecrets):
-        masked_pieces([body], coding)
+        masked_pieces([b"anything"], coding)
+    assert masked_pieces([b"", b""], coding) == [b"", b""]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from http.client import HTTPException
-from itertools import islice, zip_longest
-from typing import Any, TypeAlias
+from itertools import zip_longest
 
 import msgspec
 from msgspec import Struct
@@ -37,10 +36,16 @@ from the recorded ones in shape: status, kind of content, keys, kinds of values,
 """
 MOST_TOLD = 5
 """Most differences printed per exchange."""
-NAMES = frozenset(("object", "type", "role", "event"))
+CONSTANTS = ("object", "type", "role")
 """Fields with protocol constants as values; these values are compared."""
+KINDS: dict[type, str] = {
+    **{str: "string", int: "number", float: "number", bool: "bool", type(None): "null"},
+    **{dict: "empty object", list: "empty list"},
+}
 MOST_SHOWN = 160
 """Most characters of a shape in a printed line."""
+NO_JSON = object()
+"""Marks a body that is not JSON."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -114,19 +119,19 @@ def _media_type(header: str) -> str:
 def differences(recorded: Seen, live: Seen) -> Iterator[str]:
     """Yields a line for each difference in shape between the recorded and the `live` answer."""
     if recorded.status != live.status:
-        yield _told("status", str(recorded.status), str(live.status))
+        yield f"status: {recorded.status} was recorded, {live.status} came"
     elif recorded.content_type != live.content_type:
-        yield _told("content type", recorded.content_type or "none", live.content_type or "none")
+        yield f"content type: {recorded.content_type} was recorded, {live.content_type} came"
     elif recorded.content_type == "text/event-stream":
         pairs = zip_longest(_events(recorded.body), _events(live.body), fillvalue="the end")
-        parts = ((number, was, came) for number, (was, came) in enumerate(pairs, 1) if was != came)
-        yield from (_told(f"stream, part {number}", was, came) for number, was, came in islice(parts, 1))
+        for number, (was, came) in enumerate(pairs, 1):
+            if was != came:
+                yield f"stream, part {number}: {was[:MOST_SHOWN]} was recorded, {came[:MOST_SHOWN]} came"
+                return
     elif recorded.content_type.endswith("json"):
-        was, came = _decoded(recorded.body), _decoded(live.body)
-        if (was is NO_JSON) != (came is NO_JSON):
-            yield "body: only one of them is JSON"
-        elif was is not NO_JSON:
-            yield from _compared("$", shape_of(was), shape_of(came))
+        shapes = shape_of(_decoded(recorded.body)), shape_of(_decoded(live.body))
+        yield from (f"{line}: was recorded, and did not come" for line in sorted(shapes[0] - shapes[1]))
+        yield from (f"{line}: came, and was not recorded" for line in sorted(shapes[1] - shapes[0]))
 
 
 def _events(body: bytes) -> list[str]:
@@ -136,73 +141,31 @@ def _events(body: bytes) -> list[str]:
         fields = [line.partition(":") for line in block.decode(errors="replace").split("\n")]
         name = next((value.strip() for field, _, value in fields if field == "event"), "")
         data = "\n".join(value.removeprefix(" ") for field, _, value in fields if field == "data")
-        value = _decoded(data.encode()) if data else NO_JSON
-        shape = f"{name} {data if value is NO_JSON else _text(shape_of(value))}".strip()
+        value = _decoded(data.encode())
+        shape = f"{name} {data if value is NO_JSON else ', '.join(sorted(shape_of(value)))}".strip()
         if shape and shape not in shapes[-1:]:
             shapes.append(shape)
     return shapes
 
 
-NO_JSON = object()
-"""Marks a body that is not JSON."""
-Shape: TypeAlias = "str | dict[str, Shape] | list[Shape]"
-"""Shape of a JSON value: the kind of a scalar, or the shapes of members or items."""
-
-
-def _decoded(body: bytes) -> Any:
+def _decoded(body: bytes) -> object:
     try:
-        return msgspec.json.decode(body)
+        value: object = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return NO_JSON
+    return value
 
 
-def shape_of(value: object, key: str = "") -> Shape:
-    """Returns keys and kinds of a JSON value. Items of equal shape appear once, and so do members under
-    token ids.
+def shape_of(value: object, path: str = "$") -> set[str]:
+    """Returns each path of a JSON value with its kind. Items of a list share a path, members under token ids,
+    too.
     """
-    if isinstance(value, dict):
-        if value and all(name.isdecimal() for name in value):
-            return {"*": _distinct(value.values())}
-        return {name: shape_of(item, name) for name, item in sorted(value.items())}
-    if isinstance(value, list):
-        return _distinct(value)
-    if isinstance(value, str):
-        return repr(value) if key in NAMES else "string"
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "bool"
-    return "number"
-
-
-def _distinct(values: Iterable[object]) -> list[Shape]:
-    shapes: list[Shape] = []
-    for shape in map(shape_of, values):
-        if shape not in shapes:
-            shapes.append(shape)
-    return shapes
-
-
-def _text(shape: Shape) -> str:
-    if isinstance(shape, dict):
-        return "{" + ", ".join(f"{name}: {_text(item)}" for name, item in shape.items()) + "}"
-    return "[" + " | ".join(map(_text, shape)) + "]" if isinstance(shape, list) else shape
-
-
-def _compared(path: str, was: Shape, came: Shape) -> Iterator[str]:
-    """Yields the differences of two shapes; of lists, only the first items are compared."""
-    if isinstance(was, dict) and isinstance(came, dict) and "*" not in (*was, *came):
-        for name in sorted(was.keys() | came.keys()):
-            if name not in came:
-                yield f"{path}.{name}: was recorded, and did not come"
-            elif name not in was:
-                yield f"{path}.{name}: came, and was not recorded"
-            else:
-                yield from _compared(f"{path}.{name}", was[name], came[name])
-    elif isinstance(was, list) and isinstance(came, list) and was and came:
-        yield from _compared(f"{path}[0]", was[0], came[0])
-    elif was != came:
-        yield _told(path, _text(was), _text(came))
-
-
-def _told(path: str, was: str, came: str) -> str:
-    was, came = (text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..." for text in (was, came))
-    return f"{path}: {was} was recorded, {came} came"
+    if isinstance(value, dict) and value:
+        is_by_id = all(map(str.isdecimal, value))
+        inner = ((item, f"{path}.{'*' if is_by_id else name}") for name, item in value.items())
+    elif isinstance(value, list) and value:
+        inner = ((item, f"{path}[]") for item in value)
+    else:
+        is_constant = isinstance(value, str) and path.rpartition(".")[2] in CONSTANTS
+        return {f"{path}: {repr(value) if is_constant else KINDS.get(type(value), 'no JSON')}"}
+    return {line for item, its_path in inner for line in shape_of(item, its_path)}

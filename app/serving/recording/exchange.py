@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from typing import Annotated, TypeAlias
@@ -30,12 +29,7 @@ MOST_BODY_BYTES = 8 << 20
 """Largest recorded body, in bytes."""
 MOST_LINE_BYTES = 5 * MOST_BODY_BYTES
 """Longest line, in bytes: both bodies with their escapes, and all other fields."""
-
-MOST_PLAIN_BYTES = 4 * MOST_BODY_BYTES
-"""Most decompressed bytes of a body that are searched for secrets."""
 _BEYOND = re.compile(r"[^\x00-\xff]")
-_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
-"""Content codings that zlib reads, with its `wbits` argument (RFC 9110, section 8.4.1)."""
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Bytes that JSON would write as six characters each; base64 is shorter."""
 
@@ -166,7 +160,7 @@ def check_header(line: bytes, path: str) -> None:
 
 
 class HiddenSecrets(Exception):
-    """A body has secrets that cannot be masked, or may have some. The text gives the reason."""
+    """A body may have secrets that cannot be masked. The text gives the reason."""
 
 
 def masked_headers(headers: Headers) -> list[tuple[str, str]]:
@@ -174,31 +168,10 @@ def masked_headers(headers: Headers) -> list[tuple[str, str]]:
 
 
 def masked_pieces(pieces: Sequence[bytes], coding: str = "") -> list[bytes]:
-    """Masks the secrets in the parts of a body.
-
-    HiddenSecrets: a body with a content `coding` has secrets or cannot be decoded.
-    """
-    if coding.strip().lower() in ("", "identity"):
-        # Latin-1 maps each byte to one character, so parts may end anywhere and no byte is lost. Characters
-        # decoded from JSON escapes become escapes again.
-        masked = mask_pieces([piece.decode("latin-1") for piece in pieces])
-        return [
-            _BEYOND.sub(lambda found: json.dumps(found[0])[1:-1], text).encode("latin-1") for text in masked
-        ]
-    plain = _decompressed(b"".join(pieces), coding.strip().lower()).decode("latin-1")
-    if mask_pieces([plain]) != [plain]:
-        raise HiddenSecrets(f"there are secrets in its {coding} body")
-    return list(pieces)
-
-
-def _decompressed(body: bytes, coding: str) -> bytes:
-    if coding not in _WINDOWS:
-        raise HiddenSecrets(f"its content coding {coding} cannot be read")
-    reader = zlib.decompressobj(_WINDOWS[coding])
-    try:
-        plain = reader.decompress(body, MOST_PLAIN_BYTES)
-    except zlib.error as error:
-        raise HiddenSecrets(f"its {coding} body is broken: {error}") from None
-    if reader.unconsumed_tail or reader.unused_data:
-        raise HiddenSecrets(f"its {coding} body has several parts, or more than {MOST_PLAIN_BYTES >> 20} MiB")
-    return plain
+    """Masks the secrets in the parts of a body. HiddenSecrets for a body with a content `coding`."""
+    if any(pieces) and coding.strip().lower() not in ("", "identity"):
+        raise HiddenSecrets(f"secrets in its {coding} body could not be masked")
+    # Latin-1 maps each byte to one character, so parts may end anywhere and no byte is lost. Characters
+    # decoded from JSON escapes become escapes again.
+    masked = mask_pieces([piece.decode("latin-1") for piece in pieces])
+    return [_BEYOND.sub(lambda found: json.dumps(found[0])[1:-1], text).encode("latin-1") for text in masked]

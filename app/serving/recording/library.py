@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
@@ -17,7 +16,6 @@ from operator import eq
 from typing import BinaryIO
 from urllib.parse import unquote
 from weakref import WeakValueDictionary
-from zlib import crc32
 
 import msgspec
 from msgspec import Struct
@@ -41,8 +39,6 @@ QUICK_BYTES = 1 << 16
 """Longest line read in place, in bytes; a thread reads longer lines, because a disk may be slow."""
 MOST_EXCHANGES = 100_000
 """Most exchanges in a file; their index takes about 50 MB."""
-MOST_LIKENESS_BYTES = 256 << 20
-"""Most memory for comparing similar requests, in bytes."""
 log = logging.getLogger(__name__)
 
 
@@ -59,7 +55,7 @@ class Recording:
     """The exchanges of the file at `path`. With `alike`, similar requests match, too.
 
     RecordingError for an invalid file, another version of the format, or an unreadable line.
-    A cut-off last line and too long lines are skipped with a warning.
+    A cut-off last line is skipped with a warning.
     """
 
     def __init__(self, path: str, alike: bool = False) -> None:
@@ -75,16 +71,12 @@ class Recording:
         """Answers being sent, by position; requests with the same answer share one copy."""
         self._slices = Slices(SLICE)
         self._file = opened(path)
-        likeness_bytes = 0
         try:
             for place, exchange in exchanges(path, self._file):
                 request = exchange.request
                 kind = header_of(request.headers, "content-type")
                 form = form_of(request.method, request.target, kind, bytes_of(request.body), alike)
                 if form.likeness is not None and form.key not in self._equal:
-                    likeness_bytes += form.likeness.size_bytes
-                    if likeness_bytes > MOST_LIKENESS_BYTES:
-                        raise RecordingError(f"{path}: is too large for replay-match nearest")
                     self._candidates.setdefault(form.place, []).append((form.likeness, form.key))
                 self._equal.setdefault(form.key, []).append(place)
         except RecordingError:
@@ -136,13 +128,6 @@ class Recording:
         self._file.close()
 
 
-def check(path: str) -> None:
-    """Reads the whole file. Raises the errors of `Recording`."""
-    with opened(path) as file:
-        for _ in exchanges(path, file):
-            pass
-
-
 def opened(path: str) -> BinaryIO:
     """Opens the file. RecordingError when it cannot be read."""
     try:
@@ -161,15 +146,10 @@ def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Exchange]]:
         if not line:
             return
         if not line.endswith(b"\n"):
-            if len(line) < MOST_LINE_BYTES:
-                log.warning("%s: line %d is cut off, and left out", path, number)
-                return
-            while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
-                pass
-            log.warning(
-                "%s: line %d is longer than %d MiB, and left out", path, number, MOST_LINE_BYTES >> 20
-            )
-            continue
+            if len(line) == MOST_LINE_BYTES:
+                raise RecordingError(f"{path}: line {number} is longer than {MOST_LINE_BYTES >> 20} MiB")
+            log.warning("%s: line %d is cut off, and left out", path, number)
+            return
         count += 1
         if count > MOST_EXCHANGES:
             raise RecordingError(f"{path}: has more than {MOST_EXCHANGES} exchanges")
@@ -196,7 +176,7 @@ VOLATILE = frozenset(
     )
 )
 """Fields about the client or scheduling, which do not change the answer."""
-MOST_TURNS = 512
+MOST_TURNS = 64
 """Most turns compared: the last ones of a conversation."""
 MOST_WORDS = 64
 MOST_CHARACTERS = 1 << 14
@@ -214,32 +194,19 @@ class Likeness(Struct, frozen=True):
     stream: bool
     roles: bytes
     """Hash of the roles of all compared turns, in order."""
-    turns: array[int]
-    """Hashes of messages, inputs or prompts, 8 bytes each."""
-    words: frozenset[int]
-    """Hashes of words of the last turn."""
-    model: object
-    rest: bytes
-    """Hash of all other fields."""
+    turns: Sequence[bytes]
+    """Hashes of messages, inputs or prompts."""
+    words: frozenset[str]
+    """Words of the last turn."""
 
-    @property
-    def size_bytes(self) -> int:
-        return 800 + 8 * len(self.turns) + 80 * len(self.words)
-
-    def rank(self, other: Likeness) -> tuple[bool, int, float, bool, bool]:
+    def rank(self, other: Likeness) -> tuple[bool, int, float]:
         """Similarity as a tuple; larger is more similar.
 
         Order of comparison: equal roles, number of equal turns at equal positions, shared words of the last
-        turn, model, all other fields.
+        turn.
         """
         shared = len(self.words & other.words) / (len(self.words | other.words) or 1)
-        return (
-            self.roles == other.roles,
-            sum(map(eq, self.turns, other.turns)),
-            shared,
-            self.model == other.model,
-            self.rest == other.rest,
-        )
+        return self.roles == other.roles, sum(map(eq, self.turns, other.turns)), shared
 
 
 class RequestForm(Struct, frozen=True):
@@ -281,20 +248,12 @@ def form_of(method: str, target: str, content_type: str, body: bytes, alike: boo
 
 
 def _likeness(fields: dict[str, object]) -> Likeness:
-    name = next((name for name in ("messages", "input", "prompt") if name in fields), "")
-    value = fields.get(name)
+    value = next((fields[name] for name in ("messages", "input", "prompt") if name in fields), None)
     turns = value[-MOST_TURNS:] if isinstance(value, list) else [value]
     roles = [turn.get("role") or turn.get("type") if isinstance(turn, dict) else None for turn in turns]
     words = _WORD.findall(_text(turns[-1])[:MOST_CHARACTERS].lower()) if turns else ()
-    rest = {key: value for key, value in fields.items() if key not in (name, "model", "stream")}
-    return Likeness(
-        fields.get("stream") is True,
-        digest(roles),
-        array("Q", (int.from_bytes(digest(turn)[:8]) for turn in turns)),
-        frozenset(crc32(word.encode()) for word in words[:MOST_WORDS]),
-        fields.get("model"),
-        digest(rest),
-    )
+    stream = fields.get("stream") is True
+    return Likeness(stream, digest(roles), [digest(turn) for turn in turns], frozenset(words[:MOST_WORDS]))
 
 
 def _text(turn: object) -> str:

@@ -16,14 +16,13 @@ from contextlib import suppress
 from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import gevent
 from gevent.event import Event
 from gevent.pool import Group
 from gevent.pywsgi import WSGIServer
-from gevent.threadpool import ThreadPool
 
 from app.serving.http.client import HttpConnection, Target
 from app.serving.http.relay import (
@@ -85,13 +84,12 @@ class RecordingFile:
         most_held_bytes: int = MOST_HELD_BYTES,
         warn: Callable[[str], None] = _warn,
     ) -> None:
-        self.path = path
+        self.path, self.now, self.warn = path, now, warn
         self.kept = self.left_out = 0
+        self.free_bytes = most_held_bytes
+        """Bytes that open exchanges may still hold."""
         self.began_s = now()
-        self._free = most_held_bytes
-        self._warn = warn
         self._writing = Group()
-        self._disk = ThreadPool(1)
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         try:
             self._file: BinaryIO = path.open("xb", buffering=0)
@@ -101,75 +99,54 @@ class RecordingFile:
         except OSError as error:
             raise RecordingError(f"{path}: cannot be written: {error.strerror or error}") from None
 
-    def hold(self, size: int) -> bool:
-        """Reserves `size` bytes, or frees them if negative. False when too few are free."""
-        if self._free < size:
-            return False
-        self._free -= size
-        return True
-
     def put(self, exchange: KeptExchange) -> None:
         """Writes the exchange in its own greenlet, so that the client does not wait."""
         self._writing.spawn(self._write, exchange)
 
-    def leave_out(self, what: str, why: str) -> None:
+    def leave_out(self, exchange: KeptExchange, why: str) -> None:
         self.left_out += 1
-        self._warn(f"not kept: {what}: {why}")
+        self.warn(f"not kept: {exchange.method} {mask_query(exchange.target)}: {why}")
 
     def _write(self, exchange: KeptExchange) -> None:
         try:
-            line = exchange.line()
-            # One thread writes line after line: a slow disk must not delay the event loop, which takes the
-            # times.
-            if why := self._disk.apply(self._append, (line,)):
-                raise OSError(why)
+            self._append(exchange.line())
             self.kept += 1
         except (HiddenSecrets, OSError, ValueError) as error:
-            self.leave_out(exchange.name, str(error))
+            self.leave_out(exchange, getattr(error, "strerror", None) or str(error))
         finally:
             exchange.release()
 
-    def _append(self, line: bytes) -> str:
-        """Appends the whole line or nothing: a partial line would spoil the next. Returns the error; empty
-        on success.
-        """
+    def _append(self, line: bytes) -> None:
+        """Appends the whole line or nothing: a partial line would spoil the next. OSError: nothing."""
         try:
-            if self._file.write(line) == len(line):
-                self._end += len(line)
-                return ""
-            why = "there is no room for it"
-        except OSError as error:
-            why = error.strerror or str(error)
-        with suppress(OSError):
-            self._file.truncate(self._end)
-            self._file.seek(self._end)
-        return why
+            if self._file.write(line) != len(line):
+                raise OSError("there is no room for it")
+            self._end += len(line)
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(self._end)
+                self._file.seek(self._end)
+            raise
 
     def close(self) -> None:
         self._writing.join()
-        self._disk.kill()
         self._file.close()
 
 
 class KeptExchange:
-    """An exchange in progress. Holds the parts received so far while each body is within `most_bytes`.
+    """An exchange in progress. Holds the parts received so far while each body is within `most_bytes`."""
 
-    Call `sent` and `came` with each part as it arrives. Times come from the file's `now`.
-    """
-
-    def __init__(self, file: RecordingFile, method: str, target: str, most_bytes: int, at_s: float) -> None:
-        self.name = f"{method} {mask_query(target)}"
+    def __init__(self, file: RecordingFile, method: str, target: str, most_bytes: int) -> None:
         self.excuse = ""
         """Reason for dropping the exchange; empty while it is recorded."""
+        self.method, self.target = method, target
         self.request_headers: list[tuple[str, str]] = []
         self.headers: list[tuple[str, str]] = []
         self.status = 0
-        self.asked_s = self.head_s = self.end_s = at_s
+        self.at_s = self.asked_s = self.head_s = self.end_s = file.now()
         self.is_broken = self.is_over = False
         """`is_broken`: the answer broke off. `is_over`: the answer ended or broke off."""
         self._file = file
-        self.method = method
-        self._target, self._at_s = target, at_s
         self._most = most_bytes
         self._body: list[bytes] = []
         self._pieces: list[tuple[float, bytes]] = []
@@ -181,24 +158,25 @@ class KeptExchange:
         if self._fits("request", piece):
             self._body.append(piece)
 
-    def came(self, at_s: float, piece: bytes) -> None:
-        """Keeps a part of the answer's body."""
+    def came(self, piece: bytes) -> None:
+        """Keeps a part of the answer's body, which has just arrived."""
         if self._fits("answer", piece):
-            self._pieces.append((at_s, piece))
+            self._pieces.append((self._file.now(), piece))
 
     def _fits(self, of: str, piece: bytes) -> bool:
-        if self.excuse:
-            return False
+        size = len(piece) + PIECE_BYTES
         self._sizes[of] += len(piece)
         if self._sizes[of] > self._most:
             self.give_up(f"its {of} is larger than {self._most >> 20} MiB")
         elif len(self._pieces) == MOST_PIECES:
             self.give_up(f"its answer has more than {MOST_PIECES} pieces")
-        elif not self._file.hold(len(piece) + PIECE_BYTES):
+        elif size > self._file.free_bytes:
             self.give_up("too much is under way")
-        else:
-            self._held += len(piece) + PIECE_BYTES
-        return not self.excuse
+        if self.excuse:
+            return False
+        self._held += size
+        self._file.free_bytes -= size
+        return True
 
     def give_up(self, why: str) -> None:
         self.excuse = self.excuse or why
@@ -209,44 +187,38 @@ class KeptExchange:
         if not self.is_over:
             self.give_up("the client left")
         if self.excuse:
-            self._file.leave_out(self.name, self.excuse)
+            self._file.leave_out(self, self.excuse)
         else:
             self._file.put(self)
 
     def release(self) -> None:
-        self._file.hold(-self._held)
+        self._file.free_bytes += self._held
         self._held = 0
         self._body, self._pieces = [], []
 
     def line(self) -> bytes:
         """Encodes the exchange as a line of the file. HiddenSecrets: a body cannot be masked."""
-        asked_s = self.asked_s
-        coding = header_of(self.request_headers, "content-encoding")
-        [body] = masked_pieces([b"".join(self._body)], coding)
-        coding = header_of(self.headers, "content-encoding")
-        came = masked_pieces([piece for _, piece in self._pieces], coding)
-        chunks = [
-            RecordedChunk(round(at_s - asked_s, 6), data_of(content))
-            for (at_s, _), content in zip(self._pieces, came, strict=True)
-        ]
-        headers = masked_headers(self.request_headers)
-        request = RecordedRequest(self.method, mask_query(self._target), headers, data_of(body))
+        [body] = masked_pieces([b"".join(self._body)], header_of(self.request_headers, "content-encoding"))
+        pieces = [piece for _, piece in self._pieces]
+        came = masked_pieces(pieces, header_of(self.headers, "content-encoding"))
+        moments = [round(at_s - self.asked_s, 6) for at_s, _ in self._pieces]
         headers = masked_headers(self.headers)
         length = sum(map(len, came))
-        if length and not self.is_broken:  # without a body: such as the answer to a HEAD request
-            # Masking may have changed the length.
+        if length and not self.is_broken:  # masking may have changed the length; a HEAD request has no body
             headers = [
                 (name, str(length) if name.lower() == "content-length" else value) for name, value in headers
             ]
+        request_headers = masked_headers(self.request_headers)
+        request = RecordedRequest(self.method, mask_query(self.target), request_headers, data_of(body))
         answer = RecordedAnswer(
             self.status,
             headers,
-            round(self.head_s - asked_s, 6),
-            chunks,
-            round(self.end_s - asked_s, 6),
+            round(self.head_s - self.asked_s, 6),
+            [RecordedChunk(at_s, data_of(piece)) for at_s, piece in zip(moments, came, strict=True)],
+            round(self.end_s - self.asked_s, 6),
             self.is_broken,
         )
-        return line_of(Exchange(round(self._at_s - self._file.began_s, 6), request, answer))
+        return line_of(Exchange(round(self.at_s - self._file.began_s, 6), request, answer))
 
 
 ABOUT = """\
@@ -274,19 +246,10 @@ class RecordingHandler(ClientHandler):
 
 
 class RecordingProxy:
-    """Forwards every request to `target`, and records it in `file`. `now` returns monotonic seconds."""
+    """Forwards every request to `target`, and records it in `file`."""
 
-    def __init__(
-        self,
-        target: Target,
-        file: RecordingFile,
-        most_bytes: int = MOST_BODY_BYTES,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._target = target
-        self._file = file
-        self._most = most_bytes
-        self._now = now
+    def __init__(self, target: Target, file: RecordingFile, most_bytes: int = MOST_BODY_BYTES) -> None:
+        self._target, self._file, self._most = target, file, most_bytes
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         """Serves WSGI. Status 502 when the server cannot be reached, or sends no answer.
@@ -294,8 +257,7 @@ class RecordingProxy:
         ConnectionResetError when the server's answer breaks off, so that the client's breaks off, too.
         An exchange is recorded if its answer ends before the client leaves.
         """
-        kept = KeptExchange(self._file, environ["REQUEST_METHOD"], environ[TARGET], self._most, self._now())
-        kept.request_headers = list(request_headers(environ).items())
+        kept = KeptExchange(self._file, environ["REQUEST_METHOD"], environ[TARGET], self._most)
         connection = self._target.connection(READ_TIMEOUT_S)
         relay = Relay(connection, lambda: None, lambda: None)
         try:
@@ -308,43 +270,41 @@ class RecordingProxy:
             kept.give_up(why := f"{self._target.url}: {error!r}")
             yield from refuse(start_response, "502 Bad Gateway", why)
         else:
-            yield from self._passed_on(response, relay.of(response), kept, start_response)
+            kept.head_s = self._file.now()
+            kept.status, kept.headers = response.status, _answer_headers(response)
+            write = start_response(f"{response.status} {response.reason}", kept.headers)
+            write(b"")  # status line and headers leave now
+            yield from self._passed_on(relay.of(response), kept)
         finally:
             relay.close()
             kept.over()
 
     def _send(self, connection: HttpConnection, kept: KeptExchange, environ: WSGIEnvironment) -> None:
-        headers = dict(kept.request_headers)
+        headers = request_headers(environ)
+        kept.request_headers = list(headers.items())
         headers.pop("accept-encoding", None)  # http.client then asks for none
         length, chunked = environ.get("CONTENT_LENGTH"), "HTTP_TRANSFER_ENCODING" in environ
-        body = None
-        if length or chunked:
-            headers |= {"content-length": length} if length else {}
-            body = _passed(environ["wsgi.input"], kept)
+        body = _passed(environ["wsgi.input"], kept) if length or chunked else None
+        if length:
+            headers["content-length"] = length
         with suppress(BrokenPipeError, ConnectionResetError):  # an early answer may close the connection
-            connection.request(kept.method, self._target.prefix + environ[TARGET], body, headers)
-        kept.asked_s = self._now()
+            connection.request(kept.method, self._target.prefix + kept.target, body, headers)
+        kept.asked_s = self._file.now()
 
-    def _passed_on(
-        self, response: HTTPResponse, relay: Relay, kept: KeptExchange, start_response: StartResponse
-    ) -> Iterator[bytes]:
-        kept.head_s = self._now()
-        kept.status, kept.headers = response.status, _answer_headers(response)
-        write = start_response(f"{response.status} {response.reason}", kept.headers)
-        write(b"")  # status line and headers leave now
+    def _passed_on(self, relay: Relay, kept: KeptExchange) -> Iterator[bytes]:
         try:
             for piece in relay:
-                kept.came(self._now(), piece)
+                kept.came(piece)
                 yield piece
             kept.is_over = True
         except ConnectionResetError:
             kept.is_broken = kept.is_over = True
             raise
         finally:
-            kept.end_s = self._now()
+            kept.end_s = self._file.now()
 
 
-def _passed(body: Any, kept: KeptExchange) -> Iterator[bytes]:
+def _passed(body: BinaryIO, kept: KeptExchange) -> Iterator[bytes]:
     while piece := body.read(PIECE):
         kept.sent(piece)
         yield piece

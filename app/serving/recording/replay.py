@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 from gevent.event import Event as Bell
 
@@ -81,16 +82,16 @@ class Replay(Middleware):
         if context.way == "probe" or context.path.startswith(NEVER):
             return None
         recording, came_s = self.recording, self._now()
-        body = self._body.read(context)
+        asked = self._body.read(context)
         # Processing time since arrival counts against the schedule; waiting for the request's body does not.
         asked_s = context.arrival_s + self._now() - came_s
-        if len(body) > MOST_BODY_BYTES:  # recordings have no such requests
+        if len(asked) > MOST_BODY_BYTES:  # recordings have no such requests
             self._miss(context)
             return None
         _, mark, query = context.target.partition("?")
         target = f"{context.path}{mark}{query}"  # without root-path
         content_type = context.content_type or ""
-        form = form_of(context.method, target, content_type, masked_pieces([body])[0], recording.alike)
+        form = form_of(context.method, target, content_type, masked_pieces([asked])[0], recording.alike)
         key = recording.find(form)
         if key is None:
             self._miss(context)
@@ -103,8 +104,17 @@ class Replay(Middleware):
             answer = recording.next_answer(key)
         except RecordingError as error:
             raise internal(str(error)) from None
-        pace = ReplayPace(self._wheel, self._now, asked_s, context.connection)
-        response = _response(answer, pace, context)
+        body = RecordedBody(answer, self._wheel, self._now, asked_s, context.connection)
+        headers = _headers(answer)
+        response = Response(body, answer.status, headers)
+        if len(answer.chunks) < 2 and not answer.is_broken:
+            with closing(body):
+                response = Response(b"".join(body), answer.status, streamed=True)
+            if body.gone:
+                return json_response(b"", CLIENT_GONE)
+            if "Content-Length" in headers and context.method != "HEAD":
+                headers["Content-Length"] = str(body.bytes_sent)
+            response.headers = headers
         return damage(response, fault_of(context), context)
 
     def _miss(self, context: RequestContext) -> None:
@@ -114,56 +124,44 @@ class Replay(Middleware):
                 raise not_found("The recording has no answer to this request.")
 
 
-def _response(answer: RecordedAnswer, pace: ReplayPace, context: RequestContext) -> Response:
-    """Builds the response; waits here for the due time of a response in a single part."""
-    headers = _headers(answer)
-    if len(answer.chunks) > 1 or answer.is_broken:
-        return Response(RecordedBody(answer, pace), answer.status, headers)
-    pace.watch(pace.end)
-    try:
-        if not pace.wait_for(answer.end_s):
-            return json_response(b"", CLIENT_GONE)
-    finally:
-        pace.close()
-    data = b"".join(bytes_of(chunk.data) for chunk in answer.chunks)
-    response = Response(data, answer.status, streamed=True)
-    if "Content-Length" in headers and context.method != "HEAD":
-        headers["Content-Length"] = str(len(data))
-    response.headers = headers
-    return response
+class RecordedBody(StreamingBody):
+    """Yields the chunks of an answer at their times: recorded seconds after `asked_s`.
 
-
-class ReplayPace:
-    """Schedule of an answer: recorded seconds after `asked_s`.
-
-    Watches `connection` from the first wait until `close`.
+    Iterate once, in a greenlet; always close.
     """
 
     def __init__(
         self,
+        answer: RecordedAnswer,
         wheel: TimerWheel,
         now: Callable[[], float],
         asked_s: float,
         connection: Connection | None,
     ) -> None:
-        self._wheel, self._now = wheel, now
-        self._asked_s = asked_s
-        self.connection = connection
+        super().__init__()
+        self._answer, self._wheel, self._now = answer, wheel, now
+        self._asked_s, self._connection = asked_s, connection
         self._bell = Bell()
         self._slices = Slices()
         self._is_over = False
 
-    def watch(self, left: Callable[[], None]) -> None:
-        """Calls `left` when the client disconnects."""
-        if self.connection is not None:
-            self.connection.watch(left)
+    def __iter__(self) -> Iterator[bytes]:
+        answer = self._answer
+        if self._connection is not None:
+            self._connection.watch(self._leave)
+        if self._wait_for(answer.head_s):
+            yield b""  # status line and headers leave now
+        for chunk in answer.chunks:
+            if not self._wait_for(chunk.at_s):
+                return
+            data = bytes_of(chunk.data)
+            self.bytes_sent += len(data)
+            yield data
+        if self._wait_for(answer.end_s) and answer.is_broken:
+            break_off(self._connection)
 
-    def end(self) -> None:
-        self._is_over = True
-        self._bell.set()
-
-    def wait_for(self, at_s: float) -> bool:
-        """Sleeps until the recorded time `at_s`; False when the client has left. Call in a greenlet."""
+    def _wait_for(self, at_s: float) -> bool:
+        """Sleeps until the recorded time `at_s`; False when the client has left."""
         due_s = self._asked_s + at_s
         if due_s <= self._now():
             self._slices.spend(CHUNK_STEPS)
@@ -173,46 +171,24 @@ class ReplayPace:
             self._bell.wait()
         return not self._is_over
 
+    def _leave(self) -> None:
+        self.gone = True
+        self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._bell.set()
+
     def close(self) -> None:
-        if self.connection is not None:
-            self.connection.unwatch()
-        self.end()
+        if self._connection is not None:
+            self._connection.unwatch()
+        self._end()
 
     def turn(self, now_s: float) -> None:
         self._bell.set()
 
     def fail(self, error: Exception) -> None:
-        self.end()
-
-
-class RecordedBody(StreamingBody):
-    """Yields the chunks of an answer at their times. Iterate once; always close."""
-
-    def __init__(self, answer: RecordedAnswer, pace: ReplayPace) -> None:
-        super().__init__()
-        self._answer = answer
-        self._pace = pace
-
-    def __iter__(self) -> Iterator[bytes]:
-        answer, wait_for = self._answer, self._pace.wait_for
-        self._pace.watch(self._leave)
-        if wait_for(answer.head_s):
-            yield b""  # status line and headers leave now
-        for chunk in answer.chunks:
-            if not wait_for(chunk.at_s):
-                return
-            data = bytes_of(chunk.data)
-            self.bytes_sent += len(data)
-            yield data
-        if wait_for(answer.end_s) and answer.is_broken:
-            break_off(self._pace.connection)
-
-    def _leave(self) -> None:
-        self.gone = True
-        self._pace.end()
-
-    def close(self) -> None:
-        self._pace.close()
+        self._end()
 
 
 def _headers(answer: RecordedAnswer) -> dict[str, str]:
