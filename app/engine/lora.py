@@ -232,7 +232,7 @@ class LoraResidency:
         self._ranks: dict[str, int] = {}
         """Ranks of the adapters in memory; each is looked up once."""
         self._families = EngineFamilies(ADAPTERS, server, now)
-        gauge, histogram = self._families.gauge, self._families.histogram
+        gauge, histogram = self._families.counter, self._families.histogram
         gauge("max_gpu_lora_adapters").value = memory.most_gpu
         self._gpu = gauge("num_gpu_loaded_lora_adapters")
         self._cpu = gauge("num_cpu_loaded_lora_adapters")
@@ -243,8 +243,8 @@ class LoraResidency:
         memory = self._memory
         levels = dict(memory)
         self._ranks = {name: self._ranks.get(name) or self._rank(name) for name in levels}
-        self._cpu.set(len(levels))
-        self._gpu.set(sum(level == "gpu" for level in levels.values()))
+        self._cpu.value = len(levels)
+        self._gpu.value = sum(level == "gpu" for level in levels.values())
         self._loads.counts[0], self._activations.counts[0] = memory.loads, memory.activations
         help = "1 for an adapter in memory."
         loaded: Family[Gauge] = Family("vllm:lora_adapter_loaded", help, Gauge, "gauge")

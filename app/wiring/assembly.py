@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from app.base.clock.clock import LiveClock
 from app.base.clock.streams import Streams
 from app.base.clock.timer_wheel import TimerWheel
-from app.base.metrics.exposition import Families, engine_families
 from app.base.metrics.fake import FakeFamilies
+from app.base.metrics.instruments import Families
 from app.base.metrics.recorder import Recorder
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.client import EngineClient
@@ -280,7 +280,7 @@ def families_of(components: Components) -> list[Families]:
             model.served_names[0], model.max_model_len, config, lora.max_loras, rank, clock=now
         )
         components.live.subscribe(fakes.on_settings)
-        families.append(engine_families(recorder, fakes))
+        families.append(lambda: (fakes if fakes.active else recorder).render())
     if lora.lora_residency_metrics:
 
         def rank_of_adapter(name: str) -> int:

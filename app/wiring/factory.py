@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from app.base.clock.clock import Clock
-from app.base.metrics.exposition import Exposition
+from app.base.metrics.instruments import Exposition
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Lifecycle, Operations, WeightUpdates

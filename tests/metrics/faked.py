@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from app.base.clock.clock import VirtualClock
-from app.base.metrics.exposition import Exposition, engine_families
 from app.base.metrics.fake import FakeFamilies
+from app.base.metrics.instruments import Exposition
 from app.base.metrics.recorder import Recorder
 from app.serving.middleware.http_metrics import HttpMetrics
 from config.fake_metrics import merged
@@ -29,8 +29,9 @@ class Faked:
         self.recorder = Recorder("tiny", 1024, {})
         fakes = FakeFamilies("tiny", 1024, {}, 2, clock=self.clock.now, now=self._now)
         self.live.subscribe(fakes.on_settings)
-        http, own = HttpMetrics(), engine_families(self.recorder, fakes)
-        self._exposition = Exposition([own, http.text], http.process_text, self.clock.now)
+        http = HttpMetrics()
+        families = [lambda: (fakes if fakes.active else self.recorder).render(), http.text]
+        self._exposition = Exposition(families, http.process_text, self.clock.now)
 
     def _now(self) -> float:
         return START + self.clock.now()

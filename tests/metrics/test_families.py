@@ -11,8 +11,8 @@ from flask import Flask
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.base.metrics.exposition import Exposition, Families, engine_families
 from app.base.metrics.families import FINISHED, TABLE, token_bounds
+from app.base.metrics.instruments import Exposition, Families
 from app.base.metrics.recorder import FinishedSequence, Recorder
 from app.serving.http.response import Response
 from app.serving.middleware.http_metrics import HttpMetrics
@@ -101,7 +101,7 @@ def exposed(http: HttpMetrics, *families: Families) -> str:
 def test_a_scrape_parses_and_has_every_kind_of_family() -> None:
     http = HttpMetrics()
     http.end(request("/v1/completions", "POST"), Response(b"{}"))
-    text = exposed(http, engine_families(Recorder('mo"del\\\n%s', 2048, {})))
+    text = exposed(http, Recorder('mo"del\\\n%s', 2048, {}).render)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert {
         "vllm:num_requests_running",
@@ -138,7 +138,7 @@ def test_process_families_are_read_now_and_then_and_the_others_always(clock: Clo
 
     recorder = Recorder("tiny", 2048, {})
     http = Counted()
-    exposition = Exposition([engine_families(recorder)], http.process_text, clock=clock, process_age_s=1.0)
+    exposition = Exposition([recorder.render], http.process_text, clock=clock, process_age_s=1.0)
     for count, now in enumerate((0.0, 0.05, 0.95, 1.0, 1.5), start=1):
         clock.now = now
         recorder.decoded(1, 0.02, at_s=now)

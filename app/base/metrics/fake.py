@@ -8,16 +8,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from app.base.metrics.families import TABLE, Bounds, EngineFamilies, engine_table, token_bounds
 from app.base.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
 from config import Settings
-from config.fake_metrics import Counts, FakeAdapters, FakeMetrics, Function, Level, parse
+from config.fake_metrics import Counts, FakeAdapters, FakeMetrics, Function, parse
 
-FakeValue = Level | Counts | Mapping[str, int]
-"""A gauge's level, a histogram's counts per bucket, a counter's number, or numbers per finish reason."""
 Families = tuple[Family[Instrument], ...]
 
 ADAPTERS = "vllm:lora_requests_info"
@@ -70,8 +68,7 @@ _CURVES: Mapping[str, Callable[[float], float]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """A value shown since `since_s` of the clock, under each name of its family."""
 
     value: object
@@ -83,8 +80,8 @@ class FakeFamilies:
     """Shows fake metrics while any are set; subscribe `on_settings` to the live settings.
 
     Families that are not set are absent; events in the server are not counted. Labels, bounds and names are
-    the true ones. `cache_config` is as for `Recorder` (ValueError: see `engine_table`). `clock` returns
-    monotonic seconds: a function of time starts when it is set. `now` returns Unix seconds.
+    the true ones. `cache_config` is as for `Recorder`. `clock` returns monotonic seconds: a function of time
+    starts when it is set. `now` returns Unix seconds.
     """
 
     def __init__(
@@ -120,19 +117,10 @@ class FakeFamilies:
             return
         fresh, before = self._build().by_name, self._parts
         self._fakes, self._parts = fakes, {}
-        if fakes is None:
-            return
-        values = dict(fake_values(fakes, self._max_model_len))
-        for name, value in {**values, ADAPTERS: fakes.loras}.items():
+        for name, value in () if fakes is None else fake_values(fakes, self._max_model_len):
             part = before.get(name)
             if part is None or part.value != value:
-                is_number = name in values
-                if is_number:
-                    self._fill(fresh[name], values[name])
-                    families = tuple(fresh[known] for known in (name, *ALIASES[name]))
-                else:
-                    families = self._adapters(fakes.loras)
-                part = _Part(value, families, self._clock())
+                part = _Part(value, self._families(fresh, name, value), self._clock())
             self._parts[name] = part
 
     def render(self) -> str:
@@ -147,34 +135,38 @@ class FakeFamilies:
             families.extend(part.families)
         return "".join(family.render() for family in families)
 
-    def _fill(self, family: Family[Instrument], value: FakeValue) -> None:
-        """Sets the numbers of a new family. A function's value is set at each scrape."""
+    def _families(self, fresh: Mapping[str, Family[Instrument]], name: str, value: object) -> Families:
+        """Returns the new family of `name` with the numbers of `value`, and its older names."""
+        if name == ADAPTERS and isinstance(value, tuple):
+            return (self._adapters(value),)
+        family = fresh[name]
         if isinstance(value, Mapping):
             for reason, count in value.items():
                 counter = family.labels(**self._server, finished_reason=reason)
                 assert isinstance(counter, Counter)
                 counter.inc(count)
-            return
-        ((_, instrument),) = family.children()
-        if isinstance(instrument, Histogram) and isinstance(value, tuple):
-            for seen, count in observed(value, instrument.bounds):
-                instrument.observe(seen, count)
-        elif isinstance(instrument, Counter | Gauge) and isinstance(value, int | float):
-            instrument.value = value
+        else:
+            ((_, instrument),) = family.children()
+            if isinstance(instrument, Histogram) and isinstance(value, tuple):
+                for seen, count in observed(value, instrument.bounds):
+                    instrument.observe(seen, count)
+            elif isinstance(instrument, Counter) and isinstance(value, int | float):
+                instrument.value = value
+        return tuple(fresh[known] for known in (name, *ALIASES[name]))
 
-    def _adapters(self, entries: Sequence[FakeAdapters]) -> Families:
+    def _adapters(self, entries: Sequence[FakeAdapters]) -> Family[Instrument]:
         help = "Adapters that run and wait; the value is the time of the entry."
         family: Family[Instrument] = Family(ADAPTERS, help, Gauge, "gauge", self._now)
         for entry in entries or (FakeAdapters("", "", self._now()),):
-            gauge = Gauge()
-            gauge.set(entry.timestamp)
             labels = {"running_lora_adapters": entry.running, "waiting_lora_adapters": entry.waiting}
-            family.add(gauge, {"max_lora": self._max_loras, **labels})
-        return (family,)
+            gauge = family.labels(max_lora=self._max_loras, **labels)
+            assert isinstance(gauge, Gauge)
+            gauge.set(entry.timestamp)
+        return family
 
 
-def fake_values(fakes: FakeMetrics, max_model_len: int) -> Iterator[tuple[str, FakeValue]]:
-    """Yields names and values of all numeric families that are set."""
+def fake_values(fakes: FakeMetrics, max_model_len: int) -> Iterator[tuple[str, object]]:
+    """Yields names and values of all families that are set, and of the adapters."""
     for key, name in FAMILIES.items():
         value = getattr(fakes, key)
         if value is not None and value != {} and value != ():
@@ -185,6 +177,7 @@ def fake_values(fakes: FakeMetrics, max_model_len: int) -> Iterator[tuple[str, F
             yield name, total
         elif counts:
             yield name, total_tokens(counts, token_bounds(max_model_len))
+    yield ADAPTERS, fakes.loras
 
 
 def observed(counts: Counts, bounds: Bounds) -> Iterator[tuple[float, int]]:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from typing import Literal, TypeVar
+from typing import Literal, get_args
 
 from app.base.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
 
-InstrumentT = TypeVar("InstrumentT", bound=Instrument)
 Kind = Literal["counter", "gauge", "histogram"]
 Bounds = tuple[float, ...]
 Values = tuple[str, ...]
@@ -67,28 +66,29 @@ class Spec:
     name: str
     kind: Kind
     help: str
-    bounds: Bounds | None = ()
+    bounds: Bounds | None = None
     base: Values = SERVER
     extra: Mapping[str, Values] = field(default_factory=dict)
     alias_of: str | None = None
     value: float = 0
 
 
-def _counter(name: str, help: str, base: Values = SERVER, **extra: Values) -> Spec:
-    return Spec(f"vllm:{name}", "counter", help, base=base, extra=extra)
-
-
-def _gauge(name: str, help: str, base: Values = SERVER, value: float = 0, **extra: Values) -> Spec:
-    return Spec(f"vllm:{name}", "gauge", help, base=base, extra=extra, value=value)
-
-
-def _histogram(
-    name: str, help: str, bounds: Bounds | None = None, base: Values = SERVER, **extra: Values
+def _spec(
+    kind: Kind,
+    name: str,
+    help: str,
+    bounds: Bounds | None = None,
+    base: Values = SERVER,
+    value: float = 0,
+    **extra: Values,
 ) -> Spec:
-    return Spec(f"vllm:{name}", "histogram", help, bounds, base, extra)
+    return Spec(f"vllm:{name}", kind, help, bounds, base, extra, value=value)
 
 
-def _alias(name: str, kind: Kind, modern: str, bounds: Bounds | None = ()) -> Spec:
+_counter, _gauge, _histogram = (partial(_spec, kind) for kind in get_args(Kind))
+
+
+def _alias(name: str, kind: Kind, modern: str, bounds: Bounds | None = None) -> Spec:
     return Spec(f"vllm:{name}", kind, f"Other name of vllm:{modern}.", bounds, alias_of=f"vllm:{modern}")
 
 
@@ -129,7 +129,7 @@ TABLE: tuple[Spec, ...] = (
     _histogram("request_generation_tokens", "Generated tokens per request."),
     _histogram("iteration_tokens_total", "Tokens computed per engine step.", ITERATION_TOKENS),
     _histogram("request_max_num_generation_tokens", "Generated tokens of each request's longest choice."),
-    _alias("max_num_generation_tokens", "histogram", "request_max_num_generation_tokens", None),
+    _alias("max_num_generation_tokens", "histogram", "request_max_num_generation_tokens"),
     _histogram("request_params_n", "Choices asked for per request (n).", (1, 2, 5, 10, 20)),
     _histogram("request_params_max_tokens", "Token limit in force per request (max_tokens)."),
     _histogram("time_to_first_token_seconds", "From arrival to first token.", FIRST_TOKEN),
@@ -262,14 +262,12 @@ def engine_table(
 ) -> tuple[Spec, ...]:
     """Returns the families that every engine has; `BLOCK_TIMES` and `older_names` on demand.
 
-    `cache_config` overrides labels of vllm:cache_config_info. ValueError for a label that vLLM does not have.
+    `cache_config` overrides labels of vllm:cache_config_info.
     """
-    if unknown := cache_config.keys() - CACHE_CONFIG.keys():
-        raise ValueError(f"not a label of vllm:cache_config_info: {', '.join(sorted(unknown))}")
     labels = {label: (value,) for label, value in {**CACHE_CONFIG, **cache_config}.items()}
     help = "Always 1; its labels are the settings of the KV cache."
     named = (spec for spec in TABLE if older_names or not spec.alias_of)
-    info = _gauge("cache_config_info", help, ("engine",), 1, **labels)
+    info = Spec("vllm:cache_config_info", "gauge", help, base=("engine",), extra=labels, value=1)
     return (*named, *(BLOCK_TIMES if block_times else ()), info)
 
 
@@ -293,13 +291,15 @@ class EngineFamilies:
         self.add(table)
 
     def add(self, table: Iterable[Spec]) -> None:
+        """Adds the families that are not there yet."""
         for spec in table:
+            if spec.name in self.by_name:
+                continue
             base = self._base[spec.name] = {label: self._server[label] for label in spec.base}
             create: Callable[[], Instrument] = Counter if spec.kind == "counter" else Gauge
             if spec.kind == "histogram":
                 create = partial(Histogram, self._token_bounds if spec.bounds is None else spec.bounds)
-            family = Family(spec.name, spec.help, create, spec.kind, self._now)
-            self.by_name[spec.name] = family
+            family = self.by_name[spec.name] = Family(spec.name, spec.help, create, spec.kind, self._now)
             if spec.alias_of:
                 for labels, instrument in self.by_name[spec.alias_of].children():
                     family.add(instrument, labels)
@@ -310,20 +310,19 @@ class EngineFamilies:
                     instrument.value = spec.value
 
     def counter(self, name: str, **labels: str) -> Counter:
-        """Returns the counter of `vllm:{name}` or `name`, with the server's labels and `labels`."""
-        return self._one(Counter, name, labels)
-
-    def gauge(self, name: str, **labels: str) -> Gauge:
-        return self._one(Gauge, name, labels)
+        """Returns the counter or gauge of `vllm:{name}` or `name`, with the server's labels and `labels`."""
+        instrument = self._one(name, labels)
+        assert isinstance(instrument, Counter)
+        return instrument
 
     def histogram(self, name: str, **labels: str) -> Histogram:
-        return self._one(Histogram, name, labels)
-
-    def _one(self, kind: type[InstrumentT], name: str, labels: Mapping[str, str]) -> InstrumentT:
-        family = self.by_name.get(f"vllm:{name}") or self.by_name[name]
-        instrument = family.labels(**self._base[family.name], **labels)
-        assert isinstance(instrument, kind)
+        instrument = self._one(name, labels)
+        assert isinstance(instrument, Histogram)
         return instrument
+
+    def _one(self, name: str, labels: Mapping[str, str]) -> Instrument:
+        family = self.by_name.get(f"vllm:{name}") or self.by_name[name]
+        return family.labels(**self._base[family.name], **labels)
 
     def render(self) -> str:
         return "".join(family.render() for family in self.by_name.values())

@@ -1,6 +1,6 @@
-"""Prometheus instruments, and their families as text in the exposition format 0.0.4.
+"""Prometheus instruments, their families, and the body of `GET /metrics` in the exposition format 0.0.4.
 
-Instruments are plain attributes without locks: one greenlet hub owns them. `samples()` lists an instrument's
+Instruments are plain attributes without locks: one greenlet hub owns them. `samples` are an instrument's
 sample lines (suffix of the metric name, extra labels) in the order of prometheus_client. `values()` returns
 their numbers.
 
@@ -14,10 +14,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import isinf, isnan
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, TypeAlias, TypeVar
 
-Sample = tuple[str, dict[str, str]]
-
+Samples: TypeAlias = Sequence[tuple[str, Mapping[str, str]]]
+Families: TypeAlias = Callable[[], str]
+"""Returns the present text of some families."""
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Go's format, which prometheus_client follows, uses an exponent from here on.
 _EXPONENT_FROM = 1_000_000
@@ -37,15 +39,9 @@ def number(value: float) -> str:
     return text
 
 
-class Instrument(Protocol):
-    def samples(self) -> Sequence[Sample]: ...
-
-    def values(self) -> tuple[float, ...]: ...
-
-
 class Counter:
     __slots__ = ("value",)
-    suffix: ClassVar[str] = "_total"
+    samples: ClassVar[Samples] = (("_total", {}),)
 
     def __init__(self) -> None:
         self.value: float = 0
@@ -53,17 +49,13 @@ class Counter:
     def inc(self, amount: float = 1) -> None:
         self.value += amount
 
-    def samples(self) -> Sequence[Sample]:
-        return ((self.suffix, {}),)
-
     def values(self) -> tuple[float, ...]:
         return (self.value,)
 
 
 class Gauge(Counter):
     __slots__ = ()
-    suffix: ClassVar[str] = ""
-    add = Counter.inc
+    samples: ClassVar[Samples] = (("", {}),)
 
     def set(self, value: float) -> None:
         self.value = value
@@ -73,6 +65,7 @@ class Summary:
     """Count and sum of observations, without quantiles."""
 
     __slots__ = ("count", "sum")
+    samples: ClassVar[Samples] = (("_count", {}), ("_sum", {}))
 
     def __init__(self) -> None:
         self.count = 0
@@ -82,9 +75,6 @@ class Summary:
         self.count += len(values)
         self.sum += sum(values)
 
-    def samples(self) -> Sequence[Sample]:
-        return (("_count", {}), ("_sum", {}))
-
     def values(self) -> tuple[float, ...]:
         return (self.count, self.sum)
 
@@ -92,16 +82,14 @@ class Summary:
 class Histogram:
     """Observations in buckets.
 
-    `bounds` are the buckets' inclusive upper bounds, strictly ascending; +Inf is implied. ValueError when
-    they do not ascend. `counts` holds one number per bucket, not cumulative.
+    `bounds` are the buckets' inclusive upper bounds, strictly ascending; +Inf is implied. `counts` holds one
+    number per bucket, not cumulative.
     """
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(float(bound) for bound in bounds)
-        if any(low >= high for low, high in zip(self.bounds, self.bounds[1:], strict=False)):
-            raise ValueError(f"bucket bounds must ascend: {self.bounds}")
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum: float = 0.0
 
@@ -112,26 +100,22 @@ class Histogram:
     def observe_all(self, values: Iterable[float]) -> None:
         """Observes each value; for many values six times as fast as `observe`."""
         values = list(values)
-        if values and values[0] == values[-1] and values.count(values[0]) == len(values):
-            self.counts[bisect_left(self.bounds, values[0])] += len(values)
-        else:
-            self._count_all(sorted(values))
+        ordered, below = values, 0
+        if values and not (values[0] == values[-1] and values.count(values[0]) == len(values)):
+            ordered = sorted(values)
+        while below < len(ordered):
+            place = bisect_left(self.bounds, ordered[below])
+            beyond = place == len(self.bounds)
+            up_to = len(ordered) if beyond else bisect_right(ordered, self.bounds[place], below)
+            self.counts[place] += up_to - below
+            below = up_to
         total = self.sum
         for value in values:  # in their order, for the same rounding as single observations
             total += value
         self.sum = total
 
-    def _count_all(self, ordered: Sequence[float]) -> None:
-        below = 0
-        for place, bound in enumerate(self.bounds):
-            if below == len(ordered):
-                break
-            up_to = bisect_right(ordered, bound, below)
-            self.counts[place] += up_to - below
-            below = up_to
-        self.counts[-1] += len(ordered) - below
-
-    def samples(self) -> Sequence[Sample]:
+    @property
+    def samples(self) -> Samples:
         bounds = [number(bound) for bound in (*self.bounds, float("inf"))]
         return [*(("_bucket", {"le": bound}) for bound in bounds), ("_count", {}), ("_sum", {})]
 
@@ -140,6 +124,7 @@ class Histogram:
         return (*cumulative, cumulative[-1], self.sum)
 
 
+Instrument: TypeAlias = Counter | Summary | Histogram
 InstrumentT = TypeVar("InstrumentT", bound=Instrument)
 
 
@@ -163,7 +148,7 @@ class _Child(Generic[InstrumentT]):
     def __init__(self, base: str, labels: Mapping[str, str], instrument: InstrumentT) -> None:
         self.instrument = instrument
         self.labels = dict(labels)
-        lines = (f"{base}{suffix}{label_text({**labels, **extra})}" for suffix, extra in instrument.samples())
+        lines = (f"{base}{suffix}{label_text({**labels, **extra})}" for suffix, extra in instrument.samples)
         self.template = "".join(line.replace("%", "%%") + " %s\n" for line in lines)
         self._values: tuple[float, ...] = ()
         self._text = ""
@@ -220,3 +205,31 @@ class Family(Generic[InstrumentT]):
     def render(self) -> str:
         """Returns the family's text. Like prometheus_client, prints the head lines even without a child."""
         return "".join((self._head, *(child.text() for child in self._children.values()), self._tail))
+
+
+class Exposition:
+    """Renders the text of `families` for a scrape, behind that of the Python and process families.
+
+    The process families are read at most once per `process_age_s` seconds of `clock`: they read files of
+    /proc and list all open connections, and a router may scrape every 50 ms.
+    """
+
+    def __init__(
+        self,
+        families: Sequence[Families],
+        process: Families,
+        clock: Callable[[], float] = time.monotonic,
+        process_age_s: float = 5.0,
+    ) -> None:
+        self._families, self._process = families, process
+        self._clock, self._process_age_s = clock, process_age_s
+        self._process_text = ""
+        self._process_due = float("-inf")
+
+    def render(self) -> bytes:
+        """Returns the text of all families in UTF-8, with content type `CONTENT_TYPE`."""
+        now = self._clock()
+        if now >= self._process_due:
+            self._process_text = self._process()
+            self._process_due = now + self._process_age_s
+        return "".join((self._process_text, *(families() for families in self._families))).encode()

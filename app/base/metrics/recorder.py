@@ -10,7 +10,6 @@ import time
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import cached_property
 from operator import attrgetter
 from typing import Literal
 
@@ -22,7 +21,6 @@ from app.base.metrics.families import (
     CACHE_CONFIG,
     FINISHED,
     LATE,
-    REJECTIONS,
     TRANSFERS,
     EngineFamilies,
     drafts,
@@ -74,7 +72,7 @@ class FinishedSequence(Struct, frozen=True, gc=False):
     longest: int = 0
 
 
-COLUMNS: Mapping[str, Callable[[FinishedSequence], float]] = {
+COLUMNS: Mapping[str, Callable[[FinishedSequence], float | None]] = {
     "request_prompt_tokens": attrgetter("prompt_tokens"),
     "request_generation_tokens": attrgetter("generation_tokens"),
     "request_num_preemptions": attrgetter("preemptions"),
@@ -87,22 +85,19 @@ COLUMNS: Mapping[str, Callable[[FinishedSequence], float]] = {
     "request_time_per_output_token_seconds": lambda row: (
         row.decode_s / (row.generation_tokens - 1) if row.generation_tokens > 1 else 0.0
     ),
+    "request_params_max_tokens": lambda row: row.max_tokens or None,
+    "request_params_n": lambda row: row.choices or None,
+    "request_max_num_generation_tokens": lambda row: row.longest if row.choices else None,
 }
-"""Maps histograms to what they observe of each finished sequence."""
+"""Histogram -> what it observes of each finished sequence; nothing for None."""
 
 
 class Distribution(Struct, frozen=True):
-    """A histogram: inclusive upper `bounds` in seconds, and a count per bucket; the last is above all
-    bounds.
-    """
+    """A histogram: inclusive upper `bounds` in seconds, and a count per bucket; the last is above all."""
 
     bounds: Sequence[float]
     counts: Sequence[int]
     sum: float
-
-    @classmethod
-    def of(cls, histogram: Histogram) -> Distribution:
-        return cls(histogram.bounds, tuple(histogram.counts), histogram.sum)
 
 
 class Figures(Struct, frozen=True, kw_only=True):
@@ -134,8 +129,7 @@ class Recorder:
 
     `now` returns Unix seconds for the `_created` series. `max_loras` adds a family of adapters. `transfers`
     adds the families of fetched caches before the first fetch. With `steps` the engine reports its steps
-    (`step`); without, tokens computed in the same millisecond count as one step. ValueError: see
-    `engine_table`.
+    (`step`); without, tokens computed in the same millisecond count as one step.
     """
 
     def __init__(
@@ -157,20 +151,15 @@ class Recorder:
         table = (*engine_table(cache_config, block_times, older_names), *ABORTED, *(LATE if steps else ()))
         server = {"model_name": model_name, "engine": engine}
         self._families = EngineFamilies(table, server, now, max_model_len)
-        counter, gauge, histogram = self._families.counter, self._families.gauge, self._families.histogram
-        self._block_size = int(cache_config.get("block_size", CACHE_CONFIG["block_size"]))
         if transfers:
-            _ = self._transfers
-        self._late = [counter(spec.name) for spec in LATE if steps]
+            self._families.add(TRANSFERS)
+        self._counter, self._histogram = self._families.counter, self._families.histogram
+        self._block_size = int(cache_config.get("block_size", CACHE_CONFIG["block_size"]))
         self._drafts: list[Counter] = []
         self._drafts_by_place: list[Counter] = []
-        self._aborted = counter(ABORTED[0].name)
-        self._block_times = [histogram(spec.name) for spec in BLOCK_TIMES if block_times]
-        self._rejected = {
-            reason: counter("admission_rejections_total", reason=reason) for reason in REJECTIONS
-        }
+        self._block_times = [self._histogram(spec.name) for spec in BLOCK_TIMES if block_times]
         self._tool_parses = {
-            (streaming, found): counter(
+            (streaming, found): self._counter(
                 "tool_call_parser_invocations_total",
                 mode="streaming" if streaming else "non_streaming",
                 outcome="tool_call" if found else "no_tool_call",
@@ -179,47 +168,24 @@ class Recorder:
             for streaming in (True, False)
             for found in (True, False)
         }
-        self._running = gauge("num_requests_running")
-        self._waiting = gauge("num_requests_waiting")
-        self._waiting_for_capacity = gauge("num_requests_waiting_by_reason", reason="capacity")
-        self._cache_usage = gauge("kv_cache_usage_perc")
-        gauge("engine_sleep_state", sleep_state="awake").value = 1
-        self._queries = counter("prefix_cache_queries_total")
-        self._hits = counter("prefix_cache_hits_total")
-        self._external_queries = counter("external_prefix_cache_queries_total")
-        self._external_hits = counter("external_prefix_cache_hits_total")
-        self._preemptions = counter("num_preemptions_total")
-        self._generated = counter("generation_tokens_total")
-        self._prompt = counter("prompt_tokens_total")
-        self._cached = counter("prompt_tokens_cached_total")
-        by_source, by_tier = "prompt_tokens_by_source_total", "prompt_tokens_cached_by_source_total"
-        self._computed = counter(by_source, source="local_compute")
-        self._local_hit = counter(by_source, source="local_cache_hit")
-        self._external = counter(by_source, source="external_kv_transfer")
-        self._device_hit = counter(by_tier, source="device")
-        self._peer_hit = counter(by_tier, source="p2p")
-        self._inter_token = histogram("inter_token_latency_seconds")
-        self._ttft = histogram("time_to_first_token_seconds")
-        self._e2e = histogram("e2e_request_latency_seconds")
-        self._success = {
-            reason: counter("request_success_total", finished_reason=reason) for reason in FINISHED
-        }
-        self._columns = [(histogram(name), value) for name, value in COLUMNS.items()]
-        self._max_tokens = histogram("request_params_max_tokens")
-        self._choices = histogram("request_params_n")
-        self._longest = histogram("request_max_num_generation_tokens")
-        self._iterations = histogram("iteration_tokens_total")
+        self._queries = self._counter("prefix_cache_queries_total")
+        self._hits = self._counter("prefix_cache_hits_total")
+        self._external_queries = self._counter("external_prefix_cache_queries_total")
+        self._external_hits = self._counter("external_prefix_cache_hits_total")
+        self._preemptions = self._counter("num_preemptions_total")
+        self._generated = self._counter("generation_tokens_total")
+        self._inter_token = self._histogram("inter_token_latency_seconds")
+        self._iterations = self._histogram("iteration_tokens_total")
         self._steps = None if steps else EngineSteps(self._iterations)
+        self.sleeping(None)
         # Rows since the last fold.
         self._step_tokens: list[int] = []
         self._tokens: list[TokenRow] = []
         self._prefills: list[tuple[float, int, int]] = []
         """TTFT in seconds, prompt tokens and cached tokens."""
         self._finished: list[FinishedSequence] = []
-        self._fetched = 0
-        """Prompt tokens with a fetched cache."""
-        self._loaded = 0
-        """Prompt tokens loaded from a connector's store."""
+        self._fetched = self._loaded = 0
+        """Prompt tokens with a fetched cache, and from a connector's store."""
 
     def adapter_moved(self, sequence: Hashable, adapter: str, stage: AdapterStage | None) -> None:
         """Counts a sequence with an adapter that began to wait or to run; None: that ended."""
@@ -236,9 +202,8 @@ class Recorder:
         """Adds the families of speculative decoding; drafts have up to `positions` tokens."""
         *whole, by_place = drafts(positions)
         self._families.add((*whole, by_place))
-        counter = self._families.counter
-        self._drafts = [counter(spec.name) for spec in whole]
-        self._drafts_by_place = [counter(by_place.name, position=str(n)) for n in range(positions)]
+        self._drafts = [self._counter(spec.name) for spec in whole]
+        self._drafts_by_place = [self._counter(by_place.name, position=str(n)) for n in range(positions)]
 
     def drafted(self, tokens: int, accepted: int) -> None:
         """Counts a checked draft with `tokens` tokens; the first `accepted` were right."""
@@ -249,8 +214,9 @@ class Recorder:
 
     def late(self, seconds: float) -> None:
         """Counts a request that reached the scheduler `seconds` too late."""
-        for counter, amount in zip(self._late, (1, seconds), strict=False):
-            counter.value += amount
+        self._families.add(LATE)
+        for spec, amount in zip(LATE, (1, seconds), strict=True):
+            self._counter(spec.name).value += amount
 
     def preempted(self, sequences: int = 1) -> None:
         """Counts sequences that lost their blocks and wait for new ones."""
@@ -262,35 +228,25 @@ class Recorder:
         self._hits.value += found
 
     def fetched(self, tokens: int, seconds: float) -> None:
-        """Counts `tokens` of a prompt with a cache fetched from the engine that prefilled them, and the
-        transfer time.
+        """Counts `tokens` of a prompt whose cache came from the engine that prefilled them, in `seconds`.
 
         The next `prefilled` counts the tokens as cached.
         """
+        self._families.add(TRANSFERS)
         self._fetched += tokens
         self._external_queries.value += tokens
         self._external_hits.value += tokens
         descriptors = PARTS * -(-tokens // self._block_size)
         values = (seconds, POST_S * descriptors, TOKEN_BYTES * tokens, descriptors)
-        for histogram, value in zip(self._transfers, values, strict=True):
-            histogram.observe(value)
-
-    @cached_property
-    def _transfers(self) -> list[Histogram]:
-        """Histograms of fetched caches: seconds, seconds to post, bytes, descriptors. Added at the first
-        fetch.
-        """
-        self._families.add(TRANSFERS)
-        return [self._families.histogram(spec.name) for spec in TRANSFERS[:4]]
+        for spec, value in zip(TRANSFERS, values, strict=False):
+            self._histogram(spec.name).observe(value)
 
     def looked_up_in_store(self, tokens: int, found: int, tier: str) -> None:
-        """Counts `tokens` missing in the prefix cache and looked up in a connector's store, and the `found`
-        ones.
-        """
+        """Counts `tokens` missing in the prefix cache, and those `found` in a connector's store."""
         self._external_queries.value += tokens
         self._external_hits.value += found
         if found:
-            self._families.counter("prompt_tokens_cached_by_source_total", source=tier).value += found
+            self._counter("prompt_tokens_cached_by_source_total", source=tier).value += found
 
     def loaded(self, tokens: int) -> None:
         """Counts tokens loaded from the store. The next `prefilled` counts them as cached."""
@@ -311,20 +267,17 @@ class Recorder:
         """Sets the sleep level (0, 1 or 2); None: awake."""
         states = {"awake": level in (None, 0), "weights_offloaded": level == 1, "discard_all": level == 2}
         for state, holds in states.items():
-            self._families.gauge("engine_sleep_state", sleep_state=state).value = int(holds)
+            self._counter("engine_sleep_state", sleep_state=state).value = int(holds)
 
     def slept(self, operation: Literal["sleep", "release_kv_cache_memory", "wake"], seconds: float) -> None:
-        duration = "sleep_mode_operation_duration_seconds"
-        self._families.histogram(duration, operation=operation).observe(seconds)
+        self._histogram("sleep_mode_operation_duration_seconds", operation=operation).observe(seconds)
 
     def rejected(self, reason: RejectionReason) -> None:
         """Counts a request rejected by a limit of the waiting list."""
-        self._rejected[reason].value += 1
+        self._counter("admission_rejections_total", reason=reason).value += 1
 
     def decoded(self, tokens: int, gap_s: float, at_s: float) -> None:
-        """Counts `tokens` after a sequence's first; each came `gap_s` after the one before, the last at
-        `at_s`.
-        """
+        """Counts `tokens` after a sequence's first: each `gap_s` after the one before, the last at `at_s`."""
         # Runs once per token of every stream.
         rows = self._tokens
         rows.append((tokens, gap_s, at_s))
@@ -334,10 +287,9 @@ class Recorder:
     def prefilled(
         self, ttft_s: float, prompt_tokens: int, cached_tokens: int, at_s: float, tokens: int = 1
     ) -> None:
-        """Counts a sequence's first token: at `at_s`, `ttft_s` after arrival. `prompt_tokens` include cached
-        ones.
+        """Counts a sequence's first token, at `at_s`; an empty reply has 0 `tokens`.
 
-        `tokens` is 0 for an empty reply.
+        `ttft_s` is the time since arrival. `prompt_tokens` include cached ones.
         """
         self._generated.value += tokens
         self._tokens.append((prompt_tokens - cached_tokens + tokens, None, at_s))
@@ -349,7 +301,7 @@ class Recorder:
 
     def aborted(self) -> None:
         """Counts a sequence that its client left, or that was aborted by id. vLLM's families exclude it."""
-        self._aborted.value += 1
+        self._counter(ABORTED[0].name).value += 1
 
     def sequence_finished(self, row: FinishedSequence) -> None:
         self._finished.append(row)
@@ -358,23 +310,30 @@ class Recorder:
 
     def figures(self) -> Figures:
         self.fold()
-        finished = {reason: counter.value for reason, counter in self._success.items()}
-        finished["abort"] += self._aborted.value
+        count, distribution = self._counter, self._distribution
+        finished = {
+            reason: count("request_success_total", finished_reason=reason).value for reason in FINISHED
+        }
+        finished["abort"] += count(ABORTED[0].name).value
         return Figures(
-            running=self._running.value,
-            waiting=self._waiting.value,
-            cache_usage=self._cache_usage.value,
+            running=count("num_requests_running").value,
+            waiting=count("num_requests_waiting").value,
+            cache_usage=count("kv_cache_usage_perc").value,
             preemptions=self._preemptions.value,
             generated=self._generated.value,
-            prompt=self._prompt.value,
-            cached=self._cached.value,
+            prompt=count("prompt_tokens_total").value,
+            cached=count("prompt_tokens_cached_total").value,
             queries=self._queries.value,
             hits=self._hits.value,
             finished=finished,
-            ttft=Distribution.of(self._ttft),
-            inter_token=Distribution.of(self._inter_token),
-            e2e=Distribution.of(self._e2e),
+            ttft=distribution("time_to_first_token_seconds"),
+            inter_token=distribution("inter_token_latency_seconds"),
+            e2e=distribution("e2e_request_latency_seconds"),
         )
+
+    def _distribution(self, name: str) -> Distribution:
+        histogram = self._histogram(name)
+        return Distribution(histogram.bounds, tuple(histogram.counts), histogram.sum)
 
     def render(self) -> str:
         self.fold()
@@ -385,8 +344,11 @@ class Recorder:
 
     def fold(self) -> None:
         """Counts all stored rows, and reads the load. Call it before reading any number."""
-        self._running.value, waiting, self._cache_usage.value = self.read_load()
-        self._waiting.value = self._waiting_for_capacity.value = waiting
+        running, waiting, usage = self.read_load()
+        self._counter("num_requests_running").value = running
+        self._counter("num_requests_waiting").value = waiting
+        self._counter("num_requests_waiting_by_reason", reason="capacity").value = waiting
+        self._counter("kv_cache_usage_perc").value = usage
         self._fold_steps()
         self._fold_tokens()
         self._fold_prefills()
@@ -399,13 +361,10 @@ class Recorder:
     def _fold_finished(self) -> None:
         rows, self._finished = self._finished, []
         for reason, count in Tally(row.reason for row in rows).items():
-            self._success[reason].value += count
-        for histogram, value in self._columns:
-            histogram.observe_all([value(row) for row in rows])
-        self._max_tokens.observe_all([row.max_tokens for row in rows if row.max_tokens])
-        prompts = [row for row in rows if row.choices]
-        self._choices.observe_all([row.choices for row in prompts])
-        self._longest.observe_all([row.longest for row in prompts])
+            self._counter("request_success_total", finished_reason=reason).value += count
+        for name, value in COLUMNS.items():
+            values = [found for row in rows if (found := value(row)) is not None]
+            self._histogram(name).observe_all(values)
 
     def _fold_tokens(self) -> None:
         rows, self._tokens = self._tokens, []
@@ -432,16 +391,18 @@ class Recorder:
             return
         ttfts_s, prompts, cached = zip(*rows, strict=True)
         prompt_tokens, cached_tokens = sum(prompts), sum(cached)
-        fetched, self._fetched = self._fetched, 0
-        loaded, self._loaded = self._loaded, 0
-        self._ttft.observe_all(ttfts_s)
-        self._prompt.value += prompt_tokens
-        self._cached.value += cached_tokens
-        self._computed.value += prompt_tokens - cached_tokens
-        self._external.value += fetched + loaded
-        self._peer_hit.value += fetched
-        self._local_hit.value += cached_tokens - fetched - loaded
-        self._device_hit.value += cached_tokens - fetched - loaded
+        fetched, loaded = self._fetched, self._loaded
+        self._fetched = self._loaded = 0
+        local = cached_tokens - fetched - loaded
+        self._histogram("time_to_first_token_seconds").observe_all(ttfts_s)
+        count, by_source = self._counter, "prompt_tokens_by_source_total"
+        count("prompt_tokens_total").value += prompt_tokens
+        count("prompt_tokens_cached_total").value += cached_tokens
+        count(by_source, source="local_compute").value += prompt_tokens - cached_tokens
+        count(by_source, source="external_kv_transfer").value += fetched + loaded
+        count(by_source, source="local_cache_hit").value += local
+        count("prompt_tokens_cached_by_source_total", source="p2p").value += fetched
+        count("prompt_tokens_cached_by_source_total", source="device").value += local
 
 
 class EngineSteps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.base.clock.clock import LiveClock
-from app.base.metrics.exposition import Exposition, Families
+from app.base.metrics.instruments import Exposition, Families
 from app.engine.kvcache.publisher import Publisher
 from app.kvindex.service import Listening, aliases, fed, fed_encoded, index_of
 from app.serving.api import kv_index

@@ -7,7 +7,7 @@ from typing import Protocol
 from uuid import NAMESPACE_URL, uuid5
 
 from app.base.clock.clock import Clock
-from app.base.metrics.exposition import CONTENT_TYPE, Exposition
+from app.base.metrics.instruments import CONTENT_TYPE, Exposition
 from app.base.metrics.recorder import Figures
 from app.engine.kvcache.endpoints import PublisherSettings, of_rank
 from app.engine.kvcache.memo import Bounded
