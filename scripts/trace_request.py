@@ -41,11 +41,7 @@ from app.kvindex.streams import (  # noqa: E402
     PublishedMessage,
 )
 from app.serving.flask.application import Understudy  # noqa: E402
-from app.serving.gunicorn.connections import (  # noqa: E402
-    Connections,
-    FastConnection,
-    FastPath,
-)
+from app.serving.gunicorn.connections import FastConnection, FastPath  # noqa: E402
 from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402
 from app.serving.gunicorn.logs import ServerLogger  # noqa: E402
 from app.wiring.factory import create_app  # noqa: E402
@@ -82,9 +78,7 @@ def fast(app: Understudy) -> Callable[[], None]:
     """Serves the request on the fast path of a worker."""
     log = ServerLogger(Config())
     log.access_log.setLevel(logging.CRITICAL)
-    path = FastPath(
-        app, log, FairTurns(), Connections(), 60.0, lambda *request: sys.exit("left to the general way")
-    )
+    path = FastPath(app, log, FairTurns(), {}, 60.0, lambda *request: sys.exit("left to the general way"))
     listener = gevent.socket.socketpair()
     client, server = listener
     FastConnection(path, server, ("127.0.0.1", 0), None)

@@ -16,7 +16,7 @@ from werkzeug.test import EnvironBuilder
 
 from app import create_app
 from app.serving.flask.application import Understudy
-from app.serving.gunicorn.connections import Connections, FastConnection, FastPath
+from app.serving.gunicorn.connections import FastConnection, FastPath
 from app.serving.gunicorn.fair_turns import FairTurns
 from app.serving.gunicorn.logs import ServerLogger
 from config.loader import load
@@ -139,9 +139,7 @@ class FastClient:
 
     def __init__(self, app: Understudy) -> None:
         log = SimpleNamespace(access_log_enabled=False)
-        self.path = FastPath(
-            app, cast("ServerLogger", log), FairTurns(), Connections(), 60.0, self._general, 5.0
-        )
+        self.path = FastPath(app, cast("ServerLogger", log), FairTurns(), {}, 60.0, self._general, 5.0)
         server, self.sock = gevent.socket.socketpair()
         FastConnection(self.path, server, ("127.0.0.1", 1), None)
 

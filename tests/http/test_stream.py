@@ -44,8 +44,10 @@ class Client:
         self.slices = self.left = self.finished = 0
         self.error: Exception | None = None
         self.transport = StreamTransport(
-            Connection(server), WriteBatcher(), write_timeout_s, self._finish, ends_body, head
+            Connection(server), WriteBatcher(), write_timeout_s, self._finish, ends_body
         )
+        if head:
+            self.transport.put(head)
         self.transport.start(self)
 
     def _finish(self) -> None:

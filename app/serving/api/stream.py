@@ -183,9 +183,12 @@ class EventStream(StreamingBody):
             self._bell = bell = Bell()
             transport = self._take_over(connection, bell.set)
             self.attach(transport)
-            while transport.is_open:  # until all has been written, or the client has left
-                bell.wait()
-                bell.clear()
+            try:
+                while transport.is_open and not self.gone:  # until all has been written
+                    bell.wait()
+                    bell.clear()
+            finally:
+                transport.close()
             if not self.gone and connection.ended is not None:
                 connection.ended()
             return
@@ -229,8 +232,6 @@ class EventStream(StreamingBody):
         self._note_chunk(last=True)
         if self.handle is not None:
             self.handle.abort()
-        if self.transport is not None:
-            self.transport.close()
         if self._bell is not None:
             self._bell.set()
 
@@ -239,8 +240,6 @@ class EventStream(StreamingBody):
         if self.unfinished or self._pending:
             self.gone = True
         self._note_chunk(last=True)
-        if self.transport is not None:
-            self.transport.close()
         if self._connection is not None:
             self._connection.unwatch()
         if self.handle is not None:

@@ -199,7 +199,7 @@ class Understudy(Flask):
             response = _of_ours(response)
         context: RequestContext = request_ctx.request.environ[CONTEXT]
         if context.method == "HEAD":
-            response.without_body()
+            response.body = b""  # Content-Length still counts it
         self.middleware.end(context, response)
         return response
 

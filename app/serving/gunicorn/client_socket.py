@@ -38,7 +38,7 @@ PARSED_BYTES = 8192
 PART_BYTES = 4096
 """Bytes per parsed part: one-byte chunks in a part this long take 4 ms."""
 LOOK_AGAIN_S = 0.05
-"""Seconds until accepting is tried again after the limit of open connections was reached."""
+"""Longest time until accepting is tried again after a limit was reached, in seconds."""
 SENT_BYTES = 1 << 16
 """Bytes per send; the write timeout applies to each send."""
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 class ClientServer(StreamServer):  # type: ignore[misc]
     """Hands each new connection to `accept` in the hub. While `is_full`, clients wait in the backlog."""
 
+    max_delay = LOOK_AGAIN_S
+
     def __init__(
         self, listener: Any, accept: Callable[[Any, Any], None], is_full: Callable[[], bool]
     ) -> None:
@@ -57,34 +59,19 @@ class ClientServer(StreamServer):  # type: ignore[misc]
         self._is_full = is_full
         self._silent_until_s = 0.0
 
-    def full(self) -> bool:
-        if is_full := self._is_full():
-            self._accept_later()
-        return is_full
-
     def do_read(self) -> Any:
-        """Returns the next connection; None without one, or without resources for one."""
+        """Returns the next connection; None without one. GreenletExit: gevent tries again after a delay."""
+        if self._is_full():
+            raise gevent.GreenletExit
         try:
             return super().do_read()
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            self.stop_accepting()
-            self._accept_later()
             if (now_s := time.monotonic()) >= self._silent_until_s:
                 self._silent_until_s = now_s + TELL_AGAIN_S
                 log.error("clients wait, no more connections can be accepted: %s", error.strerror)
-            return None
-
-    def _accept_later(self) -> None:
-        def accept_again() -> None:
-            timer.close()
-            if self.started:
-                self.start_accepting()
-
-        if self.started:
-            timer = self.loop.timer(LOOK_AGAIN_S)
-            timer.start(accept_again)
+            raise gevent.GreenletExit from None
 
     def do_handle(self, *args: Any) -> None:
         """Leaves closing the connection to `accept`."""
@@ -122,63 +109,56 @@ class FairSocket:
 class JoinedResponse(Response):  # type: ignore[misc]
     """Delays the head until the first bytes of a body of known length; other answers send it at once.
 
-    Code that writes a chunked body past the server may write the last chunk, too, and then calls `ended`.
+    A client that takes no bytes for `write_timeout_s` is cut off. Code that writes a chunked body past the
+    server may write the last chunk, too, and then calls `ended`.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, req: Any, sock: Any, cfg: Any, write_timeout_s: float | None = None) -> None:
+        super().__init__(req, sock, cfg)
         self.headers_sent: bool = False
-        self.write_timeout_s: float | None = None
-        """Longest time for which a client may take no bytes, in seconds; None: no limit."""
+        self._write_timeout_s = write_timeout_s
         self._head = b""
-        self._ended = False
+        self._has_ended = False
 
     def send_headers(self) -> None:
         if self.headers_sent:
             return
         self.headers_sent = True
-        lines = [*self.default_headers(), *(f"{name}: {value}\r\n" for name, value in self.headers), "\r\n"]
-        head = "".join(lines).encode("latin-1")
-        if self.response_length:
-            self._head = head
-        else:
-            self._send(head)
-
-    def default_headers(self) -> list[str]:
         major, minor = self.req.version
-        closes = self.should_close()
-        return [default_head(self.status, int(time.time()), closes, self.chunked, f"HTTP/{major}.{minor}")]
+        head = default_head(
+            self.status, int(time.time()), self.should_close(), self.chunked, f"HTTP/{major}.{minor}"
+        )
+        head += "".join(f"{name}: {value}\r\n" for name, value in self.headers)
+        self._head = f"{head}\r\n".encode("latin-1")
+        if not self.response_length:
+            self._send(b"")
 
     def _emit_body(self, data: bytes) -> None:
-        if self._head:
-            data, self._head = self._head + data, b""
-        if self.chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
-        self._send(data)
+        self._send(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
 
     def _send(self, data: bytes) -> None:
-        """Sends all of `data`, first by the native socket: gevent would query buffer sizes before sending.
+        """Sends the head, if it is due, and `data`: first by the native socket, since gevent's queries
+        buffer sizes before sending.
 
         Raises OSError when the client takes no bytes for too long.
         """
-        sent = 0
+        data, self._head, sent = self._head + data, b"", 0
         if type(self.sock) is socket:
             with suppress(BlockingIOError):
                 sent = self.sock._sock.send(data)
         for start in range(sent, len(data), SENT_BYTES):
-            with gevent.Timeout(self.write_timeout_s, OSError(errno.EPIPE, "the client takes no bytes")):
+            with gevent.Timeout(self._write_timeout_s, OSError(errno.EPIPE, "the client takes no bytes")):
                 self.sock.sendall(memoryview(data)[start : start + SENT_BYTES])
 
     def ended(self) -> None:
         """Notes that the last chunk has been written past the server."""
-        self._ended = True
+        self._has_ended = True
 
     def close(self) -> None:
-        if not self._ended:
+        if not self._has_ended:
             super().close()
         if self._head:
-            self._send(self._head)
-            self._head = b""
+            self._send(b"")
 
 
 @lru_cache(maxsize=16)

@@ -1,4 +1,4 @@
-"""All connections of one worker, from accepting to closing, and the fast path.
+"""The clients' connections of one worker, and the fast path.
 
 The fast path answers plain requests for generation from the hub, without Flask and WSGI environ: a
 `FastConnection` reads, recognises plain requests and writes their answers. Validating, building, rendering
@@ -17,7 +17,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
-import gevent
+import gevent.socket
 
 from app.base.clock.clock import Watcher
 from app.serving.api.errors import respond_to_error
@@ -26,10 +26,10 @@ from app.serving.gunicorn.client_socket import has_bare_line_feed
 from app.serving.gunicorn.fair_turns import FairTurns, Share
 from app.serving.gunicorn.heads import MOST_HEAD_BYTES, RequestHead, RequestHeads, response_head
 from app.serving.gunicorn.logs import ServerLogger, log_exchange
-from app.serving.http.connection import READ, Connection, GeventSocket
+from app.serving.http.connection import READ, Connection
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
-from app.serving.http.stream import LAST_CHUNK, SendBuffer, StreamTransport, WriteBatcher
+from app.serving.http.stream import LAST_CHUNK, StreamTransport, WriteBatcher
 
 log = logging.getLogger(__name__)
 WAYS = {"POST": "fast", "GET": "probe"}
@@ -41,11 +41,12 @@ BODY_PATIENCE_S = 0.25
 RECEIVE = 1 << 16
 MOST_ANSWERS = 8
 """Most complete answers per batch: the first has then waited half a millisecond."""
+Address = tuple[str, int]
 ServeGeneral = Callable[["FastConnection", bytes], None]
-Upgrade = Callable[["FastPath", GeventSocket, tuple[str, int], bytes], object]
+Upgrade = Callable[["FastPath", gevent.socket.socket, Address, bytes], object]
 
 
-class HubConnection(SendBuffer):
+class HubConnection(StreamTransport):
     """A client's socket that the hub reads, so that no greenlet waits for the next request.
 
     `busy`: a request is being answered. `is_new`: no request has come yet. `since_s`: start of the wait for a
@@ -54,15 +55,8 @@ class HubConnection(SendBuffer):
 
     __slots__ = ("_reader", "address", "busy", "client", "is_new", "path", "share", "since_s")
 
-    def __init__(
-        self,
-        path: FastPath,
-        client: GeventSocket,
-        address: tuple[str, int],
-        batcher: WriteBatcher,
-        share: Share,
-    ) -> None:
-        super().__init__(Connection(client), batcher, path.write_timeout_s)
+    def __init__(self, path: FastPath, client: gevent.socket.socket, address: Address, share: Share) -> None:
+        super().__init__(Connection(client), path.batcher, path.write_timeout_s)
         self.path, self.client, self.address, self.share = path, client, address, share
         path.open[self] = None
         self.busy, self.is_new, self.since_s = False, True, time.monotonic()
@@ -106,10 +100,6 @@ class HubConnection(SendBuffer):
     def leave(self) -> None:
         """Admits no further request; running answers go on."""
 
-    def close(self) -> None:
-        """Ends the connection; a running answer is discarded."""
-        raise NotImplementedError
-
 
 class GreenletConnection:
     """A connection that one greenlet serves to its end; the greenlet enforces the time limits."""
@@ -131,38 +121,11 @@ class GreenletConnection:
             self.client._sock.shutdown(socket.SHUT_RD)
 
 
-class Connections:
-    def __init__(self) -> None:
-        self.open: dict[HubConnection | GreenletConnection, None] = {}
-
-    def close_idle(self, young_s: float) -> None:
-        """Closes idle connections, and lets busy ones end with their answer.
-
-        A connection younger than `young_s` may still send its first request. A request that has arrived
-        unread, because the loop is late, is answered.
-        """
-        since_s = time.monotonic() - young_s
-        for connection in list(self.open):
-            if connection.is_new and connection.since_s > since_s:
-                continue
-            if connection.busy or connection.has_unread:
-                connection.leave()
-            else:
-                connection.close()
-
-    def is_expecting(self, young_s: float) -> bool:
-        """True while a request is unread, or may come on a connection younger than `young_s`."""
-        since_s = time.monotonic() - young_s
-        return any(
-            (one.is_new and one.since_s > since_s) or (not one.busy and one.has_unread) for one in self.open
-        )
-
-    def count_busy(self) -> int:
-        return sum(one.busy for one in self.open)
+OpenConnections = dict[HubConnection | GreenletConnection, None]
 
 
 class FastPath:
-    """The fast path of one worker.
+    """What the fast connections of one worker share.
 
     An idle connection is closed after `idle_s`. A client that takes no bytes is cut off after
     `write_timeout_s`. `serve_general` starts a greenlet for the next request of a connection; the request
@@ -174,22 +137,17 @@ class FastPath:
         app: Understudy,
         log: ServerLogger,
         turns: FairTurns,
-        connections: Connections,
+        open: OpenConnections,
         idle_s: float,
         serve_general: ServeGeneral,
         write_timeout_s: float = inf,
         read_timeout_s: float = inf,
     ) -> None:
-        self.open = connections.open
-        self.idle_s = idle_s
+        self.open, self.turns, self.log, self.serve_general = open, turns, log, serve_general
+        self.idle_s, self.write_timeout_s, self.read_timeout_s = idle_s, write_timeout_s, read_timeout_s
         self.heads = RequestHeads(app.routes)
         self.middleware = app.middleware
-        self.turns = turns
-        self.serve_general = serve_general
-        self.batcher = WriteBatcher()
-        self.answers = WriteBatcher(MOST_ANSWERS)
-        self.write_timeout_s = write_timeout_s
-        self.read_timeout_s = read_timeout_s
+        self.batcher, self.answers = WriteBatcher(), WriteBatcher(MOST_ANSWERS)
         self.rpc = app.rpc
         """gRPC methods; None if the server has none."""
         self.upgrade: Upgrade | None = None
@@ -200,15 +158,10 @@ class FastPath:
         """False when every answer has to close its connection."""
         self.new_id = app.new_request_id
         self.logs_access = log.access_log_enabled
-        self._log = log
 
     def log_access(self, context: RequestContext, response: Response) -> None:
-        body, sent = response.body, 0
-        if isinstance(body, StreamingBody):
-            sent = body.bytes_sent
-        elif isinstance(body, bytes):
-            sent = len(body)
-        log_exchange(self._log, context, response, sent, time.monotonic() - context.arrival_s)
+        if self.logs_access:
+            log_exchange(self.log, context, response, time.monotonic() - context.arrival_s)
 
 
 class FastConnection(HubConnection):
@@ -216,10 +169,10 @@ class FastConnection(HubConnection):
 
     __slots__ = ("_buffer", "_closes", "_context", "_response", "bound", "has_head")
 
-    def __init__(self, path: FastPath, client: GeventSocket, address: tuple[str, int], bound: object) -> None:
-        super().__init__(path, client, address, path.answers, Share())
+    def __init__(self, path: FastPath, client: gevent.socket.socket, address: Address, bound: object) -> None:
+        """`bound`: the local address of the connection."""
+        super().__init__(path, client, address, Share())
         self.bound = bound
-        """The local address of the connection."""
         self._buffer = b""
         self._closes = False
         self._context: RequestContext | None = None
@@ -227,6 +180,8 @@ class FastConnection(HubConnection):
         self.has_head = False
         """True while a body is incomplete."""
         self._reader.start(self._readable)
+
+    # The request.
 
     def _readable(self) -> None:
         if self.busy:  # the previous answer leaves first
@@ -268,6 +223,8 @@ class FastConnection(HubConnection):
         elif not self._answer(head, data[end:end_of_body], data[end_of_body:]):
             self.leave_to_general()
 
+    # The answer.
+
     def _answer(self, head: RequestHead, body: bytes, rest: bytes) -> bool:
         """Starts the answer; returns False, without side effects, when the request is not plain."""
         route, path = head.route, self.path
@@ -290,10 +247,8 @@ class FastConnection(HubConnection):
             label=route.path,
             way=WAYS[head.method],
         )
-        self._closes = head.closes
-        self._buffer = rest
+        self._closes, self._buffer, self._context = head.closes, rest, context
         self.busy, self.is_new, self.has_head = True, False, False
-        self._context = context
         token = current_request.set(context)
         outcome: Response | PendingResponse | None
         try:
@@ -321,10 +276,7 @@ class FastConnection(HubConnection):
 
         def gone() -> None:
             pending.abort()
-            token = current_request.set(context)
-            self._response = json_response(b"", CLIENT_GONE)
-            self.path.middleware.end(context, self._response)
-            current_request.reset(token)
+            come(json_response(b"", CLIENT_GONE))
             self.close()
 
         self._reader.stop()
@@ -340,9 +292,9 @@ class FastConnection(HubConnection):
             self.close()
             return
         self._response = response
-        body = response.body
+        body, head = response.body, response_head(response, self._closes)
         if isinstance(body, bytes):
-            head = response_head(response, self._closes)
+            self._batcher = self.path.answers
             if response.streamed:
                 self.put(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, LAST_CHUNK))
             else:
@@ -350,23 +302,11 @@ class FastConnection(HubConnection):
             return
         assert isinstance(body, StreamingBody), "routes answer plain requests in no other way"
         self._reader.stop()
-        transport = StreamTransport(
-            self.connection,
-            self.path.batcher,
-            self.path.write_timeout_s,
-            self._streamed,
-            ends_body=True,
-            head=response_head(response),
-            abandoned=self.close,
-        )
-        self.connection.watch(transport.client_gone)
-        body.attach(transport)
-        transport.flush()
-
-    def _streamed(self) -> None:
-        self.connection.unwatch()
-        self._reader.start(self._readable)
-        self.all_sent()
+        self._batcher, self._last = self.path.batcher, False
+        self._parts.append(head)
+        self.connection.watch(self.client_gone)
+        body.attach(self)
+        self.flush()
 
     def lag(self) -> None:
         """Stops reading until the client has taken the answer."""
@@ -375,6 +315,10 @@ class FastConnection(HubConnection):
 
     def all_sent(self) -> None:
         """Ends the answer, and waits for the next request."""
+        if self._source is not None:
+            if not self._last:
+                return
+            self.connection.unwatch()
         self._end_answer()
         if self._closes or not self.path.is_open:
             self.close()
@@ -383,10 +327,9 @@ class FastConnection(HubConnection):
 
     def _end_answer(self) -> None:
         response, context = self._response, self._context
-        self._response = self._context = None
+        self._response = self._context = self._source = None
         if response is not None and context is not None:
-            if self.path.logs_access:
-                self.path.log_access(context, response)
+            self.path.log_access(context, response)
             if response.callbacks or type(response.body) is not bytes:
                 response.close()
 
@@ -403,6 +346,8 @@ class FastConnection(HubConnection):
             self._reader.start(self._readable)
             self._read_on(b"")
 
+    # The general path.
+
     def leave_to_general(self) -> None:
         """Hands the buffer and the socket to a greenlet."""
         self._reader.stop()
@@ -414,6 +359,14 @@ class FastConnection(HubConnection):
         """Resumes after an answer of the general path, which read `data` beyond its request."""
         self._buffer = data
         self._await_request()
+
+    # The end.
+
+    def client_gone(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            source.leave()
+        self.close()
 
     def close(self) -> None:
         """Closes the socket; a running answer is discarded."""

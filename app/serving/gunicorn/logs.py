@@ -137,10 +137,9 @@ def logger_class(settings: LogSettings) -> type[ServerLogger]:
     return type("ServerLogger", (ServerLogger,), {"own": settings})
 
 
-def log_exchange(
-    log: Logger, context: RequestContext, response: Response, bytes_sent: int, seconds: float
-) -> None:
+def log_exchange(log: Logger, context: RequestContext, response: Response, seconds: float) -> None:
     """Writes the access line of an exchange without gunicorn's response."""
+    bytes_sent = response.bytes_sent
     if getattr(log, "writes_own_lines", False):
         atoms = {
             "h": context.client,

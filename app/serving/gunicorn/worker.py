@@ -45,10 +45,10 @@ from app.serving.gunicorn.client_socket import (
     has_much_unread,
     linger,
 )
-from app.serving.gunicorn.connections import Connections, FastConnection, FastPath, GreenletConnection
+from app.serving.gunicorn.connections import FastConnection, FastPath, GreenletConnection, OpenConnections
 from app.serving.gunicorn.fair_turns import FairTurns
 from app.serving.http.context import CONTEXT, context_of
-from app.serving.http.response import ClosingBody, StreamingBody
+from app.serving.http.response import AnswerBody
 
 TICK_S = 1.0
 """Seconds between two heartbeats for the arbiter."""
@@ -77,6 +77,8 @@ FIRST_REQUEST_S = 0.3
 """Seconds that a draining worker waits for the first request of a connection."""
 GENERAL_S = 0.001
 """Estimated processor time of a request through Flask, in seconds."""
+LONGEST_S = 1e9
+"""Stands for no limit, in seconds."""
 HANDSHAKE_S = 10.0
 """Longest TLS handshake, in seconds."""
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
@@ -93,7 +95,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self.certificate: ServerCertificate | None = None
         self.fast_path = True
         """Enables answers to plain requests without Flask."""
-        self.write_timeout_s = inf
+        self.write_timeout_s = LONGEST_S
         """Longest time for which a client may take no bytes of an answer, in seconds."""
         self.head_timeout_s = inf
         """Longest time for a request's head where connections are not kept alive, in seconds."""
@@ -101,7 +103,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._turns: FairTurns
         self._greenlets = Pool(self.worker_connections)
         self._stopping = Event()
-        self._connections = Connections()
+        self._open: OpenConnections = {}
 
     def init_process(self) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -135,16 +137,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         pause_with(self._turns.pause)
         with_middleware = hasattr(self.wsgi, "middleware")
         if self.fast_path and self.certificate is None and self.cfg.keepalive and with_middleware:
-            path = self._fast = FastPath(
-                *(self.wsgi, self.log, self._turns, self._connections, self.cfg.keepalive),
-                *(self._serve_general, self.write_timeout_s, self.head_timeout_s),
-            )
-            if path.rpc is not None:  # imported now, because a later import would delay all clients
-                from app.serving.gunicorn.http2.connection import Http2Connection
-
-                path.upgrade = Http2Connection
-            path.heads.keep_to(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
-            self.wsgi.caches.append(lambda: {"request heads": path.heads})
+            self._make_fast_path()
         servers = [self._listen(listener) for listener in self.sockets]
         # The note is checked, too: a signal is lost before a new worker has installed its handlers.
         while self.alive and not ranks.is_noted(self, ranks.ENDING):
@@ -153,17 +146,29 @@ class Worker(GeventWorker):  # type: ignore[misc]
             if self.certificate is not None:
                 with suppress(CertificateError):  # the arbiter logs this error
                     self.certificate.refresh()
-            if not self._connections.count_busy():
+            if not self._count_busy():
                 gc.collect(YOUNG)
             end_s = time.monotonic() + TICK_S
             while not self._stopping.is_set() and (now_s := time.monotonic()) < end_s:
-                for connection in list(self._connections.open):
+                for connection in list(self._open):
                     connection.look(now_s)
                 self._stopping.wait(min(SWEEP_S, end_s - now_s))
         self.alive = False
         if self._fast is not None:
             self._fast.is_open = False
         self._drain(servers)
+
+    def _make_fast_path(self) -> None:
+        path = self._fast = FastPath(
+            *(self.wsgi, self.log, self._turns, self._open, self.cfg.keepalive, self._serve_general),
+            *(self.write_timeout_s, self.head_timeout_s),
+        )
+        if path.rpc is not None:  # imported now, because a later import would delay all clients
+            from app.serving.gunicorn.http2.connection import Http2Connection
+
+            path.upgrade = Http2Connection
+        path.heads.keep_to(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
+        self.wsgi.caches.append(lambda: {"request heads": path.heads})
 
     def _listen(self, listener: Any) -> ClientServer:
         bound = listener.getsockname()  # now: a replaced worker closes the listener before its last answers
@@ -176,11 +181,11 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 self._greenlets.spawn(self.handle, bound, client, addr)
 
         listener.setblocking(1)
-        server = ClientServer(
-            listener, accept, lambda: len(self._connections.open) >= self.worker_connections
-        )
+        server = ClientServer(listener, accept, lambda: len(self._open) >= self.worker_connections)
         server.start()
         return server
+
+    # The end.
 
     def _drain(self, servers: list[ClientServer]) -> None:
         """Waits until no request runs. New requests go to the successor or, without one, are refused.
@@ -188,7 +193,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         Connections accepted before the successor's start are served; probes of an ending server get 503.
         With a successor, running requests have no deadline until the whole server ends.
         """
-        connections, deadline = self._connections, inf
+        deadline = inf
         if ranks.is_noted(self, ranks.REPLACED) and not ranks.is_noted(self, ranks.ENDING):
             for server in servers:
                 server.close()
@@ -196,23 +201,46 @@ class Worker(GeventWorker):  # type: ignore[misc]
             deadline = self._cut_at()
             if hasattr(self.wsgi, "drain"):
                 self.wsgi.drain()
-        while (
-            connections.count_busy() or connections.is_expecting(FIRST_REQUEST_S)
-        ) and time.monotonic() < deadline:
+        while (self._count_busy() or self._is_expecting()) and time.monotonic() < deadline:
             self.notify()
-            connections.close_idle(FIRST_REQUEST_S)
+            self._close_idle()
             if deadline == inf and ranks.is_noted(self, ranks.ENDING):
                 deadline = self._cut_at()
             gevent.sleep(0.05)
-        connections.close_idle(FIRST_REQUEST_S)
+        self._close_idle()
         for server in servers:
             server.close()
-        if running := connections.count_busy():
+        if running := self._count_busy():
             self.log.warning("Worker %s cuts %d requests: the graceful timeout is over", self.pid, running)
         self._greenlets.join(timeout=PARTING_S)
         self._greenlets.kill(timeout=PARTING_S)
-        for connection in list(connections.open):
+        for connection in list(self._open):
             connection.close()
+
+    def _count_busy(self) -> int:
+        return sum(connection.busy for connection in self._open)
+
+    def _is_expecting(self) -> bool:
+        """True while a request is unread, or may come on a new connection."""
+        young_s = time.monotonic() - FIRST_REQUEST_S
+        return any(
+            (one.is_new and one.since_s > young_s) or (not one.busy and one.has_unread) for one in self._open
+        )
+
+    def _close_idle(self) -> None:
+        """Closes idle connections, and lets busy ones end with their answer.
+
+        A new connection may still send its first request. A request that has arrived unread, because the loop
+        is late, is answered.
+        """
+        young_s = time.monotonic() - FIRST_REQUEST_S
+        for connection in list(self._open):
+            if connection.is_new and connection.since_s > young_s:
+                continue
+            if connection.busy or connection.has_unread:
+                connection.leave()
+            else:
+                connection.close()
 
     def _cut_at(self) -> float:
         """Returns when a graceful end that begins now cuts requests (monotonic seconds)."""
@@ -223,29 +251,26 @@ class Worker(GeventWorker):  # type: ignore[misc]
         super().handle_exit(sig, frame)
         self._stopping.set()
 
+    # Requests.
+
     def handle(self, bound: Any, client: Any, addr: Any) -> None:
         """Greenlet: serves all requests of one connection outside the fast path, or with TLS.
 
         `bound`: the local address of the connection.
         """
-        if self.certificate is not None:
-            try:
-                client = self.certificate.wrap(client)
-            except OSError:  # the client has gone already
-                client.close()
-                return
         served = GreenletConnection(client, addr, bound)
-        self._connections.open[served] = None
+        self._open[served] = None
         try:
             if self.certificate is not None:
                 with gevent.Timeout(HANDSHAKE_S, TimeoutError("it takes too long")):
+                    served.client = client = self.certificate.wrap(client)
                     client.do_handshake()
         except OSError as error:
             self.log.debug("TLS handshake with %s: %s", addr, error)
         else:
             self._serve(served, b"")
         finally:
-            del self._connections.open[served]
+            del self._open[served]
             util.close(client)
 
     def _serve_general(self, connection: FastConnection, data: bytes) -> None:
@@ -288,7 +313,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 check_head(req)
                 served.busy, served.is_new = True, False
                 try:
-                    self.handle_request(served.bound, req, client, addr, arrived_s)
+                    self._respond(served, req, time.monotonic() if arrived_s is None else arrived_s)
                 finally:
                     served.busy = isinstance(served, FastConnection)  # until its answer has left
                 self._turns.wait(share)  # a client that always has a request ready would block the loop
@@ -313,27 +338,24 @@ class Worker(GeventWorker):  # type: ignore[misc]
             linger(client)
         return None
 
-    def handle_request(
-        self, listener_name: Any, req: Any, sock: Any, addr: Any, arrived_s: float | None = None
-    ) -> None:
-        """Serves one request, arrived at `arrived_s` (default now). StopIteration: close the connection."""
-        arrived = time.monotonic() if arrived_s is None else arrived_s
+    def _respond(self, served: FastConnection | GreenletConnection, req: Any, arrived_s: float) -> None:
+        """Serves one request. StopIteration: close the connection."""
+        response, environ = wsgi.create(
+            *(req, served.client, served.address, served.bound, self.cfg, JoinedResponse),
+            response_args=(self.write_timeout_s,),
+        )
+        environ["wsgi.multithread"] = True
+        environ[CONTEXT] = context_of(environ, arrived_s, response.ended)
+        if not self.alive or not self.cfg.keepalive:
+            response.force_close()
         try:
-            response, environ = wsgi.create(
-                req, sock, addr, listener_name, self.cfg, response_class=JoinedResponse
-            )
-            response.write_timeout_s = None if self.write_timeout_s == inf else self.write_timeout_s
-            environ["wsgi.multithread"] = True
-            environ[CONTEXT] = context_of(environ, arrived, response.ended)
-            if not self.alive or not self.cfg.keepalive:
-                response.force_close()
-            self._respond(req, response, environ, arrived)
+            self._write(req, response, environ, arrived_s)
         except gevent.GreenletExit:
             raise StopIteration from None
         if not self.alive or response.should_close():
             raise StopIteration
 
-    def _respond(self, req: Any, response: JoinedResponse, environ: dict[str, Any], arrived: float) -> None:
+    def _write(self, req: Any, response: JoinedResponse, environ: dict[str, Any], arrived_s: float) -> None:
         body = self.wsgi(environ, response.start_response)
         if has_much_unread(req):
             response.force_close()
@@ -349,10 +371,10 @@ class Worker(GeventWorker):  # type: ignore[misc]
             raise StopIteration from None
         finally:
             if self.log.access_log_enabled:
-                stream = body.response.body if isinstance(body, ClosingBody) else None
-                if isinstance(stream, StreamingBody):  # its bytes may have left past the server
-                    response.sent = stream.bytes_sent
-                self.log.access(response, req, environ, timedelta(seconds=time.monotonic() - arrived))
+                if isinstance(body, AnswerBody):  # its bytes may have left past the server
+                    response.sent = body.response.bytes_sent
+                took = timedelta(seconds=time.monotonic() - arrived_s)
+                self.log.access(response, req, environ, took)
             if hasattr(body, "close"):
                 body.close()
 

@@ -9,9 +9,8 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
 
-import gevent
+import gevent.socket
 from gevent.event import Event
 
 from app.base.clock.clock import Watcher
@@ -27,16 +26,6 @@ class BrokenOffError(ConnectionResetError):
     """Raised to end an answer early on purpose; the connection has to end, too."""
 
 
-class GeventSocket(Protocol):
-    """The part of gevent's socket that is used, with the native socket inside."""
-
-    _sock: socket.socket
-
-    def sendall(self, data: bytes) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Connection:
     """One client's socket (TCP or Unix).
 
@@ -47,7 +36,7 @@ class Connection:
 
     def __init__(
         self,
-        sock: GeventSocket | socket.socket,
+        sock: gevent.socket.socket | socket.socket,
         ended: Callable[[], None] | None = None,
         plain: bool = True,
         resets: bool = False,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import msgspec
+from werkzeug.http import HTTP_STATUS_CODES
 
 from app.serving.http.errors import ApiError
 from app.serving.http.stream import StreamTransport
@@ -26,20 +26,8 @@ UNBUFFERED = "X-Accel-Buffering"
 """With "no", nginx and proxies that know this header pass each event on at once."""
 DONE = b"data: [DONE]\n\n"
 """Last event of a stream in vLLM."""
-_PHRASES = {each.value: each.phrase for each in HTTPStatus} | {
-    203: "Non Authoritative Information",
-    207: "Multi Status",
-    306: "Switch Proxy",
-    413: "Request Entity Too Large",
-    414: "Request URI Too Long",
-    416: "Requested Range Not Satisfiable",
-    422: "Unprocessable Entity",
-    449: "Retry With",
-    511: "Network Authentication Failed",
-}
-"""Reason phrases in Werkzeug's wording: Python's change with its version."""
-STATUS_LINES = {status: f"{status} {phrase.upper()}" for status, phrase in _PHRASES.items()}
-"""Code and reason phrase."""
+STATUS_LINES = {status: f"{status} {phrase.upper()}" for status, phrase in HTTP_STATUS_CODES.items()}
+"""Code and reason phrase in Werkzeug's wording: Python's changes with its version."""
 CLIENT_GONE = 499
 """Status of an answer whose client has left; only in logs and metrics."""
 
@@ -55,7 +43,6 @@ class StreamingBody:
 
     def __init__(self) -> None:
         self.bytes_sent = 0
-        """Bytes of content handed to the server or the socket; a client that left may have got fewer."""
         self.gone = False
         """True if the client left before the end."""
 
@@ -75,30 +62,6 @@ class StreamingBody:
         """Called when the server needs no more of the body."""
 
 
-class CountedBody:
-    """A body that counts the bytes of its pieces; `close` closes the pieces."""
-
-    __slots__ = ("_next", "_pieces", "bytes_sent", "gone")
-
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces = pieces
-        self._next = iter(pieces).__next__
-        self.bytes_sent = 0
-        self.gone = False
-
-    def __iter__(self) -> CountedBody:
-        return self
-
-    def __next__(self) -> bytes:
-        piece = self._next()
-        self.bytes_sent += len(piece)
-        return piece
-
-    def close(self) -> None:
-        if (close := getattr(self._pieces, "close", None)) is not None:
-            close()
-
-
 class Response:
     """Status, headers and body. A body of bytes gets a `Content-Length`, unless `streamed`.
 
@@ -107,7 +70,7 @@ class Response:
     differ in more than case.
     """
 
-    __slots__ = ("callbacks", "body", "headers", "status", "streamed")
+    __slots__ = ("body", "callbacks", "headers", "pieces_bytes", "status", "streamed")
 
     def __init__(
         self,
@@ -127,6 +90,8 @@ class Response:
         if not streamed and isinstance(body, bytes):
             self.headers["Content-Length"] = str(len(body))
         self.body = body
+        self.pieces_bytes = 0
+        """Bytes of an iterated body so far."""
         self.callbacks: list[Callable[[], None]] | None = None
         """Called by `close`. A response of bytes without callbacks need not be closed."""
 
@@ -134,8 +99,12 @@ class Response:
     def status_line(self) -> str:
         return STATUS_LINES.get(self.status) or f"{self.status} UNKNOWN"
 
-    def header_items(self) -> list[tuple[str, str]]:
-        return list(self.headers.items())
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of content handed to the server or the socket; a client that left may have got fewer."""
+        if isinstance(self.body, StreamingBody):
+            return self.body.bytes_sent
+        return len(self.body) if isinstance(self.body, bytes) else self.pieces_bytes
 
     def replace_body(self, body: bytes) -> None:
         self.body = body
@@ -156,21 +125,15 @@ class Response:
             if not isinstance(self.body, bytes) and (close := getattr(self.body, "close", None)) is not None:
                 close()
 
-    def without_body(self) -> None:
-        """Drops the body for a HEAD request; Content-Length still counts the dropped body."""
-        self.body = b""
-
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        start_response(self.status_line, self.header_items())
-        if isinstance(self.body, bytes):
-            if self.callbacks is None:
-                return [self.body]
-            return ClosingBody([self.body], self)
-        return ClosingBody(self.body, self)
+        start_response(self.status_line, list(self.headers.items()))
+        if not isinstance(self.body, bytes):
+            return AnswerBody(self.body, self)
+        return [self.body] if self.callbacks is None else AnswerBody([self.body], self)
 
 
-class ClosingBody:
-    """A WSGI body whose `close` closes the response."""
+class AnswerBody:
+    """A WSGI body that counts the bytes of its response, and whose `close` closes the response."""
 
     __slots__ = ("_next", "response")
 
@@ -178,11 +141,13 @@ class ClosingBody:
         self._next = iter(body).__next__
         self.response = response
 
-    def __iter__(self) -> ClosingBody:
+    def __iter__(self) -> AnswerBody:
         return self
 
     def __next__(self) -> bytes:
-        return self._next()
+        piece = self._next()
+        self.response.pieces_bytes += len(piece)
+        return piece
 
     def close(self) -> None:
         self.response.close()
@@ -210,8 +175,7 @@ class PendingResponse:
 
     def resolve(self, outcome: Response | Exception) -> None:
         """Passes the response, or the error in its place, to the callback."""
-        self.outcome = outcome
-        self._on_abort = None
+        self.outcome, self._on_abort = outcome, None
         callback, self._then = self._then, None
         if callback is not None:
             callback(outcome)

@@ -1,8 +1,9 @@
-"""Streams bytes to clients' sockets from the hub, without waking a greenlet.
+"""Sends bytes to clients' sockets from the hub, without waking a greenlet.
 
 Bytes of one turn of the timer wheel leave together (`WriteBatcher`). When a client does not read, its
-socket's buffer fills, and its `SendBuffer` lags until the socket has room. A lagging stream takes one slice
-at a time from its source until it has caught up. Other streams do not wait, and at most one slice is held.
+socket's buffer fills, and its `StreamTransport` lags until the socket has room. A lagging transport takes one
+slice at a time from its source until it has caught up. Other streams do not wait, and at most one slice is
+held.
 """
 
 from __future__ import annotations
@@ -56,39 +57,83 @@ class WriteBatcher:
                 log.exception("a write failed")
 
 
-class SendBuffer:
+class StreamSource(Protocol):
+    """Source of a body's pieces."""
+
+    def next_slice(self) -> tuple[bytes, bool, bool]:
+        """Returns the next bytes, whether more wait, and whether the body ends with these bytes."""
+
+    def leave(self) -> None:
+        """Called when the client has gone, or takes no more bytes."""
+
+
+class StreamTransport:
     """Bytes for one client: sent at once as far as the socket has room, the rest later.
 
-    A client that takes no bytes for `write_timeout_s` is cut off. While the buffer `lags`, bytes wait;
-    `held_bytes` counts the bytes put since it began to lag.
+    Writes a streamed body in HTTP/1.1 chunks (RFC 9112 section 7.1), with the last chunk if `ends_body`, and
+    then calls `finished`. A client that takes no bytes for `write_timeout_s` is cut off. While the transport
+    `lags`, bytes and the source's pieces wait; `held_bytes` counts the bytes put since it began to lag.
     """
 
     __slots__ = (
-        *("_batcher", "_parts", "_queued", "_send_now", "_timer", "_watcher", "_write_timeout_s"),
-        *("connection", "held_bytes", "is_open", "lags"),
+        *("_batcher", "_ends_body", "_finished", "_last", "_parts", "_queued", "_send_now", "_source"),
+        *("_timer", "_watcher", "_write_timeout_s", "connection", "held_bytes", "is_open", "lags"),
     )
 
-    def __init__(self, connection: Connection, batcher: WriteBatcher, write_timeout_s: float) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        batcher: WriteBatcher,
+        write_timeout_s: float,
+        finished: Callable[[], None] | None = None,
+        ends_body: bool = True,
+    ) -> None:
         self.connection = connection
         self._send_now = connection.send_now
         self._batcher = batcher
         self._write_timeout_s = write_timeout_s
+        self._finished = finished
+        self._ends_body = ends_body
         self._parts: list[bytes] = []
-        self._queued = False
+        self._queued = self._last = False
+        self._source: StreamSource | None = None
         self._watcher: Watcher | None = None
         self._timer: Any = None
         self.held_bytes = 0
         self.is_open = True
         self.lags = False
 
+    # For the source.
+
+    def start(self, source: StreamSource) -> None:
+        self._source = source
+
+    def write(self, data: bytes, last: bool = False) -> None:
+        """Sends a piece soon, together with all other bytes of this turn. `last` ends the body."""
+        self._last |= last
+        chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        if last and self._ends_body:
+            chunk += LAST_CHUNK
+        if chunk or last:
+            self.put(chunk)
+
     def put(self, data: bytes) -> None:
-        """Sends `data` soon, together with all other bytes of this turn."""
+        """Sends `data`, such as a chunk with its frame, soon, together with all other bytes of this turn."""
         self._parts.append(data)
         if self.lags:
             self.held_bytes += len(data)
         elif not self._queued:
             self._queued = True
             self._batcher.put(self.flush)
+
+    send_soon = put
+
+    def break_off(self) -> None:
+        """Ends the connection, on purpose."""
+        self.connection.shut()
+        self.client_gone()
+
+    # The socket.
 
     def flush(self) -> None:
         """Hub: writes to the socket as much as it takes."""
@@ -118,110 +163,29 @@ class SendBuffer:
         if sent < len(data):
             parts.append(data[sent:])
         if sent and self._timer is not None:
-            self._timer.again(self._time_out)
+            self._timer.again(self.break_off)
         return True
 
     def lag(self) -> None:
+        """Waits for room in the socket, and takes the source's next slices then."""
         self.lags, self.held_bytes = True, 0
         loop, limit_s = gevent.get_hub().loop, self._write_timeout_s
         self._watcher = loop.io(self.connection.fileno(), WRITE)
         self._watcher.start(self._writable)
         self._timer = loop.timer(limit_s, limit_s)
-        self._timer.start(self._time_out)
+        self._timer.start(self.break_off)
 
     def _writable(self) -> None:
-        """Hub: sends into a socket with room. The buffer lags until `refill` has no more."""
-        if self._parts or self.refill():
+        """Hub: sends into a socket with room. The transport lags until the source has no more."""
+        if self._parts or self._refill():
             if self._parts:
                 self._send()
         elif self.is_open:
             self.catch_up()
             self.all_sent()
 
-    def catch_up(self) -> None:
-        """Stops waiting for the socket: all bytes are sent, or the client has gone."""
-        self.lags = False
-        for watcher in (self._watcher, self._timer):
-            if watcher is not None:
-                watcher.stop()
-                watcher.close()
-        self._watcher = self._timer = None
-
-    def _time_out(self) -> None:
-        self.connection.shut()
-        self.client_gone()
-
-    def refill(self) -> bool:
-        """Puts more bytes while the buffer lags; False when there are none."""
-        return False
-
-    def all_sent(self) -> None:
-        """Called when the socket has taken all bytes."""
-
-    def client_gone(self) -> None:
-        """Called when the client has gone, or takes no more bytes."""
-        raise NotImplementedError
-
-
-class StreamSource(Protocol):
-    """Source of a body's pieces."""
-
-    def next_slice(self) -> tuple[bytes, bool, bool]:
-        """Returns the next bytes, whether more wait, and whether the body ends with these bytes."""
-
-    def leave(self) -> None:
-        """Called when the client has gone, or takes no more bytes."""
-
-
-class StreamTransport(SendBuffer):
-    """Writes one body in HTTP/1.1 chunks (RFC 9112 section 7.1); `head` leaves with the first chunk.
-
-    `finished` is called when all has been sent, `abandoned` when the client leaves earlier. With `ends_body`
-    the transport also writes the last chunk. While the transport lags, pieces wait in the source.
-    """
-
-    __slots__ = ("_abandoned", "_ends_body", "_finished", "_last", "_source")
-
-    def __init__(
-        self,
-        connection: Connection,
-        batcher: WriteBatcher,
-        write_timeout_s: float,
-        finished: Callable[[], None],
-        ends_body: bool,
-        head: bytes = b"",
-        abandoned: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__(connection, batcher, write_timeout_s)
-        self._finished = finished
-        self._ends_body = ends_body
-        self._abandoned = abandoned
-        if head:
-            self._parts.append(head)
-        self._source: StreamSource | None = None
-        self._last = False
-
-    def start(self, source: StreamSource) -> None:
-        self._source = source
-
-    def write(self, data: bytes, last: bool = False) -> None:
-        """Sends a piece soon, together with all other bytes of this turn. `last` ends the body."""
-        self._last |= last
-        chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-        if last and self._ends_body:
-            chunk += LAST_CHUNK
-        if chunk or last:
-            self.put(chunk)
-
-    send_soon = SendBuffer.put
-    """Like `write`, for a chunk with its frame."""
-
-    def break_off(self) -> None:
-        """Ends the connection, on purpose."""
-        self.connection.shut()
-        self.client_gone()
-
-    def refill(self) -> bool:
+    def _refill(self) -> bool:
+        """Puts the source's next slice; False when there is none."""
         if self._last or self._source is None:
             return False
         try:
@@ -233,20 +197,31 @@ class StreamTransport(SendBuffer):
         self.write(data, last)
         return bool(data) or more or last
 
+    def catch_up(self) -> None:
+        """Stops waiting for the socket: all bytes are sent, or the client has gone."""
+        self.lags = False
+        for watcher in (self._watcher, self._timer):
+            if watcher is not None:
+                watcher.stop()
+                watcher.close()
+        self._watcher = self._timer = None
+
+    # The end.
+
     def all_sent(self) -> None:
+        """Called when the socket has taken all bytes so far."""
         if self._last:
             self.close()
-            self._finished()
+            if self._finished is not None:
+                self._finished()
 
     def client_gone(self) -> None:
-        """Closes the transport, then calls `source.leave` and `abandoned`."""
+        """Called when the client has gone, or takes no more bytes: closes, then calls `source.leave`."""
         if self.is_open:
             source = self._source
             self.close()
             if source is not None:
                 source.leave()
-            if self._abandoned is not None:
-                self._abandoned()
 
     def close(self) -> None:
         """Stops sending, and drops the source, which refers to this object."""

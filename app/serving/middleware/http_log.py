@@ -37,7 +37,7 @@ class HttpLog(Middleware):
             "headers": mask_headers((name.title(), value) for name, value in context.headers.items()),
             "body": _text(context.body_read),
             "status": response.status,
-            "response_headers": mask_headers(response.header_items()),
+            "response_headers": mask_headers(response.headers.items()),
             "response": _text(whole) if isinstance(whole, bytes) and not response.streamed else "(stream)",
         }
         log.info("%s", json.dumps(line))

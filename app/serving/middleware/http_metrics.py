@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from app.base.metrics.instruments import Counter, Family, Histogram, Summary
 from app.base.metrics.recorder import Figures
 from app.serving.http.context import RequestContext
-from app.serving.http.response import JSON, CountedBody, Response, StreamingBody
+from app.serving.http.response import JSON, Response
 from app.serving.middleware.access import PREFLIGHT_VARY
 from app.serving.middleware.stack import Middleware
 
@@ -136,9 +136,7 @@ class HttpMetrics(Middleware):
         if isinstance(body, bytes):  # complete, and sent next
             self._note(series, context, len(body))
             return
-        if not isinstance(body, StreamingBody):
-            response.body = body = CountedBody(body)
-        response.on_close(lambda: self._note(series, context, body.bytes_sent))
+        response.on_close(lambda: self._note(series, context, response.bytes_sent))
 
     def _series(self, method: str, handler: str, status: int) -> HttpSeries:
         return HttpSeries(

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import ParamSpec
 from urllib.parse import quote
 
-import gevent
+import gevent.socket
 import msgspec
 from h2.errors import ErrorCodes
 from h2.exceptions import DenialOfServiceError, ProtocolError
@@ -25,10 +25,9 @@ from hyperframe.frame import GoAwayFrame
 
 from app.base.clock.clock import Watcher
 from app.serving.api.errors import as_api_error, forget_frames
-from app.serving.gunicorn.connections import FastPath, HubConnection
+from app.serving.gunicorn.connections import Address, FastPath, HubConnection
 from app.serving.gunicorn.fair_turns import TURN_S, Share
 from app.serving.gunicorn.http2.protocol import WINDOW, ConnectionFailed, ServerProtocol
-from app.serving.http.connection import GeventSocket
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.errors import ApiError, internal, not_implemented
 from app.serving.http.response import CLIENT_GONE, Response, StreamingBody
@@ -79,9 +78,9 @@ class CallTransport(HubConnection):
     """
 
     def __init__(
-        self, path: FastPath, client: GeventSocket, address: tuple[str, int], rpc: RpcService
+        self, path: FastPath, client: gevent.socket.socket, address: Address, rpc: RpcService
     ) -> None:
-        super().__init__(path, client, address, path.batcher, Share(TURN_S))  # long work until measured
+        super().__init__(path, client, address, Share(TURN_S))  # long work until measured
         self.most_message_bytes = rpc.most_message_bytes
         self.most_buffered_bytes = BUFFERED_MESSAGES * (rpc.most_message_bytes + WINDOW)
         self.h2 = ServerProtocol(rpc.most_message_bytes)
@@ -330,7 +329,8 @@ class RpcCall:
             self._next_slice = self._answer_next
             self.lag()
         else:
-            self.write(body if isinstance(body, bytes) else b"".join(body), last=True)
+            answer.body = b"".join(body) if not isinstance(body, bytes) else body
+            self.write(answer.body, last=True)
 
     def _answer_next(self) -> tuple[bytes, bool, bool]:
         """Answers the next message; see `StreamSource`."""
@@ -487,8 +487,7 @@ class RpcCall:
         self._connection.forget_call(self)
         response, self._response = self._response, None
         if response is not None and self._context is not None:
-            if self._connection.path.logs_access:
-                self._connection.path.log_access(self._context, response)
+            self._connection.path.log_access(self._context, response)
             response.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import gevent.socket
 from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
@@ -15,7 +16,7 @@ from h2.events import (
     WindowUpdated,
 )
 
-from app.serving.gunicorn.connections import FastPath
+from app.serving.gunicorn.connections import Address, FastPath
 from app.serving.gunicorn.http2.call import (
     FRAME_HEAD,
     MOST_FRAME_BYTES,
@@ -25,7 +26,6 @@ from app.serving.gunicorn.http2.call import (
     RpcCall,
 )
 from app.serving.gunicorn.http2.protocol import MOST_CALLS, MOST_HEADER_BYTES, ConnectionFailed, read_headers
-from app.serving.http.connection import GeventSocket
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """First bytes of a client with prior knowledge of HTTP/2 (RFC 9113, section 3.4)."""
@@ -48,7 +48,7 @@ UNSUPPORTED: Headers = [(b":status", b"415"), (b"content-type", b"text/plain")]
 class Http2Connection(CallTransport):
     """One client's HTTP/2 connection with prior knowledge, taken over from a `FastConnection`."""
 
-    def __init__(self, path: FastPath, client: GeventSocket, address: tuple[str, int], data: bytes) -> None:
+    def __init__(self, path: FastPath, client: gevent.socket.socket, address: Address, data: bytes) -> None:
         """`data`, all bytes so far, is read in this connection's turn."""
         rpc = path.rpc
         assert rpc is not None  # only a server with gRPC upgrades
