@@ -115,7 +115,7 @@ class Understudy(Flask):
         """Called at SIGTERM to end work that has no end."""
         self.caches: list[Caches] = []
         """Caches in the answer to GET /admin/memory."""
-        self._other_server = OtherServer(self)
+        self._other_server = OtherServer(self, self.begin, self.end)
         self._has_begun = False
 
     # Routes.

@@ -25,7 +25,7 @@ from contextvars import Context, copy_context
 from importlib import import_module
 from queue import SimpleQueue
 from threading import Lock, Thread, main_thread
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import gevent
 from gevent import monkey
@@ -34,184 +34,16 @@ from werkzeug.wsgi import get_input_stream
 
 from app.base.clock.pause import SWITCH_S, share_loop
 from app.serving.http.connection import BrokenOffError, Connection, reset_when_closed
-from app.serving.http.context import CONTEXT, Readable, RequestContext, context_of, ends_with_connection
+from app.serving.http.context import CONTEXT, context_of, ends_with_connection
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
-
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 P = ParamSpec("P")
 T = TypeVar("T")
+RunInLoop = Callable[..., object]
+"""Any thread: schedules a call of a function, with its arguments, in the loop."""
 A_DAY_S = 86_400.0
-
-
-class Loop(Protocol):
-    """The part of gevent's loop that is used."""
-
-    def run_callback_threadsafe(self, function: Callable[..., object], /, *args: object) -> object:
-        """Any thread: schedules a call of `function` in the loop."""
-
-
-class Application(Protocol):
-    """A WSGI application that belongs to one loop."""
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse, /) -> Iterable[bytes]:
-        """Serves a request; the environ has its `RequestContext`."""
-
-    def begin(self) -> None:
-        """Called before the first request."""
-
-    def end(self) -> None:
-        """Called after the last request."""
-
-
-class LoopThread:
-    """Serves `app` to any number of threads.
-
-    The loop and `app` start with the first request, after every fork, and end with the process.
-    """
-
-    def __init__(self, app: Application) -> None:
-        self._app = app
-        self._starting = Lock()
-        self._loop: Loop | None = None
-
-    def serve(
-        self,
-        environ: WSGIEnvironment,
-        start_response: StartResponse,
-        context: RequestContext,
-        sock: socket.socket | None,
-    ) -> Iterable[bytes]:
-        """Thread: serves one request from the client at `sock`. The caller closes the body (WSGI)."""
-        with self._starting:
-            request = ThreadRequest(self._loop or self._started())
-        context.source = environ["wsgi.input"] = RequestBody(environ["wsgi.input"], request, sock)
-        variables = copy_context()
-        head: list[Any] = []
-
-        def begin(*given: Any) -> Any:
-            head.extend(given)
-
-        body = request.call(variables.run, self._app, environ, begin)
-        start_response(*head)
-        return body if isinstance(body, list) else AnswerPieces(body, request, variables)
-
-    def _started(self) -> Loop:
-        sys.setswitchinterval(SWITCH_S)
-        made: SimpleQueue[Loop] = SimpleQueue()
-        Thread(target=_run, args=(made,), name="event loop", daemon=True).start()
-        self._loop = loop = made.get()
-
-        def end_with_process() -> None:
-            # The interpreter waits for this thread. In `atexit`, no threads could be started (3.12).
-            main_thread().join()
-            ThreadRequest(loop).call(self._app.end)
-
-        Thread(target=end_with_process, name="end of event loop").start()
-        ThreadRequest(loop).call(self._app.begin)
-        return loop
-
-
-def _run(made: SimpleQueue[Loop]) -> None:
-    """Native thread: runs the loop; the endless sleep keeps it running."""
-    share_loop()
-    made.put(gevent.get_hub().loop)
-    while True:
-        gevent.sleep(A_DAY_S)
-
-
-class ThreadRequest:
-    """A server's thread with one request: calls into the loop, and calls from the loop into the thread."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        """Calls for the waiting thread; None ends its wait."""
-
-    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Thread: runs `function` in a greenlet of the loop; returns or raises its outcome."""
-        outcome: Future[T] = Future()
-
-        def attempt() -> None:
-            try:
-                outcome.set_result(function(*args, **kwargs))
-            except BaseException as error:
-                outcome.set_exception(error)
-            finally:
-                self._errands.put(None)
-
-        self._loop.run_callback_threadsafe(gevent.spawn, attempt)
-        while (errand := self._errands.get()) is not None:
-            errand()
-        return outcome.result()
-
-    def send(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Greenlet: runs `function` in the waiting thread; returns or raises its outcome."""
-        done = AsyncResult()
-        tell = self._loop.run_callback_threadsafe
-
-        def errand() -> None:
-            try:
-                tell(done.set, function(*args, **kwargs))
-            except BaseException as error:
-                tell(done.set_exception, error)
-
-        self._errands.put(errand)
-        result: T = done.get()
-        return result
-
-
-class RequestBody:
-    """A request's body; the request's thread reads it from `source`."""
-
-    def __init__(self, source: Readable, request: ThreadRequest, sock: socket.socket | None) -> None:
-        self._source = source
-        self._request = request
-        self._sock = sock
-        self.reader = getattr(source, "reader", None)
-        """gunicorn's reader, whose buffer shows the bytes read already."""
-
-    def read(self, size: int) -> bytes:
-        """Greenlet: see `Readable`."""
-        try:
-            return self._request.send(self._source.read, size)
-        except gevent.Timeout:
-            # The answer needs the thread, which might read for ever.
-            if self._sock is not None:
-                with suppress(OSError):
-                    # TLS's own shutdown would drop the encryption and send the answer in clear text.
-                    # With this one, the answer over TLS is lost.
-                    socket.socket.shutdown(self._sock, socket.SHUT_RD)
-            raise
-
-
-class AnswerPieces:
-    """An answer's body; the request's thread takes one piece after another.
-
-    `variables`: the request's context variables. No object in them refers back, to avoid cyclic garbage.
-    """
-
-    def __init__(self, body: Iterable[bytes], request: ThreadRequest, variables: Context) -> None:
-        self._body = body
-        self._pieces = iter(body)
-        self._request = request
-        self._run = variables.run
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        piece = self._request.call(self._run, lambda: next(self._pieces, None))
-        if piece is None:
-            raise StopIteration
-        return piece
-
-    def close(self) -> None:
-        if (close := getattr(self._body, "close", None)) is not None:
-            self._request.call(self._run, close)
-
-
 GUNICORN, UWSGI, WAITRESS, MOD_WSGI, WERKZEUG = (
     "gunicorn.socket",
     "uwsgi.version",
@@ -228,11 +60,14 @@ log = logging.getLogger(__name__)
 
 
 class OtherServer:
-    """Serves `app` under a server without hooks for this application."""
+    """Serves `app`, which belongs to one loop, under a server without hooks for this application.
 
-    def __init__(self, app: Application) -> None:
-        self._app = app
-        self._loop_thread = LoopThread(app)
+    `begin` is called before the first request, `end` after the last one.
+    """
+
+    def __init__(self, app: WSGIApplication, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._app, self._begin = app, begin
+        self._loop_thread = LoopThread(app, begin, end)
         self._has_warned = False
 
     def serve(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -249,12 +84,12 @@ class OtherServer:
             self._has_warned = True  # gunicorn's workers have been counted at its start
             log.warning(SEVERAL)
         if environ.get("wsgi.multithread") and not monkey.is_module_patched("threading"):
-            body = self._loop_thread.serve(environ, start_response, context, sock)
+            body = self._loop_thread.serve(environ, start_response, sock)
         else:
-            self._app.begin()
+            self._begin()
             body = self._app(environ, start_response)
-        is_known = UWSGI in environ or WAITRESS in environ or MOD_WSGI in environ
-        return BreakableBody(body, environ, sock) if is_known else body
+        end = end_of_answer(environ)
+        return body if end is None else BreakableBody(body, end, sock if UWSGI in environ else None)
 
 
 def client_socket(environ: WSGIEnvironment) -> socket.socket | None:
@@ -274,22 +109,25 @@ class ShownConnection(Connection):
         """Does nothing: `BreakableBody` ends the answer, and waitress sends its held bytes first."""
 
 
-class BreakableBody:
-    """An answer's body that signals a break to the server.
+def end_of_answer(environ: WSGIEnvironment) -> BaseException | None:
+    """Returns what ends an answer under this server without a traceback; None for an unknown server."""
+    if UWSGI in environ:
+        return StopIteration()
+    if WAITRESS in environ:
+        disconnected: BaseException = import_module("waitress.channel").ClientDisconnected()
+        return disconnected
+    return SystemExit("broken off on purpose") if MOD_WSGI in environ else None
 
-    The server's thread or greenlet iterates and closes this body.
+
+class BreakableBody:
+    """An answer's body that signals a break to the server, whose thread or greenlet iterates and closes it.
+
+    A break raises `end`, and resets the connection `resets`, which is closed with the body.
     """
 
-    def __init__(self, body: Iterable[bytes], environ: WSGIEnvironment, sock: socket.socket | None) -> None:
-        self._body = body
-        self._pieces = iter(body)
-        self._sock = sock if UWSGI in environ else None
-        self._end: BaseException = SystemExit("broken off on purpose")
-        """Ends an answer under this server without a traceback."""
-        if UWSGI in environ:
-            self._end = StopIteration()
-        elif WAITRESS in environ:
-            self._end = import_module("waitress.channel").ClientDisconnected()
+    def __init__(self, body: Iterable[bytes], end: BaseException, resets: socket.socket | None) -> None:
+        self._body, self._pieces = body, iter(body)
+        self._end, self._sock = end, resets
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -313,3 +151,137 @@ class BreakableBody:
         finally:
             if self._sock is not None:
                 self._sock.close()
+
+
+class LoopThread:
+    """Serves `app` to any number of threads.
+
+    The loop and `app` start with the first request, after every fork, and end with the process.
+    """
+
+    def __init__(self, app: WSGIApplication, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._app, self._begin, self._end = app, begin, end
+        self._starting = Lock()
+        self._run: RunInLoop | None = None
+
+    def serve(
+        self, environ: WSGIEnvironment, start_response: StartResponse, sock: socket.socket | None
+    ) -> Iterable[bytes]:
+        """Thread: serves one request from the client at `sock`. The caller closes the body (WSGI)."""
+        with self._starting:
+            request = ThreadRequest(self._run or self._started(), environ["wsgi.input"], sock)
+        environ[CONTEXT].source = environ["wsgi.input"] = request
+        variables = copy_context()
+        head: list[Any] = []
+
+        def begin(*given: Any) -> Any:
+            head.extend(given)
+
+        answer = request.call(variables.run, self._app, environ, begin)
+        start_response(*head)
+        return answer if isinstance(answer, list) else AnswerPieces(answer, request, variables)
+
+    def _started(self) -> RunInLoop:
+        sys.setswitchinterval(SWITCH_S)
+        made: SimpleQueue[RunInLoop] = SimpleQueue()
+
+        def run() -> None:
+            """Native thread: runs the loop; the endless sleep keeps it running."""
+            share_loop()
+            made.put(gevent.get_hub().loop.run_callback_threadsafe)
+            while True:
+                gevent.sleep(A_DAY_S)
+
+        Thread(target=run, name="event loop", daemon=True).start()
+        self._run = in_loop = made.get()
+
+        def end_with_process() -> None:
+            # The interpreter waits for this thread. In `atexit`, no threads could be started (3.12).
+            main_thread().join()
+            ThreadRequest(in_loop).call(self._end)
+
+        Thread(target=end_with_process, name="end of event loop").start()
+        ThreadRequest(in_loop).call(self._begin)
+        return in_loop
+
+
+class ThreadRequest:
+    """A server's thread with one request: calls into the loop, and calls from the loop into the thread.
+
+    It is also the request's body, which its thread reads from `source`, and the client's socket `sock`.
+    """
+
+    def __init__(self, in_loop: RunInLoop, source: Any = None, sock: socket.socket | None = None) -> None:
+        self._in_loop, self._source, self._sock = in_loop, source, sock
+        self.reader = getattr(source, "reader", None)
+        """gunicorn's reader, whose buffer shows the bytes read already."""
+        self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        """Calls for the waiting thread; None ends its wait."""
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Thread: runs `function` in a greenlet of the loop; returns or raises its outcome."""
+        outcome: Future[T] = Future()
+
+        def attempt() -> None:
+            try:
+                outcome.set_result(function(*args, **kwargs))
+            except BaseException as error:
+                outcome.set_exception(error)
+            finally:
+                self._errands.put(None)
+
+        self._in_loop(gevent.spawn, attempt)
+        while (errand := self._errands.get()) is not None:
+            errand()
+        return outcome.result()
+
+    def send(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Greenlet: runs `function` in the waiting thread; returns or raises its outcome."""
+        done = AsyncResult()
+
+        def errand() -> None:
+            try:
+                self._in_loop(done.set, function(*args, **kwargs))
+            except BaseException as error:
+                self._in_loop(done.set_exception, error)
+
+        self._errands.put(errand)
+        result: T = done.get()
+        return result
+
+    def read(self, size: int) -> bytes:
+        """Greenlet: see `Readable`."""
+        try:
+            return self.send(self._source.read, size)
+        except gevent.Timeout:
+            # The answer needs the thread, which might read for ever.
+            if self._sock is not None:
+                with suppress(OSError):
+                    # TLS's own shutdown would drop the encryption and send the answer in clear text.
+                    # With this one, the answer over TLS is lost.
+                    socket.socket.shutdown(self._sock, socket.SHUT_RD)
+            raise
+
+
+class AnswerPieces:
+    """An answer's body; the request's thread takes one piece after another.
+
+    `variables`: the request's context variables. No object in them refers back, to avoid cyclic garbage.
+    """
+
+    def __init__(self, body: Iterable[bytes], request: ThreadRequest, variables: Context) -> None:
+        self._body, self._pieces = body, iter(body)
+        self._call, self._run = request.call, variables.run
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        piece = self._call(self._run, lambda: next(self._pieces, None))
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def close(self) -> None:
+        if (close := getattr(self._body, "close", None)) is not None:
+            self._call(self._run, close)
