@@ -252,7 +252,8 @@ class ThreadRequest:
     def read(self, size: int) -> bytes:
         """Greenlet: see `Readable`."""
         try:
-            return self.send(self._source.read, size)
+            data: bytes = self.send(self._source.read, size)
+            return data
         except gevent.Timeout:
             # The answer needs the thread, which might read for ever.
             if self._sock is not None:
