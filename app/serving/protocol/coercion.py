@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 import re
-import types
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache
-from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import cache, partial
+from types import FunctionType, NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
-from msgspec import NODEFAULT, Meta, Struct, UnsetType
+from msgspec import NODEFAULT, Struct, UnsetType
 
 T = TypeVar("T", bound=Struct)
+K = TypeVar("K", str, int)
 Convert = Callable[[object], object]
 
 JsonObject = dict[str, object]
@@ -50,12 +50,6 @@ class Misfit(Exception):
         super().__init__(expected)
         self.expected = expected
         self.path = path
-
-    def after(self, other: Misfit | None) -> Misfit:
-        """Merges this misfit into an earlier one: at the same path, both expected types are named."""
-        if other is None or self.path != other.path:
-            return other or self
-        return Misfit(f"{other.expected}, or {self.expected}", *other.path)
 
     def under(self, step: str | int) -> Misfit:
         """Returns the misfit with `step` before its path."""
@@ -112,8 +106,6 @@ def _number(value: object) -> float:
 
 
 def _boolean(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
     if isinstance(value, int | float) and value in (0, 1):
         return bool(value)
     if isinstance(value, str) and (known := _BOOLEANS.get(value.lower())) is not None:
@@ -123,7 +115,7 @@ def _boolean(value: object) -> bool:
 
 def non_negative(value: object) -> object:
     """Converts token ids; the path of a negative one is the whole list."""
-    ids = _converter(list[int] | None)(value)
+    ids = convert_value(list[int] | None, value)
     if isinstance(ids, list) and ids and min(ids) < 0:
         raise Misfit("no negative numbers")
     return ids
@@ -145,195 +137,144 @@ _SCALARS: Mapping[object, Convert] = {
 
 @cache
 def _converter(annotation: object) -> Convert:
-    origin = get_origin(annotation)
+    origin, args = get_origin(annotation), get_args(annotation)
     if annotation in _SCALARS:
         return _SCALARS[annotation]
     if origin is Annotated:
-        return _bounded(*get_args(annotation))
+        return partial(_bounded, annotation, _converter(args[0]))
     if origin is Literal:
-        return _literal(get_args(annotation))
+        return partial(_strictly, annotation)
     if origin is list:
-        return _list(get_args(annotation)[0])
+        is_scalar = args[0] in _SCALARS or get_origin(args[0]) is Annotated
+        return partial(_list, annotation if is_scalar else None, _converter(args[0]))
     if origin is dict:
-        return _mapping(_converter(get_args(annotation)[1]))
-    if origin in (Union, types.UnionType):
-        return _union(get_args(annotation))
+        return partial(_mapping, _converter(args[1]))
+    if origin in (Union, UnionType):
+        return _union_of(args)
     if isinstance(annotation, type) and issubclass(annotation, Struct):
-        return _struct(annotation)
+        return _struct_of(annotation)
     raise TypeError(f"no lax conversion for {annotation!r}")
 
 
-def _bounded(inner: object, *constraints: object) -> Convert:
-    convert_inner = _converter(inner)
-    metas = [constraint for constraint in constraints if isinstance(constraint, Meta)]
-
-    def bounded(value: object) -> object:
-        result = convert_inner(value)
-        for meta in metas:
-            _check_bounds(result, meta)
-        return result
-
-    return bounded
+def _strictly(annotation: object, value: object) -> object:
+    try:
+        return msgspec.convert(value, annotation)
+    except msgspec.ValidationError as error:
+        raise Misfit(str(error)) from None
 
 
-def _check_bounds(value: object, meta: Meta) -> None:
-    if isinstance(value, int | float):
-        if meta.ge is not None and value < meta.ge:
-            raise Misfit(f"at least {meta.ge}")
-        if meta.le is not None and value > meta.le:
-            raise Misfit(f"at most {meta.le}")
-    elif isinstance(value, str | list):
-        if meta.min_length is not None and len(value) < meta.min_length:
-            raise Misfit(f"a length of at least {meta.min_length}")
-        if meta.max_length is not None and len(value) > meta.max_length:
-            raise Misfit(f"a length of at most {meta.max_length}")
+def _bounded(annotation: object, convert_inner: Convert, value: object) -> object:
+    return _strictly(annotation, convert_inner(value))
 
 
-def _literal(words: tuple[object, ...]) -> Convert:
-    def literal(value: object) -> object:
-        if isinstance(value, str) and value in words:
-            return value
-        raise Misfit("one of " + ", ".join(repr(word) for word in words))
-
-    return literal
-
-
-def _list(annotation: object) -> Convert:
-    item = _converter(annotation)
-    scalar, *metas = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-
-    def fits(value: list[object]) -> bool:
-        """True if no element needs conversion; much faster than converting one by one."""
-        if set(map(type, value)) != {scalar} or metas and scalar is not int:
-            return False
+def _list(scalars: object, item: Convert, value: object) -> object:
+    """`scalars` is the annotation of a list of scalars, which is mostly right in one go."""
+    if not isinstance(value, list):
+        raise Misfit("a list")
+    if scalars is not None:
         try:
-            for extreme in (min(cast(list[int], value)), max(cast(list[int], value))) if metas else ():
-                for meta in metas:
-                    _check_bounds(extreme, meta)
-        except Misfit:
-            return False
-        return True
+            return msgspec.convert(value, scalars)
+        except msgspec.ValidationError:
+            pass
+    return [element for _, element in _items(item, enumerate(value))]
 
-    def convert_list(value: object) -> list[object]:
-        if not isinstance(value, list):
-            raise Misfit("a list")
-        if fits(value):
-            return value
-        result: list[object] = []
+
+def _mapping(item: Convert, value: object) -> JsonObject:
+    if not isinstance(value, dict):
+        raise Misfit("an object")
+    return dict(_items(item, value.items()))
+
+
+def _items(item: Convert, pairs: Iterable[tuple[K, object]]) -> Iterator[tuple[K, object]]:
+    for step, element in pairs:
         try:
-            for element in value:
-                result.append(item(element))
+            yield step, item(element)
         except Misfit as misfit:
-            raise misfit.under(len(result)) from None
-        return result
-
-    return convert_list
+            raise misfit.under(step) from None
 
 
-def _mapping(item: Convert) -> Convert:
-    def convert_mapping(value: object) -> JsonObject:
-        if not isinstance(value, dict):
-            raise Misfit("an object")
-        result: JsonObject = {}
-        for key, element in value.items():
-            try:
-                result[key] = item(element)
-            except Misfit as misfit:
-                raise misfit.under(key) from None
-        return result
-
-    return convert_mapping
-
-
-def _union(members: tuple[object, ...]) -> Convert:
-    """Converts to the value's own type if a member, else to the first member that fits.
-
-    Without a fit, the first member's misfit is raised, merged with others at the same path.
-    """
+def _union_of(members: tuple[object, ...]) -> Convert:
     nullable = NoneType in members
     branches = [member for member in members if member not in (NoneType, UnsetType)]
     structs = [each for each in branches if isinstance(each, type) and issubclass(each, Struct)]
     if len(structs) == len(branches) and all(kind.__struct_config__.tag for kind in structs):
-        return _tagged(structs, nullable)
-    exact: Mapping[object, Convert] = {
+        by_tag: dict[object, Convert] = {kind.__struct_config__.tag: _converter(kind) for kind in structs}
+        return partial(_tagged, nullable, structs[0].__struct_config__.tag_field or "type", by_tag)
+    exact: dict[object, Convert] = {
         branch: _converter(branch) for branch in branches if branch in (str, int, float)
     }
-    converters = [_converter(branch) for branch in branches]
+    return partial(_union, nullable, exact, [_converter(branch) for branch in branches])
 
-    def union(value: object) -> object:
-        if value is None and nullable:
-            return None
-        if (same := exact.get(type(value))) is not None:
-            return same(value)
-        first: Misfit | None = None
-        for converter in converters:
-            try:
-                return converter(value)
-            except Misfit as misfit:
-                first = misfit.after(first)
-        assert first is not None
+
+def _union(
+    nullable: bool, exact: Mapping[object, Convert], converters: Iterable[Convert], value: object
+) -> object:
+    """Converts to the value's own type if a member, else to the first member that fits.
+
+    Without a fit, the first member's misfit is raised, merged with others at the same path.
+    """
+    if value is None and nullable:
+        return None
+    if (same := exact.get(type(value))) is not None:
+        return same(value)
+    misfits: list[tuple[str, tuple[str | int, ...]]] = []  # no errors, which would refer to this frame
+    for converter in converters:
         try:
-            raise first
-        finally:
-            del first  # avoids a reference cycle of frame and error
-
-    return union
-
-
-def _tagged(kinds: Sequence[type[Struct]], nullable: bool) -> Convert:
-    """Converts to the struct with the value's tag; the path of a misfit includes the tag."""
-    field = kinds[0].__struct_config__.tag_field
-    by_tag = {kind.__struct_config__.tag: _struct(kind) for kind in kinds}
-
-    def tagged(value: object) -> object:
-        if value is None and nullable:
-            return None
-        tag = value.get(field) if isinstance(value, dict) else None
-        if not isinstance(tag, str) or tag not in by_tag:
-            raise Misfit(f"{field} to be one of {', '.join(map(str, by_tag))}")
-        try:
-            return by_tag[tag](value)
+            return converter(value)
         except Misfit as misfit:
-            raise misfit.under(tag) from None
+            misfits.append((misfit.expected, misfit.path))
+    path = misfits[0][1]
+    raise Misfit(", or ".join([expected for expected, where in misfits if where == path]), *path)
 
-    return tagged
+
+def _tagged(nullable: bool, field: str, by_tag: Mapping[object, Convert], value: object) -> object:
+    """Converts to the struct with the value's tag; the path of a misfit includes the tag."""
+    if value is None and nullable:
+        return None
+    tag = value.get(field) if isinstance(value, dict) else None
+    if not isinstance(tag, str) or tag not in by_tag:
+        raise Misfit(f"{field} to be one of {', '.join(map(str, by_tag))}")
+    try:
+        return by_tag[tag](value)
+    except Misfit as misfit:
+        raise misfit.under(tag) from None
 
 
-def _struct(kind: type[Struct]) -> Convert:
+Field = tuple[str, str, bool, Convert]
+"""Name, key, whether it is required, and its conversion."""
+
+
+def _struct_of(kind: type[Struct]) -> Convert:
     wider: dict[str, Hashable] = getattr(kind, "lax", {})
-    fields: list[tuple[str, str, bool, Convert]] = []
     places = {name: place for place, name in enumerate(getattr(kind, "order", "").split())}
+    fields: list[Field] = []
     for field in sorted(msgspec.structs.fields(kind), key=lambda field: places.get(field.name, -1)):
         required = field.default is NODEFAULT and field.default_factory is NODEFAULT
         annotation = wider.get(field.name, field.type)
-        converter = annotation if isinstance(annotation, types.FunctionType) else _converter(annotation)
+        converter = annotation if isinstance(annotation, FunctionType) else _converter(annotation)
         fields.append((field.name, field.encode_name, required, converter))
+    return partial(_struct, kind, fields)
 
-    forbids, known = kind.__struct_config__.forbid_unknown_fields, {key for _, key, *_ in fields}
 
-    def convert_struct(value: object) -> Struct:
-        if isinstance(value, kind):
-            return value
-        if not isinstance(value, dict):
-            raise Misfit("an object")
-        arguments: JsonObject = {}
-        first: Misfit | None = None
-        for name, key, required, converter in fields:
-            if key not in value:
-                if required:
-                    first = first or Misfit("a value, it is missing", key)
-                continue
-            try:
-                arguments[name] = converter(value[key])
-            except Misfit as misfit:
-                first = first or misfit.under(key)
-        if forbids and (unknown := value.keys() - known):
-            first = first or Misfit("no such field", min(unknown))
+def _struct(kind: type[Struct], fields: Iterable[Field], value: object) -> Struct:
+    """Converts all fields, for a struct's own errors come before a misfit; the first misfit is raised."""
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, dict):
+        raise Misfit("an object")
+    arguments: JsonObject = {}
+    misfits: list[tuple[str, tuple[str | int, ...]]] = []
+    for name, key, required, converter in fields:
         try:
-            if first is not None:
-                raise first
-        finally:
-            del first  # avoids a reference cycle, as above
-        return kind(**arguments)
-
-    return convert_struct
+            if key in value:
+                arguments[name] = converter(value[key])
+            elif required:
+                raise Misfit("a value, it is missing")
+        except Misfit as misfit:
+            misfits.append((misfit.expected, (key, *misfit.path)))
+    if kind.__struct_config__.forbid_unknown_fields:
+        unknown = value.keys() - {key for _, key, *_ in fields}
+        misfits += [("no such field", (key,)) for key in sorted(unknown)]
+    for expected, path in misfits:
+        raise Misfit(expected, *path)
+    return kind(**arguments)
