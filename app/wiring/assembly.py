@@ -20,13 +20,12 @@ from app.engine.forms.schema import Schemas
 from app.engine.kvcache.block_pool import Residency
 from app.engine.kvcache.cache import store_of
 from app.engine.kvcache.endpoints import PublisherSettings, of_rank
-from app.engine.kvcache.hashing import PART_BLOCKS, BlockHasher
+from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.memo import Bounded
 from app.engine.lora import AdapterMemory, LoraResidency, LoRASlots, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import NullModel, SimulatedModel
 from app.serving.api.admin.reports import Caches
-from app.serving.api.builder import RequestBuilder
 from app.serving.api.identity import Identity, pod_headers
 from app.serving.api.models import ServedModels
 from app.serving.api.pipeline import ChatRules, RequestPipeline
@@ -196,11 +195,8 @@ def build_pipeline(
         scripts = ScriptResolver(book, components.tokenizer, faults)
     settings, model, api = components.settings, components.settings.model, components.settings.api
     server, tokenizer = components.server, components.tokenizer
-    builder = RequestBuilder(
-        settings, components.adapters, components.schemas, components.streams("images"), real
-    )
-    components.live.subscribe(builder.on_settings)
     return RequestPipeline(
+        live=components.live,
         body=BodyLimits.of(server),
         models=ServedModels(model.served_names, model.model, model.max_model_len, components.adapters),
         tokenizer=tokenizer,
@@ -213,7 +209,6 @@ def build_pipeline(
             server.write_timeout,
             max(0.0, api.sse_keep_alive_interval),
         ),
-        builder=builder,
         faults=faults,
         limits=ModelLimits(
             max_model_len=model.max_model_len,
@@ -226,16 +221,11 @@ def build_pipeline(
             ),
             max_new_tokens=None if real is None else real.defaults.max_new_tokens,
         ),
-        force_usage=api.enable_force_include_usage,
-        prompt_details=api.enable_prompt_tokens_details,
-        token_id_names=api.return_tokens_as_token_ids,
-        request_metrics=api.enable_per_request_metrics,
-        response_role=api.response_role,
+        schemas=components.schemas,
+        images=components.streams("images"),
         chat_rules=ChatRules.of(api),
         rank=components.rank,
-        encoder_only=model.mm_encoder_only,
-        omni=model.omni,
-        plain_prompt_tokens=PART_BLOCKS * settings.kvcache.block_size,
+        real=real,
         keeps_turns=bool(components.datasets) or asks_plugins,
         scripts=scripts,
         asks_plugins=asks_plugins,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.serving.api.builder import CACHE_THRESHOLD, priority_of, truth
+from app.serving.api.pipeline import CACHE_THRESHOLD, priority_of, truth
 from app.serving.http.errors import ApiError
 from tests.application import request
 

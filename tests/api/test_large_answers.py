@@ -18,12 +18,14 @@ from app.serving.api.completions import CompletionResponseOptions, CompletionWri
 from app.serving.api.generate.routes import GenerateResponseOptions, GenerateWriter
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import SLICE
-from app.serving.api.pipeline import check_answer_size
+from app.serving.api.pipeline import Asked, check_answer_size
 from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.serving.api.writer import ResponseWriter
 from app.serving.http.errors import ApiError
 from app.serving.protocol.common import encode
+from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.responses import ResponseObject, ResponsesRequest
+from app.serving.protocol.validation import ModelLimits, ValidatedRequest
 from app.wiring.factory import create_app
 from config.loader import load
 from tests.api.segments import THOUGHT, body_of
@@ -151,11 +153,24 @@ def test_a_response_is_kept_as_it_was_written() -> None:
 
 
 def test_what_takes_too_much_memory_is_refused() -> None:
-    for tokens, entries in ((16384 * 85, 0), (38_000, 38_000 * 21)):
-        check_answer_size(1, tokens, entries)
-    for tokens, entries in ((16384 * 86, 0), (38_000, 38_000 * 22), (0, 1 << 20)):
+    limits = ModelLimits(max_model_len=1 << 30, vocab_size=4096, max_logprobs=30)
+
+    def check(n: int, tokens: int, prompt_tokens: int = 1, **fields: Any) -> None:
+        body = CompletionRequest(prompt="x", max_tokens=tokens, n=n, **fields)
+        asked: Asked = ValidatedRequest(body, "m", limits)
+        asked.check_sampling([prompt_tokens])
+        check_answer_size(asked, prompt_tokens)
+
+    check(16384, 85)
+    check(1, 38_000, logprobs=20)
+    too_much: list[tuple[int, int, int, dict[str, Any]]] = [
+        (16384, 86, 1, {}),
+        (1, 38_000, 1, {"logprobs": 21}),
+        (1, 1, 1 << 20, {"prompt_logprobs": 0}),
+    ]
+    for n, tokens, prompt_tokens, fields in too_much:
         with pytest.raises(ApiError, match="stream") as refused:
-            check_answer_size(1, tokens, entries)
+            check(n, tokens, prompt_tokens, **fields)
         assert (refused.value.status, refused.value.type) == (400, "BadRequestError")
 
 

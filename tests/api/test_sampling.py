@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from app.engine.core.wire import Sampling, Thoughts
+from app.serving.api.plain import PlainCompletion
 from app.serving.api.sampling import MOST_LOOKED_AT, SamplingDefaults, ThoughtTokens, check_real
 from app.serving.http.errors import ApiError
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.decoding import decode
-from app.serving.protocol.plain import PlainCompletion
 
 OWN = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)
 

@@ -217,13 +217,13 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         """The next message of a conversation, whole or as a stream."""
         asked = chat_of(pipeline.decode(context, MessagesRequest))
         accepted = pipeline.admit(asked, context)
-        check_tool_choice(asked, pipeline.builder.settings.tools)
+        check_tool_choice(asked, pipeline.settings.tools)
         prompt = chat_prompt(pipeline, asked, asked.messages)
         head = pipeline.identity.response_meta("chatcmpl", context, asked.request_id, accepted.model)
         media = prompt.features
         shape = MessageResponseOptions(
             prompt_tokens=len(prompt.ids),
-            prompt_details=pipeline.prompt_details,
+            prompt_details=pipeline.settings.api.enable_prompt_tokens_details,
             transfer=address_of(asked, pipeline.identity, head, len(prompt.ids)),
             encoded_media=pipeline.encoded_media(media and media["mm_hashes"]),
         )
@@ -234,7 +234,7 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         """Number of tokens in a conversation's prompt."""
         asked = chat_of(pipeline.decode(context, CountTokensRequest))
         pipeline.models.resolve(asked.model)
-        check_tool_choice(asked, pipeline.builder.settings.tools)
+        check_tool_choice(asked, pipeline.settings.tools)
         counted = len(chat_prompt(pipeline, asked, asked.messages).ids)
         return json_response(
             {"input_tokens": counted, "context_management": {"original_input_tokens": counted}}
@@ -252,7 +252,7 @@ THINKING_EFFORTS: Sequence[Effort] = ("low", "medium", "high", "xhigh", "max")
 
 def message_chats(pipeline: RequestPipeline) -> Callable[[Asked], ChatCompletionRequest]:
     tokenizer = pipeline.tokenizer
-    effort = pipeline.builder.settings.reply.anthropic_disabled_thinking_effort
+    effort = pipeline.settings.reply.anthropic_disabled_thinking_effort
     merges_system = cache(partial(_merges_system, tokenizer))
     probe = partial(_disabled_effort, tokenizer, pipeline.chat_rules)
     disabled_effort = cache(lambda: probe() if effort == "auto" else effort)

@@ -1,28 +1,36 @@
-"""Shared path of the generating API families: from a decoded body to the engine and back."""
+"""Shared path of the generating API families: from a decoded body to the engine's requests and the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
+from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.base.clock.pause import Slices
-from app.engine.core.request import Constraint
-from app.serving.api.builder import RANK, BuiltPrompt, RequestBuilder, check_rank
-from app.serving.api.chat.media import encoded
-from app.serving.api.chat.tools import constraint_of, tag_of
+from app.engine.core.request import Constraint, EngineRequest, ToolCalls
+from app.engine.core.wire import Sampling, TextForm
+from app.engine.forms.schema import Schemas
+from app.serving.api.chat.media import Features, encoded, placeholders
+from app.serving.api.chat.thinking import Thinking, thinking
+from app.serving.api.chat.tools import constraint_of, tag_of, tool_calls_of
 from app.serving.api.identity import Identity, ResponseMeta
 from app.serving.api.models import ServedModels
 from app.serving.api.responder import Responder
+from app.serving.api.sampling import RealModel, SamplingDefaults, check_real, text_form
 from app.serving.api.writer import ResponseWriter, UsageOverrides
+from app.serving.faults.fault import Fault
 from app.serving.faults.injector import FaultInjector
 from app.serving.http.body import BodyLimits
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
+from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.common import ECTransferParams
 from app.serving.protocol.decoding import Request, decode
 from app.serving.protocol.validation import (
@@ -33,7 +41,9 @@ from app.serving.protocol.validation import (
     fit_prompt,
 )
 from app.text import Tokenizer
+from config.live import LiveSettings
 from config.sections.api import ApiSettings, json_object
+from config.settings import Settings
 
 if TYPE_CHECKING:
     from app.serving.api.script import ScriptResolver  # imports templates, too, which few servers need
@@ -42,11 +52,8 @@ SLICE = 12_000
 """Values processed between two pauses: about 4 ms."""
 CHARS = 2
 """Characters of a text to tokenize that count as one processed value."""
-
-T = TypeVar("T", bound=Request)
-R = TypeVar("R", bound=GenerationRequest)
-
-
+AT_ONCE = 1_000
+"""Engine requests made between two pauses; each takes about 2 us."""
 MAX_ANSWER_BYTES = 64 << 20
 """Most memory, in bytes, of one whole answer in the process."""
 TOKEN_BYTES = 48
@@ -61,29 +68,26 @@ MOST_REPEATED = 1 << 20
 MOST_REPEATED_LOGPROBS = 20_000
 """Most log probabilities of prompts that a stream repeats at its start: about 10 ms of work."""
 
+RANK = "x-data-parallel-rank"
+PRIORITY = "x-vllm-priority"
+SEND_IMAGE = "x-send-image"
+CACHE_THRESHOLD = "x-cache-threshold-finish-reason"
+TRUTHS = {**dict.fromkeys(("1", "t", "true"), True), **dict.fromkeys(("0", "f", "false"), False)}
 
-def check_answer_size(n: int, tokens: int, entries: int) -> None:
-    """Raises ApiError 400 when `n` choices of so many tokens and log probabilities are too large.
-
-    The limit is 1,398,101 tokens, or 838,860 log probabilities, including alternatives and prompts. A
-    stream has no such limit: nothing is kept.
-    """
-    size = tokens * TOKEN_BYTES + entries * ENTRY_BYTES
-    if size > MAX_ANSWER_BYTES:
-        raise bad_request(
-            f"n={n} choices of up to {tokens} tokens and {entries} log probabilities together would take "
-            f"{size >> 20} MiB, more than {MAX_ANSWER_BYTES >> 20}. Ask for less, or for a stream."
-        )
+T = TypeVar("T", bound=Request)
+R = TypeVar("R", bound=GenerationRequest)
+Asked = ValidatedRequest[GenerationRequest]
 
 
-def check_repeated(param: str, values: int, entries: int = 0) -> None:
-    """Raises ApiError 400 for a stream that repeats too many values or log probabilities of its prompts."""
-    for count, most, what in (
-        (values, MOST_REPEATED, "token ids and characters"),
-        (entries, MOST_REPEATED_LOGPROBS, "log probabilities"),
-    ):
-        if count > most:
-            raise bad_request(f"A stream repeats at most {most} {what} of prompts, not {count}.", param)
+class BuiltPrompt(Struct, frozen=True):
+    """One prompt, and its text for mode `echo`."""
+
+    ids: Sequence[int]
+    echo_text: str
+    turns: tuple[tuple[str, str], ...] = ()
+    """Role and text of each message, if a dataset looks them up."""
+    features: Features | None = None
+    """Images and other media."""
 
 
 class ChatRules(Struct, frozen=True):
@@ -106,27 +110,21 @@ class ChatRules(Struct, frozen=True):
 class RequestPipeline:
     """Admits requests, submits them to the engine, and has answers written."""
 
+    live: LiveSettings
     body: BodyLimits
     models: ServedModels
     tokenizer: Tokenizer
     identity: Identity
     responder: Responder
-    builder: RequestBuilder
     faults: FaultInjector
     limits: ModelLimits
-    force_usage: bool
-    prompt_details: bool
-    token_id_names: bool = False
-    """Log probabilities name tokens `token_id:N`, unless the request decides."""
-    request_metrics: bool = False
-    """Answers carry the times of their request."""
-    response_role: str = "assistant"
+    schemas: Schemas
+    images: Random
+    """Draws which replies have an image."""
     chat_rules: ChatRules = ChatRules()
     rank: int = 0
-    encoder_only: bool = False
-    omni: bool = False
-    plain_prompt_tokens: int = 1 << 30
-    """Longest prompt, in tokens, that the engine takes without a pause."""
+    real: RealModel | None = None
+    """Set when a model computes."""
     keeps_turns: bool = False
     """Prompts carry the texts of their messages, which datasets look up."""
     scripts: ScriptResolver | None = None
@@ -135,6 +133,11 @@ class RequestPipeline:
     """Plugins decide about replies, and need more than a plain request carries."""
     slices: Slices = field(default_factory=partial(Slices, SLICE))
     """Counts texts of all requests that become tokens, and pauses now and then."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of now: they may change while the server runs."""
+        return self.live.current
 
     def decode(self, context: RequestContext, kind: type[T]) -> T:
         """Returns the request in the body. ApiError 400, 408 or 413."""
@@ -166,27 +169,28 @@ class RequestPipeline:
 
     def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
         """Returns `ec_transfer_params` of an encoder's answer; None for other models."""
-        return encoded(hashes) if self.encoder_only else None
+        return encoded(hashes) if self.settings.model.mm_encoder_only else None
 
-    def options(self, asked: ValidatedRequest[GenerationRequest]) -> dict[str, Any]:
+    def options(self, asked: Asked, may_force_usage: bool = True) -> dict[str, Any]:
         """Returns the fields of `ResponseOptions` for this request."""
-        request = asked.request
+        api, request = self.settings.api, asked.request
         options, names = request.stream_options, request.return_tokens_as_token_ids
         usage = options is not None and bool(options.include_usage)
         everywhere = usage and options is not None and bool(options.continuous_usage_stats)
+        forced = may_force_usage and api.enable_force_include_usage
         return {
             "n": asked.n,
-            "include_usage": usage or self.force_usage,
-            "continuous_usage": everywhere or self.force_usage,
+            "include_usage": usage or forced,
+            "continuous_usage": everywhere or forced,
             "token_ids": bool(request.return_token_ids),
-            "token_id_names": self.token_id_names if names is None else names,
-            "prompt_details": self.prompt_details and not request.use_beam_search,
-            "metrics": self.request_metrics,
+            "token_id_names": api.return_tokens_as_token_ids if names is None else names,
+            "prompt_details": api.enable_prompt_tokens_details and not request.use_beam_search,
+            "metrics": api.enable_per_request_metrics,
         }
 
     def submit(
         self,
-        asked: ValidatedRequest[GenerationRequest],
+        asked: Asked,
         meta: ResponseMeta,
         prompts: Sequence[BuiltPrompt],
         writer: ResponseWriter,
@@ -208,30 +212,204 @@ class RequestPipeline:
         asked.check_sampling([len(prompt.ids) for prompt in prompts])
         form, constraint = asked.structured_outputs, None
         if form is not None and form.structural_tag is not None:
-            constraint = Constraint(grammar=tag_of(form.structural_tag, request, self.builder.schemas))
+            constraint = Constraint(grammar=tag_of(form.structural_tag, request, self.schemas))
         try:
-            if RANK in context.headers:
-                check_rank(context, self.rank)
+            check_rank(context, self.rank)
             asked.check_engine([prompt.ids for prompt in prompts])
             if form is not None and constraint is None:
-                constraint = constraint_of(form, self.builder.schemas)
+                constraint = constraint_of(form, self.schemas)
         except ApiError as error:
             if stream:
                 return responder.broken(error, writer)
             raise
-        together = len(prompts) * asked.n
         # Without a limit replies are short, unless their end is ignored.
         if not stream and (asked.requested is not None or request.ignore_eos):
-            tokens, prompt_tokens = (
-                asked.n * sum(asked.max_tokens),
-                sum(len(prompt.ids) for prompt in prompts),
-            )
-            entries = tokens * asked.entries_per_token
-            entries += asked.n * prompt_tokens * asked.entries_per_prompt_token
-            check_answer_size(together, tokens, entries)
-        if together > 1:  # a hostile request must not make too many engine requests
-            responder.engine.check_admission(together)
-        requests = self.builder.build(asked, meta, prompts, context, constraint, image)
+            check_answer_size(asked, sum([len(prompt.ids) for prompt in prompts]))
+        if len(prompts) * asked.n > 1:  # a hostile request must not make too many engine requests
+            responder.engine.check_admission(len(prompts) * asked.n)
+        requests: Sequence[EngineRequest] = ()
+        if prompts:
+            first = self._first_request(asked, meta, prompts, context, constraint, image)
+            requests = every_choice(first, asked, meta, prompts)
         if self.scripts is not None:
             requests = self.scripts.direct(request, prompts, requests, writer, context)
         return responder.respond(requests, writer, stream, context)
+
+    def _first_request(
+        self,
+        asked: Asked,
+        meta: ResponseMeta,
+        prompts: Sequence[BuiltPrompt],
+        context: RequestContext,
+        constraint: Constraint | None,
+        image: bool,
+    ) -> EngineRequest:
+        """Makes the first choice of the first prompt. ApiError 400 for invalid headers or tools."""
+        request, prompt, fault = asked.request, prompts[0], context.kept(Fault)
+        kvcache = self.settings.kvcache
+        transfer = request.kv_transfer_params if kvcache.transfers else None
+        if self.real is not None:
+            check_real(request, prompt.features is not None)
+        priority, threshold = priority_of(context, request.priority), request.cache_hit_threshold
+        if truth(context, CACHE_THRESHOLD):
+            threshold = inf
+        elif threshold is None:
+            threshold = kvcache.global_cache_hit_threshold
+        tool_calls, thinks, budget = self._parts(request)
+        sampling, form = self._computed(asked, tool_calls, thinks, prompt.ids)
+        return EngineRequest(
+            request_id=meta.engine_id(0),
+            index=0,
+            model=asked.model,
+            prompt_ids=prompt.ids,
+            echo_text=prompt.echo_text,
+            turns=prompt.turns,
+            max_tokens=asked.max_tokens[0],
+            limited=asked.requested is not None,
+            arrival_s=context.arrival_s,
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
+            stop=asked.stop,
+            stop_token_ids=asked.stop_token_ids,
+            include_stop=request.include_stop_str_in_output,
+            seed=asked.seed,
+            greedy=asked.greedy,
+            logprobs=asked.logprobs,
+            logprob_ids=tuple(request.logprob_token_ids or ()),
+            prompt_logprobs=asked.prompt_logprobs,
+            tool_calls=tool_calls,
+            constraint=constraint,
+            sampling=sampling,
+            form=form,
+            reasoning=thinks != "no",
+            only_thoughts=thinks == "all",
+            thinking_budget=budget,
+            adapter=asked.model if asked.model in self.models.adapters else None,
+            priority=priority,
+            cache_salt=request.cache_salt,
+            media=placeholders(prompt.features),
+            cache_hit_threshold=threshold,
+            image=image,
+            remote_prefill=bool(transfer and transfer.get("do_remote_prefill")),
+            delays=() if fault is None else fault.delays,
+            remote_decode=bool(transfer and transfer.get("do_remote_decode")),
+            n=asked.n,
+            beams=request.use_beam_search,
+            num_choices=len(prompts) * asked.n,
+            observers=context.observers,
+        )
+
+    def _parts(self, request: GenerationRequest) -> tuple[ToolCalls | None, Thinking, int | None]:
+        """Returns calls and thoughts that a reply may have, and the most tokens of thoughts."""
+        if not isinstance(request, ChatCompletionRequest):
+            return None, "no", None
+        settings, calls = self.settings, None
+        if request.tools:
+            calls = tool_calls_of(request, settings.tools, self.schemas, self.real is not None)
+        thinks = thinking(request, settings.reply.reasoning_parser, self.chat_rules.template_kwargs)
+        return calls, thinks, request.thinking_token_budget
+
+    def _computed(
+        self, asked: Asked, calls: ToolCalls | None, thinks: Thinking, prompt_ids: Sequence[int]
+    ) -> tuple[Sampling | None, TextForm | None]:
+        """Returns sampling and form for a model that computes; a simulated one looks at few parameters."""
+        request, real = asked.request, self.real
+        if real is None:
+            looks = request.logit_bias or request.allowed_token_ids
+            return SamplingDefaults().of(request) if looks else None, None
+        form = text_form(asked.structured_outputs, calls)
+        if form is not None and thinks != "no" and real.thoughts is not None:
+            form = replace(form, thoughts=real.thoughts.after(prompt_ids))
+        return real.defaults.of(request), form
+
+
+def every_choice(
+    first: EngineRequest, asked: Asked, meta: ResponseMeta, prompts: Sequence[BuiltPrompt]
+) -> list[EngineRequest]:
+    """Makes all n choices of each prompt; they differ in index and, if there is one, seed.
+
+    Pauses between many requests.
+    """
+    if len(prompts) == asked.n == 1:
+        return [first]
+    requests: list[EngineRequest] = []
+    slices = Slices(AT_ONCE)
+    for number, (prompt, max_tokens) in enumerate(zip(prompts, asked.max_tokens, strict=True)):
+        own = replace(
+            first,
+            request_id=meta.engine_id(number),
+            index=number * first.n,
+            prompt_ids=prompt.ids,
+            echo_text=prompt.echo_text,
+            turns=prompt.turns,
+            max_tokens=max_tokens,
+            media=placeholders(prompt.features),
+        )
+        for k in range(first.n):
+            seed = None if own.seed is None else own.seed + k
+            requests.append(replace(own, index=own.index + k, seed=seed) if k else own)
+            slices.spend()
+    return requests
+
+
+def check_answer_size(asked: Asked, prompt_tokens: int) -> None:
+    """Raises ApiError 400 when a whole answer may have too many tokens or log probabilities.
+
+    The limit is 1,398,101 tokens, or 838,860 log probabilities, including alternatives and prompts. A
+    stream has no such limit: nothing is kept.
+    """
+    tokens = asked.n * sum(asked.max_tokens)
+    entries = tokens * asked.entries_per_token + asked.n * prompt_tokens * asked.entries_per_prompt_token
+    size = tokens * TOKEN_BYTES + entries * ENTRY_BYTES
+    if size > MAX_ANSWER_BYTES:
+        raise bad_request(
+            f"n={asked.n * len(asked.max_tokens)} choices of up to {tokens} tokens and {entries} log "
+            f"probabilities together would take {size >> 20} MiB, more than {MAX_ANSWER_BYTES >> 20}. "
+            "Ask for less, or for a stream."
+        )
+
+
+def check_repeated(param: str, values: int, entries: int = 0) -> None:
+    """Raises ApiError 400 for a stream that repeats too many values or log probabilities of its prompts."""
+    for count, most, what in (
+        (values, MOST_REPEATED, "token ids and characters"),
+        (entries, MOST_REPEATED_LOGPROBS, "log probabilities"),
+    ):
+        if count > most:
+            raise bad_request(f"A stream repeats at most {most} {what} of prompts, not {count}.", param)
+
+
+def check_rank(context: RequestContext, rank: int) -> None:
+    """Raises ApiError 400 for a request that is pinned to a data parallel rank other than `rank`.
+
+    vLLM takes a whole number as the rank's index, ignores other values, and refuses an index without an
+    engine with a BadRequestError. Our ranks are processes with one port each, so each has only its own index.
+    vLLM checks when the engine takes the request, so the error of a stream comes in the stream.
+    """
+    try:
+        pinned = int(context.headers.get(RANK, rank))
+    except ValueError:
+        return
+    if pinned != rank:
+        raise bad_request(f"X-data-parallel-rank is {pinned}, but this port serves rank {rank} only.")
+
+
+def priority_of(context: RequestContext, own: int) -> int:
+    """Returns the priority of the header, else `own`. ApiError 400 when the header is no integer."""
+    given = context.headers.get(PRIORITY)
+    if given is None:
+        return own
+    try:
+        return int(given)
+    except ValueError:
+        raise bad_request(f"X-Vllm-Priority must be an integer, got {given[:40]!r}") from None
+
+
+def truth(context: RequestContext, header: str) -> bool | None:
+    """Returns the value of a boolean header; None without it. ApiError 400 for another word."""
+    text = context.headers.get(header)
+    if text is None:
+        return None
+    if text.lower() not in TRUTHS:
+        raise bad_request(f"{header.title()} must be true or false, got {text[:40]!r}")
+    return TRUTHS[text.lower()]

@@ -1,31 +1,118 @@
-"""Plain requests on the fast path: from a recognised body to the engine and the answer."""
+"""Plain requests on the fast path: from a body to the engine and the answer.
+
+Decoding into one of these structs proves that a body has no other fields and that its numbers are in range;
+`PlainGeneration.recognise` checks the rest against the served model. All other requests, invalid ones
+included, take the general path, which reports errors.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta, Raw, Struct
 
 from app.engine.core.request import EngineRequest
+from app.engine.kvcache.hashing import PART_BLOCKS
 from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.serving.api.identity import ResponseMeta
-from app.serving.api.pipeline import RequestPipeline
+from app.serving.api.pipeline import CACHE_THRESHOLD, PRIORITY, RANK, SEND_IMAGE, RequestPipeline
 from app.serving.api.writer import ResponseWriter
 from app.serving.http.context import RequestContext
 from app.serving.http.response import PendingResponse, Response
-from app.serving.protocol.plain import PlainChat, PlainCompletion, PlainReader, PlainRequest, Recognised
+from app.serving.protocol.completions import DEFAULT_MAX_TOKENS
+from app.serving.protocol.options import Int64
 from app.serving.protocol.validation import GREEDY_BELOW
 from app.text.memo import KnownChats, KnownPrompts, KnownTexts
 from config.settings import Settings
 
 SPECIAL_HEADERS = frozenset(
-    (
-        *("x-fault", "x-return-error", "x-send-image", "x-vllm-priority"),
-        *("x-data-parallel-rank", "x-cache-threshold-finish-reason", "endpoint-load-metrics-format"),
-    )
+    (RANK, PRIORITY, SEND_IMAGE, CACHE_THRESHOLD, "x-fault", "x-return-error", "endpoint-load-metrics-format")
 )
 """Headers of features that a plain request cannot use."""
+MOST_TOKENS = 4096
+"""Most tokens of a reply on the fast path."""
+
+Count = Annotated[int, Meta(ge=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+
+
+class PlainStreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
+    include_usage: bool = False
+
+
+class PlainRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Fields without effect on a simulated model, or with one effect only."""
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    stream: bool | None = False
+    stream_options: PlainStreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    n: Literal[1] = 1
+    seed: Int64 | None = None
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    stop: None = None
+    user: str | None = None
+
+    @property
+    def prompt_key(self) -> bytes:
+        raise NotImplementedError
+
+    @property
+    def limit(self) -> int | None:
+        """The request's token limit; None without one."""
+        return self.max_tokens
+
+
+class PlainChat(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A plain chat; messages are parsed only when their bytes are new."""
+
+    messages: Raw
+    max_completion_tokens: Count | None = None
+
+    @property
+    def prompt_key(self) -> bytes:
+        return bytes(self.messages)
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A plain completion of one text."""
+
+    prompt: str
+    logprobs: None = None
+    suffix: None = None
+
+    @property
+    def prompt_key(self) -> bytes:
+        return self.prompt.encode()
+
+    @property
+    def limit(self) -> int | None:
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
 
 P = TypeVar("P", bound=PlainRequest)
+
+
+class Recognised(NamedTuple, Generic[P]):
+    """A plain request that fits the served model."""
+
+    request: P
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    limited: bool
+    """True if the request has a token limit."""
 
 
 class PlainGeneration(Generic[P]):
@@ -38,10 +125,16 @@ class PlainGeneration(Generic[P]):
         """`kind` is the type of the family's plain requests; `known` has the tokens of their prompts."""
         self.known = known
         self._pipeline = pipeline
-        self._reader = PlainReader(kind, known.ids, pipeline.limits, pipeline.plain_prompt_tokens)
+        self._decode = msgspec.json.Decoder(kind).decode
+        self._prompt_ids = known.ids
         self._model = pipeline.models.names[0]
+        self._context_tokens = pipeline.limits.max_model_len
+        self._longest_reply = pipeline.limits.room_behind(0)
+        self._most_prompt_tokens = PART_BLOCKS * pipeline.settings.kvcache.block_size
+        """Longest prompt that the engine takes without a pause."""
+        self._names: frozenset[str | None] = frozenset()
+        """Names of the served model; while empty, no request is plain."""
         self._least_hit_rate = 0.0
-        self.recognise = self._reader.recognise
 
     def on_settings(self, settings: Settings) -> None:
         """Decides if any request can be plain now. Subscribe it after the fault injector."""
@@ -51,26 +144,51 @@ class PlainGeneration(Generic[P]):
             or settings.replay.replay != ""
             or pipeline.limits.reasons
             or pipeline.chat_rules.template_kwargs
-            or pipeline.omni
-            or pipeline.encoder_only
+            or settings.model.omni
+            or settings.model.mm_encoder_only
             or pipeline.keeps_turns
             or pipeline.scripts is not None
             or pipeline.asks_plugins
             or pipeline.tokenizer.vocab_size is None  # a remote tokenizer, which takes waiting
             or not pipeline.faults.is_quiet
         )
-        self._reader.names = frozenset() if special else frozenset((None, "", *pipeline.models.names))
+        self._names = frozenset() if special else frozenset((None, "", *pipeline.models.names))
         self._least_hit_rate = settings.kvcache.global_cache_hit_threshold
+
+    def recognise(self, body: bytes) -> Recognised[P] | None:
+        """Returns the request in `body`; None, with nothing drawn or counted, when not plain."""
+        try:
+            request = self._decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        if request.model not in self._names or (request.stream_options is not None and not request.stream):
+            return None
+        limit, context_tokens = request.limit, self._context_tokens
+        if limit is not None and limit > context_tokens:
+            return None
+        ids = self._prompt_ids(request.prompt_key)
+        if not ids or len(ids) > self._most_prompt_tokens:
+            return None
+        room = min(context_tokens - len(ids), self._longest_reply)  # `room_behind`, inlined
+        most = room if limit is None else min(limit, room)
+        if most < 1 or request.min_tokens > most:
+            return None
+        if most > MOST_TOKENS and (
+            limit is not None or request.ignore_eos or request.min_tokens > MOST_TOKENS
+        ):
+            return None
+        return Recognised(request, ids, most, limit is not None)
 
     def options(self, request: P) -> dict[str, Any]:
         """Returns the fields of `ResponseOptions` for a plain request."""
-        pipeline, options = self._pipeline, request.stream_options
+        api, options = self._pipeline.settings.api, request.stream_options
+        forced = api.enable_force_include_usage
         return {
             "n": 1,
-            "include_usage": pipeline.force_usage or (options is not None and options.include_usage),
-            "continuous_usage": pipeline.force_usage,
-            "prompt_details": pipeline.prompt_details,
-            "metrics": pipeline.request_metrics,
+            "include_usage": forced or (options is not None and options.include_usage),
+            "continuous_usage": forced,
+            "prompt_details": api.enable_prompt_tokens_details,
+            "metrics": api.enable_per_request_metrics,
         }
 
     def writer(self, recognised: Recognised[P], meta: ResponseMeta) -> ResponseWriter:
@@ -80,7 +198,7 @@ class PlainGeneration(Generic[P]):
         pipeline, request = self._pipeline, recognised.request
         context.is_generation = True
         meta = pipeline.identity.response_meta(self.id_prefix, context, "", self._model)
-        temperature, real = request.temperature, pipeline.builder.real
+        temperature, real = request.temperature, pipeline.real
         wanted = EngineRequest(
             request_id=meta.engine_id(0),
             index=0,
@@ -113,7 +231,7 @@ class PlainChats(PlainGeneration[PlainChat]):
         options = ChatResponseOptions(
             **self.options(recognised.request),
             prompt_ids=recognised.prompt_ids,
-            role=pipeline.response_role,
+            role=pipeline.settings.api.response_role,
             parses=pipeline.limits.parses,
         )
         return ChatWriter(meta, options)

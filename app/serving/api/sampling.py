@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -12,8 +12,10 @@ from app.engine.core.request import ToolCalls
 from app.engine.core.wire import Sampling, TextForm, Thoughts
 from app.serving.http.errors import bad_request
 from app.serving.protocol.options import StructuredOutputs
-from app.serving.protocol.plain import PlainRequest
 from app.serving.protocol.validation import GenerationRequest
+
+if TYPE_CHECKING:
+    from app.serving.api.plain import PlainRequest
 
 ANY_OBJECT = '{"type": "object"}'
 MOST_LOOKED_AT: Final = 32_768

@@ -7,7 +7,6 @@ from itertools import chain
 
 from msgspec.structs import replace
 
-from app.serving.api.builder import SEND_IMAGE, BuiltPrompt, truth
 from app.serving.api.chat.media import features, media_tokens
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.thinking import TELLS_EMPTY
@@ -15,7 +14,7 @@ from app.serving.api.chat.tools import check_tool_choice
 from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.serving.api.identity import ResponseMeta, address_of
 from app.serving.api.logprobs import ALL
-from app.serving.api.pipeline import RequestPipeline, check_repeated
+from app.serving.api.pipeline import SEND_IMAGE, BuiltPrompt, RequestPipeline, check_repeated, truth
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
@@ -34,10 +33,10 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         request = pipeline.decode(context, ChatCompletionRequest)
         asked = pipeline.admit(request, context)
         if request.tools:
-            check_tool_choice(request, pipeline.builder.settings.tools)
+            check_tool_choice(request, pipeline.settings.tools)
         prompt = chat_prompt(pipeline, request, request.messages)
         meta = pipeline.identity.response_meta("chatcmpl", context, request.request_id, asked.model)
-        image = pipeline.omni and pipeline.builder.wants_image(truth(context, SEND_IMAGE))
+        image = wants_image(pipeline, context)
         options = response_options(pipeline, asked, meta, request.messages, prompt, image)
         return pipeline.submit(asked, meta, [prompt], ChatWriter(meta, options), context, image=image)
 
@@ -69,6 +68,15 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
     ]
 
 
+def wants_image(pipeline: RequestPipeline, context: RequestContext) -> bool:
+    """Returns the request's own choice, else a draw; only an omni model makes images."""
+    model = pipeline.settings.model
+    if not model.omni:
+        return False
+    asked = truth(context, SEND_IMAGE)
+    return pipeline.images.random() * 100 < model.image_emission_rate if asked is None else asked
+
+
 def response_options(
     pipeline: RequestPipeline,
     asked: ValidatedRequest[ChatCompletionRequest],
@@ -78,7 +86,7 @@ def response_options(
     image: bool = False,
 ) -> ChatResponseOptions:
     request, last, ids, media = asked.request, messages[-1], prompt.ids, prompt.features
-    role = pipeline.response_role if request.add_generation_prompt else str(last["role"])
+    role = pipeline.settings.api.response_role if request.add_generation_prompt else str(last["role"])
     choice, top_logprobs = request.tool_choice, None
     if request.logprobs:  # all alternatives when the client names tokens
         top_logprobs = ALL if request.logprob_token_ids else request.top_logprobs
@@ -88,7 +96,7 @@ def response_options(
     if request.kv_transfer_params:
         transfer = address_of(request, pipeline.identity, meta, len(ids))
     tokens_of: Mapping[str, int] | None = None
-    if media and pipeline.prompt_details:
+    if media and pipeline.settings.api.enable_prompt_tokens_details:
         template, encode = chat_options(request, pipeline.chat_rules), pipeline.tokenizer.encode_chat
         tokens_of = media_tokens(messages, media["mm_hashes"], lambda some: len(encode(some, template)))
     echo = (content_text(last.get("content")) if last["role"] == role else "") if request.echo else None
@@ -110,7 +118,7 @@ def response_options(
         parsed=recorder.parsed_tools if request.tools and choice != "none" else None,
         parses=pipeline.limits.parses,
         reasons=pipeline.limits.reasons,
-        empty_thoughts=pipeline.builder.settings.reply.reasoning_parser in TELLS_EMPTY,
+        empty_thoughts=pipeline.settings.reply.reasoning_parser in TELLS_EMPTY,
         show_reasoning=request.include_reasoning,
         blocks=image,
         transfer=transfer,

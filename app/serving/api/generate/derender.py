@@ -92,7 +92,7 @@ def _reader(pipeline: RequestPipeline, chat: ChatCompletionRequest) -> PartReade
     """Returns the reader that separates thoughts and calls from a reply to `chat`; None without parsers."""
     calls: PartReader | None = None
     if chat.tools and chat.tool_choice != "none":
-        as_llama = pipeline.builder.settings.tools.tool_call_parser == "llama3_json"
+        as_llama = pipeline.settings.tools.tool_call_parser == "llama3_json"
         calls = ListedReader() if as_llama else HermesReader()
     return ThoughtReader(calls) if pipeline.limits.reasons else calls
 
@@ -217,7 +217,7 @@ def completion_logprobs(found: Entry | None, offset: int) -> Entry | None:
 
 
 def routes(pipeline: RequestPipeline) -> list[Route]:
-    tools = pipeline.builder.settings.tools
+    tools = pipeline.settings.tools
     parses = pipeline.limits.reasons or bool(tools.tool_call_parser and tools.enable_auto_tool_choice)
 
     def derender_chat(context: RequestContext) -> Response:

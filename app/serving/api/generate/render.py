@@ -10,11 +10,10 @@ import msgspec
 from app.engine.core.request import ToolCalls
 from app.engine.forms.schema import Schemas
 from app.serving.api.anthropic import message_chats
-from app.serving.api.builder import BuiltPrompt
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.tools import check_tool_choice, tool_calls_of
 from app.serving.api.completions import completion_prompt
-from app.serving.api.pipeline import RequestPipeline
+from app.serving.api.pipeline import BuiltPrompt, RequestPipeline
 from app.serving.api.responses.routes import response_prompt
 from app.serving.api.sampling import text_form
 from app.serving.http.context import RequestContext
@@ -103,7 +102,7 @@ def _rendered_chat(
     pipeline: RequestPipeline, context: RequestContext, chat: ChatCompletionRequest
 ) -> Response:
     accepted = _admit(pipeline, chat)
-    check_tool_choice(chat, pipeline.builder.settings.tools)
+    check_tool_choice(chat, pipeline.settings.tools)
     prompt = chat_prompt(pipeline, chat, chat.messages)
     accepted.check_sampling([len(prompt.ids)])
     more: JsonObject = {
@@ -127,10 +126,10 @@ def _generate_request(
     no_extra_args: JsonObject | None = None,
 ) -> JsonObject:
     """Returns the body for ``/inference/v1/generate``, with `more`; `no_extra_args` replaces missing ones."""
-    asked, builder = accepted.request, pipeline.builder
+    asked = accepted.request
     if not prompt.ids:
         raise bad_request("The prompt has no tokens.")
-    form = form_of(accepted, builder.settings.tools, builder.schemas)
+    form = form_of(accepted, pipeline.settings.tools, pipeline.schemas)
     params = sampling_params(
         accepted, accepted.max_tokens[number], form, extra_args_of(asked) or no_extra_args
     )

@@ -11,11 +11,10 @@ from msgspec import UNSET, UnsetType
 
 from app.engine.core.lifecycle import WeightUpdates
 from app.engine.core.outputs import EngineOutput, Tokens
-from app.serving.api.builder import BuiltPrompt
 from app.serving.api.generate import derender, render
 from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
 from app.serving.api.logprobs import ALL, ChatLogprobs, Entries, prompt_entries, rendered, token_id_entries
-from app.serving.api.pipeline import RequestPipeline
+from app.serving.api.pipeline import BuiltPrompt, RequestPipeline
 from app.serving.api.writer import ChoiceState, ResponseWriter, places
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, malformed
@@ -172,7 +171,6 @@ def routes(
     pipeline: RequestPipeline, enabled: bool, weights: WeightUpdates, aborts: bool = False
 ) -> list[Route]:
     """Returns the routes. `enabled` is `enable-scale-out`; `aborts` adds POST /abort_requests without it."""
-    pipeline = replace(pipeline, force_usage=False)  # a stream of token ids has usage on request only
 
     def gated(handle: Handler) -> Handler:
         """Answers 403 unless scale-out is enabled."""
@@ -190,14 +188,14 @@ def routes(
         body = pipeline.decode(context, GenerateRequest)
         asked = body.as_completion(pipeline.limits.max_model_len)
         accepted = pipeline.admit(asked, context)
-        if not pipeline.builder.settings.model.multimodal and any(
+        if not pipeline.settings.model.multimodal and any(
             part.get("type") in MEDIA_PARTS for part in body.content_parts or ()
         ):
             raise bad_request("The served model is not a multimodal model: it reads text alone.")
         ids = body.token_ids
         head = pipeline.identity.response_meta("generate-tokens", context, body.request_id, accepted.model)
         shape = GenerateResponseOptions(
-            **pipeline.options(accepted),
+            **pipeline.options(accepted, may_force_usage=False),
             prompt_ids=ids,
             text=body.output_mode == "text",
             logprobs=asked.logprobs is not None,
@@ -206,7 +204,7 @@ def routes(
             weights=lambda: weights.version,
         )
         writer = GenerateWriter(head, shape)
-        if accepted.n > (most := pipeline.builder.settings.scheduling.max_num_seqs):
+        if accepted.n > (most := pipeline.settings.scheduling.max_num_seqs):
             raise bad_request(f"n is at most max-num-seqs, {most}, got {accepted.n}")
         try:
             pipeline.limits.check_prompt(ids)

@@ -16,10 +16,9 @@ from app.engine.core.errors import Aborted, CallerLeft
 from app.engine.core.outputs import EngineOutput, Failed, Handle, Tokens
 from app.engine.core.request import EngineRequest
 from app.engine.vectors import PoolingModel
-from app.serving.api.builder import priority_of
 from app.serving.api.chat.prompt import own_template
 from app.serving.api.identity import ResponseMeta
-from app.serving.api.pipeline import RequestPipeline
+from app.serving.api.pipeline import RequestPipeline, priority_of
 from app.serving.faults.injector import fault_of
 from app.serving.http.connection import Connection
 from app.serving.http.context import RequestContext
@@ -261,7 +260,7 @@ class PoolingRunner:
             max_tokens=0,
             limited=False,
             arrival_s=context.arrival_s,
-            adapter=meta.model if meta.model in self.pipeline.builder.adapters else None,
+            adapter=meta.model if meta.model in self.pipeline.models.adapters else None,
             priority=priority_of(context, request.priority),
             cache_salt=request.cache_salt,
             num_choices=count,

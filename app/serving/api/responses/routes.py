@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from app.serving.api.builder import BuiltPrompt
 from app.serving.api.chat.prompt import chat_prompt
 from app.serving.api.errors import error_response
 from app.serving.api.identity import ResponseMeta, address_of
-from app.serving.api.pipeline import RequestPipeline
+from app.serving.api.pipeline import BuiltPrompt, RequestPipeline
 from app.serving.api.responses.store import Background, KeptResponse, ResponseStore, invalid
 from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.serving.http.context import RequestContext
@@ -145,8 +144,8 @@ def _shape(
         response=new_response(asked, head, most_tokens),
         prompt_ids=ids,
         top_logprobs=None if hides else asked.logprobs,
-        token_id_names=pipeline.token_id_names,
-        metrics=pipeline.request_metrics,
+        token_id_names=pipeline.settings.api.return_tokens_as_token_ids,
+        metrics=pipeline.settings.api.enable_per_request_metrics,
         shows_reasoning=asked.include_reasoning,
         calls=called_tools(asked.tools),
         parses=pipeline.limits.parses,

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypeAlias
+from types import SimpleNamespace
+from typing import Any, TypeAlias, cast
 
 import pytest
 
-from app.serving.protocol.plain import PlainChat, PlainCompletion, PlainReader, Recognised
+from app.serving.api.plain import PlainChat, PlainCompletion, PlainGeneration, Recognised
 from app.serving.protocol.validation import ModelLimits
+from config.loader import load
 
 CHAT = [{"role": "user", "content": "hi"}]
-LENGTH, MOST_PROMPT = 100, 60
-LIMITS = ModelLimits(max_model_len=LENGTH, vocab_size=4096)
+LENGTH = 100
 Kind: TypeAlias = type[PlainChat] | type[PlainCompletion]
+
+
+def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> PlainGeneration[Any]:
+    """The fast path of one family, for a model with a context of `length` tokens."""
+    limits, models = ModelLimits(max_model_len=length, vocab_size=4096), SimpleNamespace(names=["m"])
+    pipeline: Any = SimpleNamespace(limits=limits, models=models, settings=load((), {}))
+    found = PlainGeneration(pipeline, kind, cast(Any, SimpleNamespace(ids=prompt_ids)))
+    found._names = frozenset(names)
+    return found
 
 
 def recognise(
     kind: Kind = PlainChat, ids: int = 10, length: int = LENGTH, **body: Any
 ) -> Recognised[Any] | None:
     """What a model with a context of `length` tokens recognises, the prompt having `ids` of them."""
-    limits = ModelLimits(max_model_len=length, vocab_size=4096)
-    reader = PlainReader(kind, lambda prompt: range(ids), limits, MOST_PROMPT)
-    reader.names = frozenset({None, "m"})
+    reader = generation(kind, lambda prompt: range(ids), length, None, "m")
     prompt = {"messages": CHAT} if kind is PlainChat else {"prompt": "hi"}
     return reader.recognise(json.dumps(prompt | body).encode())
 
@@ -92,7 +100,5 @@ def test_the_prompt_is_known_by_its_bytes_and_may_not_be_known_at_once(
     kind: Kind, body: bytes, key: bytes
 ) -> None:
     asked: list[bytes] = []
-    reader: PlainReader[Any] = PlainReader(kind, asked.append, LIMITS, MOST_PROMPT)  # type: ignore[func-returns-value]
-    assert reader.recognise(body) is None and asked == []  # it serves no model yet
-    reader.names = frozenset({None})
-    assert reader.recognise(body) is None and asked == [key]
+    assert generation(kind, asked.append, LENGTH).recognise(body) is None and asked == []  # no model yet
+    assert generation(kind, asked.append, LENGTH, None).recognise(body) is None and asked == [key]
