@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from app.engine.core.wire import Sampling, Thoughts
-from app.serving.api.plain import PlainCompletion
 from app.serving.api.sampling import MOST_LOOKED_AT, SamplingDefaults, ThoughtTokens, check_real
 from app.serving.http.errors import ApiError
 from app.serving.protocol.completions import CompletionRequest
@@ -23,13 +22,9 @@ def asked(**fields: Any) -> CompletionRequest:
 
 
 def test_a_request_that_says_nothing_is_sampled_as_the_model_wants() -> None:
-    assert (
-        SamplingDefaults().of(asked())
-        == SamplingDefaults().of_plain(PlainCompletion(prompt=""))
-        == Sampling()
-    )
+    assert SamplingDefaults().of(asked()) == SamplingDefaults().of_plain(None, None, None, None) == Sampling()
     wanted = Sampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)
-    assert OWN.of(asked()) == OWN.of_plain(PlainCompletion(prompt="")) == wanted
+    assert OWN.of(asked()) == OWN.of_plain(None, None, None, None) == wanted
 
 
 def test_what_a_request_says_goes_before_zeros_too() -> None:
@@ -37,10 +32,7 @@ def test_what_a_request_says_goes_before_zeros_too() -> None:
     more = {"presence_penalty": -1.0, "frequency_penalty": 0.5}
     found = OWN.of(asked(**said, **more, bad_words=["x"], skip_special_tokens=False))
     assert found == Sampling(**said, **more, bad_words=("x",), skip_special_tokens=False)  # type: ignore[arg-type]
-    plain = PlainCompletion(
-        prompt="", temperature=0.0, top_p=0.5, presence_penalty=-1.0, frequency_penalty=0.5
-    )
-    assert OWN.of_plain(plain) == Sampling(
+    assert OWN.of_plain(0.0, 0.5, -1.0, 0.5) == Sampling(
         temperature=0.0, top_p=0.5, top_k=20, min_p=0.1, repetition_penalty=1.05, **more
     )
 

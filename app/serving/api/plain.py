@@ -198,7 +198,10 @@ class PlainGeneration(Generic[P]):
         pipeline, request = self._pipeline, recognised.request
         context.is_generation = True
         meta = pipeline.identity.response_meta(self.id_prefix, context, "", self._model)
-        temperature, real = request.temperature, pipeline.real
+        temperature, real, sampling = request.temperature, pipeline.real, None
+        if real is not None:
+            penalties = request.presence_penalty, request.frequency_penalty
+            sampling = real.defaults.of_plain(temperature, request.top_p, *penalties)
         wanted = EngineRequest(
             request_id=meta.engine_id(0),
             index=0,
@@ -212,7 +215,7 @@ class PlainGeneration(Generic[P]):
             ignore_eos=request.ignore_eos,
             seed=None if request.seed == -1 else request.seed,
             greedy=temperature is not None and temperature < GREEDY_BELOW,
-            sampling=None if real is None else real.defaults.of_plain(request),
+            sampling=sampling,
             cache_hit_threshold=self._least_hit_rate,
             observers=context.observers,
         )

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from app.engine.core.request import ToolCalls
 from app.engine.core.wire import Sampling, TextForm, Thoughts
 from app.serving.http.errors import bad_request
 from app.serving.protocol.options import StructuredOutputs
 from app.serving.protocol.validation import GenerationRequest
-
-if TYPE_CHECKING:
-    from app.serving.api.plain import PlainRequest
 
 ANY_OBJECT = '{"type": "object"}'
 MOST_LOOKED_AT: Final = 32_768
@@ -95,29 +93,29 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 
     def of(self, request: GenerationRequest) -> Sampling:
         allowed, bias = request.allowed_token_ids, request.logit_bias
-        return Sampling(
-            temperature=_or(request.temperature, self.temperature),
-            top_p=_or(request.top_p, self.top_p),
+        penalties = request.presence_penalty, request.frequency_penalty
+        return replace(
+            self.of_plain(request.temperature, request.top_p, *penalties),
             top_k=max(0, self.top_k if request.top_k is None else request.top_k),
             min_p=_or(request.min_p, self.min_p),
             repetition_penalty=_or(request.repetition_penalty, self.repetition_penalty),
-            presence_penalty=_or(request.presence_penalty, 0.0),
-            frequency_penalty=_or(request.frequency_penalty, 0.0),
             logit_bias={int(token): value for token, value in bias.items()} if bias else {},
             allowed_token_ids=None if allowed is None else tuple(allowed),
             bad_words=tuple(request.bad_words),
             skip_special_tokens=request.skip_special_tokens,
         )
 
-    def of_plain(self, request: PlainRequest) -> Sampling:
+    def of_plain(
+        self, temperature: float | None, top_p: float | None, presence: float | None, frequency: float | None
+    ) -> Sampling:
         return Sampling(
-            temperature=_or(request.temperature, self.temperature),
-            top_p=_or(request.top_p, self.top_p),
+            temperature=_or(temperature, self.temperature),
+            top_p=_or(top_p, self.top_p),
             top_k=max(0, self.top_k),
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
-            presence_penalty=_or(request.presence_penalty, 0.0),
-            frequency_penalty=_or(request.frequency_penalty, 0.0),
+            presence_penalty=_or(presence, 0.0),
+            frequency_penalty=_or(frequency, 0.0),
         )
 
 
