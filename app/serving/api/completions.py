@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from msgspec import UNSET, Struct
 
 from app.engine.core.outputs import EngineOutput, Started, Tokens
+from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
 from app.serving.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name
-from app.serving.api.pipeline import BuiltPrompt, RequestPipeline, check_repeated
+from app.serving.api.pipeline import RequestPipeline, check_repeated
 from app.serving.api.writer import (
     ChoiceState,
     ChunkWriter,

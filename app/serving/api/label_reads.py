@@ -17,8 +17,9 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from app.engine.core.outputs import EngineOutput
+from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.identity import ResponseMeta
-from app.serving.api.pipeline import BuiltPrompt, RequestPipeline
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.writer import ResponseWriter
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request, not_implemented

@@ -16,7 +16,7 @@ from app.base.clock.pause import Slices
 from app.engine.core.request import Constraint, EngineRequest, ToolCalls
 from app.engine.core.wire import Sampling, TextForm
 from app.engine.forms.schema import Schemas
-from app.serving.api.chat.media import Features, encoded, placeholders
+from app.serving.api.chat.media import BuiltPrompt, encoded, placeholders
 from app.serving.api.chat.thinking import Thinking, thinking
 from app.serving.api.chat.tools import constraint_of, tag_of, tool_calls_of
 from app.serving.api.identity import Identity, ResponseMeta
@@ -77,17 +77,6 @@ TRUTHS = {**dict.fromkeys(("1", "t", "true"), True), **dict.fromkeys(("0", "f", 
 T = TypeVar("T", bound=Request)
 R = TypeVar("R", bound=GenerationRequest)
 Asked = ValidatedRequest[GenerationRequest]
-
-
-class BuiltPrompt(Struct, frozen=True):
-    """One prompt, and its text for mode `echo`."""
-
-    ids: Sequence[int]
-    echo_text: str
-    turns: tuple[tuple[str, str], ...] = ()
-    """Role and text of each message, if a dataset looks them up."""
-    features: Features | None = None
-    """Images and other media."""
 
 
 class ChatRules(Struct, frozen=True):

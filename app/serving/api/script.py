@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from app.base.clock.pause import Pace, Slices
 from app.engine.core.request import EngineRequest
-from app.serving.api.pipeline import BuiltPrompt
+from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.writer import ResponseWriter, UsageOverrides
 from app.serving.faults.injector import BYTES_PER_TOKEN, FaultInjector
 from app.serving.http.context import RequestContext, client_name

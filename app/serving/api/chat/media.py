@@ -6,6 +6,8 @@ import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypedDict
 
+from msgspec import Struct
+
 from app.base.clock.pause import pause_if_possible
 from app.serving.protocol.common import ECTransferParams, EncodedItem
 from app.serving.protocol.messages import Message
@@ -37,6 +39,17 @@ class Features(TypedDict):
     mm_hashes: dict[str, list[str]]
     mm_placeholders: dict[str, list[MediaTokens]]
     kwargs_data: dict[str, list[str]]
+
+
+class BuiltPrompt(Struct, frozen=True):
+    """One prompt, and its text for mode `echo`."""
+
+    ids: Sequence[int]
+    echo_text: str
+    turns: tuple[tuple[str, str], ...] = ()
+    """Role and text of each message, if a dataset looks them up."""
+    features: Features | None = None
+    """Images and other media."""
 
 
 def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]) -> Features | None:

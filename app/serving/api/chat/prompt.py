@@ -8,9 +8,9 @@ from typing import Protocol
 import msgspec
 
 from app.base.clock.pause import Slices
-from app.serving.api.chat.media import features
+from app.serving.api.chat.media import BuiltPrompt, features
 from app.serving.api.chat.thinking import template_kwargs
-from app.serving.api.pipeline import BuiltPrompt, ChatRules, RequestPipeline
+from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.http.errors import bad_request
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject

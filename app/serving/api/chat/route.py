@@ -7,14 +7,14 @@ from itertools import chain
 
 from msgspec.structs import replace
 
-from app.serving.api.chat.media import features, media_tokens
+from app.serving.api.chat.media import BuiltPrompt, features, media_tokens
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.thinking import TELLS_EMPTY
 from app.serving.api.chat.tools import check_tool_choice
 from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.serving.api.identity import ResponseMeta, address_of
 from app.serving.api.logprobs import ALL
-from app.serving.api.pipeline import SEND_IMAGE, BuiltPrompt, RequestPipeline, check_repeated, truth
+from app.serving.api.pipeline import SEND_IMAGE, RequestPipeline, check_repeated, truth
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response

@@ -10,10 +10,11 @@ import msgspec
 from app.engine.core.request import ToolCalls
 from app.engine.forms.schema import Schemas
 from app.serving.api.anthropic import message_chats
+from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.tools import check_tool_choice, tool_calls_of
 from app.serving.api.completions import completion_prompt
-from app.serving.api.pipeline import BuiltPrompt, RequestPipeline
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responses.routes import response_prompt
 from app.serving.api.sampling import text_form
 from app.serving.http.context import RequestContext

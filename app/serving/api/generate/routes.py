@@ -11,10 +11,11 @@ from msgspec import UNSET, UnsetType
 
 from app.engine.core.lifecycle import WeightUpdates
 from app.engine.core.outputs import EngineOutput, Tokens
+from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.generate import derender, render
 from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
 from app.serving.api.logprobs import ALL, ChatLogprobs, Entries, prompt_entries, rendered, token_id_entries
-from app.serving.api.pipeline import BuiltPrompt, RequestPipeline
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.writer import ChoiceState, ResponseWriter, places
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, malformed

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import msgspec
 
-from app.serving.api.chat.media import Features
+from app.serving.api.chat.media import BuiltPrompt, Features
 from app.serving.api.grpc.messages import SERVICE, engine, read
 from app.serving.api.grpc.writer import RpcResponder, RpcWriter
 from app.serving.api.identity import ResponseMeta, address_of
-from app.serving.api.pipeline import BuiltPrompt, RequestPipeline, check_repeated
+from app.serving.api.pipeline import RequestPipeline, check_repeated
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.rpc import RpcMethod, RpcResponse

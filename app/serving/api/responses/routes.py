@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.chat.prompt import chat_prompt
 from app.serving.api.errors import error_response
 from app.serving.api.identity import ResponseMeta, address_of
-from app.serving.api.pipeline import BuiltPrompt, RequestPipeline
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responses.store import Background, KeptResponse, ResponseStore, invalid
 from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.serving.http.context import RequestContext
