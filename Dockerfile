@@ -6,9 +6,9 @@ WORKDIR /build
 # pip stays in the base image. Nothing in the image runs the tests of its packages, or speaks gRPC by grpcio: the
 # server speaks HTTP/2 by h2, and uses grpcio's messages only.
 RUN python -m venv --without-pip /venv
-COPY requirements.txt requirements-grpc.txt ./
+COPY requirements.txt requirements-grpc.txt requirements-tracing.txt ./
 RUN pip --python /venv/bin/python install \
-        --requirement requirements.txt --requirement requirements-grpc.txt \
+        --requirement requirements.txt --requirement requirements-grpc.txt --requirement requirements-tracing.txt \
     && pip --python /venv/bin/python uninstall --yes grpcio \
     && find /venv -depth -type d -name tests -exec rm -r {} +
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from config.declaration import ConfigError
 
-Extra = Literal["calibrate", "engine", "fleet", "grpc"]
+Extra = Literal["calibrate", "engine", "fleet", "grpc", "tracing"]
 """Optional part: an extra of pyproject.toml, and a requirements file."""
 
 IS_CLONE = (Path(__file__).resolve().parent.parent / "requirements.txt").is_file()
@@ -18,6 +18,7 @@ PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "engine": ("torch", "safetensors", "llguidance"),
     "fleet": ("matplotlib",),
     "grpc": ("smg_grpc_proto", "grpc_health", "grpc_reflection", "h2"),
+    "tracing": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 """Optional part -> modules that it imports."""
 

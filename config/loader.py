@@ -84,6 +84,8 @@ def check_extras(settings: Settings) -> None:
     """Raises ConfigError if `settings` need an optional part that is not installed."""
     if settings.server.speaks_grpc:
         check_installed("grpc", "setting grpc")
+    if settings.tracing.otlp_traces_endpoint is not None:
+        check_installed("tracing", "setting otlp-traces-endpoint")
     if settings.engine.is_real:
         check_installed("engine", "setting engine: 'llm'")
 

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from app.base.clock.clock import Clock
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
     from app.plugins.registry import PluginRegistry
     from app.serving.api.pipeline import RequestPipeline
     from app.serving.http.rpc import RpcService
-    from app.serving.middleware.traces import Traces
     from app.serving.scripts.script_set import ScriptSet
 
 
@@ -184,10 +184,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     innermost: list[Middleware] = [] if plugins is None else plugins.middleware()
     innermost += [LoadReports(components.recorder.figures)]
     innermost += [audit, *([] if replay is None else [replay]), *([] if console is None else [console.watch])]
-    traces = make_traces(settings, clock)
-    middleware = middleware_of(settings, live, http_metrics, limits, traces, innermost)
+    middleware = middleware_of(settings, live, clock, http_metrics, limits, innermost)
     app = Understudy(engine, middleware, components.streams("request ids"), server.root_path.rstrip("/"))
-    app.services += [trace.sender for trace in traces]
 
     app.caches.append(lambda: {"rate limits": limits, "fault scripts": injector, "client audit": audit.trail})
     app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
@@ -332,26 +330,24 @@ def add_plugins(app: Understudy, plugins: PluginRegistry | None) -> None:
         app.add_routes(name, routes)
 
 
-def make_traces(settings: Settings, clock: Clock) -> list[Traces]:
-    if settings.tracing.otlp_traces_endpoint is None:
-        return []
-    from app.serving.middleware.traces import SpanSender, Traces, sampled_part
-
-    return [Traces(SpanSender.of(settings.tracing, os.environ), clock, sampled_part(os.environ))]
-
-
 def middleware_of(
     settings: Settings,
     live: LiveSettings,
+    clock: Clock,
     http_metrics: HttpMetrics,
     limits: RateLimits,
-    traces: Sequence[Middleware],
     innermost: Sequence[Middleware],
 ) -> MiddlewareStack:
     """Builds all middleware, the outermost first."""
-    http_log, keys = HttpLog(), ApiKeys()
+    http_log, keys, traces = HttpLog(), ApiKeys(), list[Middleware]()
     for one in (http_log, keys, limits):
         live.subscribe(one.on_settings)
+    if settings.tracing.otlp_traces_endpoint is not None:
+        from app.base.tracing import resource_of, sender_to, tracer_to
+        from app.serving.middleware.traces import Traces
+
+        sender, resource = sender_to(settings.tracing), resource_of(settings.tracing)
+        traces.append(Traces(partial(tracer_to, sender, resource), clock, caches={"spans": sender}))
     request_ids = RequestIds(settings.api.enable_request_id_headers)
     outer = [http_metrics, http_log, request_ids, *traces, Cors(settings.access), keys, limits]
     middleware = MiddlewareStack([*outer, *innermost, ForeignPages(settings.access)])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 PATIENCE_S = 20.0
 ERROR = 2
@@ -75,38 +77,30 @@ class Collector:
 
 
 def decoded(message: bytes) -> Iterator[Received]:
-    """The spans of one message, in OTLP's JSON."""
-    for group in json.loads(message)["resourceSpans"]:
-        for span in (span for scope in group["scopeSpans"] for span in scope["spans"]):
-            yield received(span, told_by(group["resource"]))
+    """The spans of one message."""
+    for group in ExportTraceServiceRequest.FromString(message).resource_spans:
+        resource = {pair.key: plain(pair.value) for pair in group.resource.attributes}
+        for span in (span for scope in group.scope_spans for span in scope.spans):
+            yield Received(
+                name=span.name,
+                kind=span.kind,
+                trace_id=span.trace_id.hex(),
+                span_id=span.span_id.hex(),
+                parent_id=span.parent_span_id.hex(),
+                start_s=span.start_time_unix_nano / NANOSECONDS,
+                end_s=span.end_time_unix_nano / NANOSECONDS,
+                status=span.status.code,
+                reason=span.status.message,
+                told={pair.key: plain(pair.value) for pair in span.attributes},
+                resource=resource,
+            )
 
 
-def received(span: dict[str, Any], resource: dict[str, Any]) -> Received:
-    return Received(
-        name=span["name"],
-        kind=span.get("kind", 0),
-        trace_id=span.get("traceId", ""),
-        span_id=span.get("spanId", ""),
-        parent_id=span.get("parentSpanId", ""),
-        start_s=int(span.get("startTimeUnixNano", "0")) / NANOSECONDS,
-        end_s=int(span.get("endTimeUnixNano", "0")) / NANOSECONDS,
-        status=span.get("status", {}).get("code", 0),
-        reason=span.get("status", {}).get("message", ""),
-        told=told_by(span),
-        resource=resource,
-    )
-
-
-def told_by(item: dict[str, Any]) -> dict[str, Any]:
-    return {pair["key"]: plain(pair["value"]) for pair in item.get("attributes", ())}
-
-
-def plain(value: dict[str, Any]) -> Any:
+def plain(value: AnyValue) -> Any:
     """The Python value of an attribute."""
-    [(kind, found)] = value.items()
-    if kind == "arrayValue":
-        return tuple(map(plain, found["values"]))
-    return int(found) if kind == "intValue" else found
+    kind = value.WhichOneof("value")
+    found = getattr(value, kind)
+    return [plain(item) for item in found.values] if kind == "array_value" else found
 
 
 @contextmanager

@@ -2,45 +2,59 @@
 
 from __future__ import annotations
 
-import gevent
-import pytest
+import gc
+import tracemalloc
+from collections.abc import Callable, Sequence
 
-from app.serving.middleware.traces import BATCH, QUIET_S, SpanSender, sampled_part
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import Tracer
+from opentelemetry.util.types import AttributeValue
+
+from app.base.tracing import BATCH, QUIET_S, FailureReason, SpanSender, span_bytes
 from app.wiring.factory import create_app
 from config.loader import load
-from tests.tracing.collector import decoded
 
 
-class Kept:
-    """A collector that keeps the names of what it is given, and fails for this `reason`."""
+class Kept(SpanExporter):
+    """Keeps what it is given, and then fails if it is told to."""
 
-    def __init__(self, reason: str = "") -> None:
+    def __init__(self, result: SpanExportResult | Exception = SpanExportResult.SUCCESS) -> None:
         self.batches: list[list[str]] = []
-        self.reason = reason
+        self.result = result
 
-    def __call__(self, message: bytes) -> str:
-        self.batches.append([span.name for span in decoded(message)])
-        return self.reason
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.batches.append([span.name for span in spans])
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
 
 
-def put(sender: SpanSender, count: int) -> list[str]:
-    """Ends `count` spans; their names."""
+def traced(sender: SpanSender) -> Tracer:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(sender)
+    return provider.get_tracer("test")
+
+
+def make(tracer: Tracer, count: int) -> list[str]:
+    """Begin and end `count` spans; their names."""
     made = [str(number) for number in range(count)]
     for name in made:
-        sender.put(b'{"name":"%b"}' % name.encode())
+        tracer.start_span(name).end()
     return made
 
 
 def lost(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "spans are lost" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if record.name == "app.base.tracing"]
 
 
 def test_spans_leave_in_order_and_in_batches() -> None:
     kept = Kept()
-    sender = SpanSender(kept, {})
-    made = put(sender, 2 * BATCH + 1)
+    sender = SpanSender(kept, FailureReason())
+    made = make(traced(sender), 2 * BATCH + 1)
     assert not kept.batches
-    sender.close()
+    assert sender.force_flush()
     assert [len(batch) for batch in kept.batches] == [BATCH, BATCH, 1]
     assert sum(kept.batches, []) == made
 
@@ -48,35 +62,60 @@ def test_spans_leave_in_order_and_in_batches() -> None:
 def test_spans_that_wait_are_told_among_the_caches() -> None:
     app = create_app(load(("--otlp-traces-endpoint=http://127.0.0.1:9",), {}))
     caches = {name: cache for room in app.caches for name, cache in room().items()}
+    assert isinstance(caches["spans"], SpanSender)
     assert (caches["spans"].size_bytes, caches["spans"].limit_bytes) == (0, 32 << 20)
 
 
-def test_spans_that_cannot_be_sent_are_told_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    now_s = [0.0]
-    sender = SpanSender(Kept("it is broken"), {}, lambda: now_s[0])
-    for moment_s, told in ((0.0, 1), (QUIET_S / 2, 1), (QUIET_S, 2)):
+@pytest.mark.parametrize("result", [SpanExportResult.FAILURE, RuntimeError("broken")])
+def test_spans_that_cannot_be_sent_are_told_of_once_a_minute(
+    caplog: pytest.LogCaptureFixture, result: SpanExportResult | Exception
+) -> None:
+    kept, now_s = Kept(result), [0.0]
+    sender = SpanSender(kept, FailureReason(), lambda: now_s[0])
+    tracer = traced(sender)
+    for moment_s in (0, 1, QUIET_S - 1, QUIET_S, QUIET_S + 1):
         now_s[0] = moment_s
-        put(sender, 3)
-        sender.close()
-        assert len(lost(caplog)) == told
-    assert lost(caplog) == ["3 spans are lost: it is broken", "6 spans are lost: it is broken"]
+        make(tracer, 10)
+        assert sender.force_flush()
+    assert [line.partition(" ")[0] for line in lost(caplog)] == ["10", "30"]
 
 
-def test_spans_beyond_the_memory_for_them_are_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_more_spans_than_can_wait_are_lost(caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept()
-    sender = SpanSender(kept, {})
-    sender.limit_bytes = 120
-    made = put(sender, 20)
-    assert sender.size_bytes == 120
-    sender.close()
-    gevent.sleep(0)
-    assert (sum(kept.batches, []), sender.size_bytes) == (made[:10], 0)
-    assert lost(caplog) == ["10 spans are lost: they wait for the collector"]
+    sender = SpanSender(kept, FailureReason())
+    sender.limit_bytes = 2**20
+    made = make(traced(sender), 1000)
+    assert 2**20 - 8192 < sender.size_bytes <= 2**20
+    assert sender.force_flush()
+    fitted = sum(kept.batches, [])
+    assert (fitted, sender.size_bytes) == (made[: len(fitted)], 0)
+    assert [line.partition(" ")[0] for line in lost(caplog)] == [str(len(made) - len(fitted))]
 
 
 @pytest.mark.parametrize(
-    ("name", "ratio", "part"),
-    [("", "", 1), ("parentbased_traceidratio", "0.1", 0.1), ("traceidratio", "", 1), ("always_off", "", 0)],
+    "attributes_of",
+    [
+        lambda number: {},
+        lambda number: {f"a{place}": number + place * 0.5 for place in range(19)},
+        lambda number: {"url.path": f"{'/' * 8000}{number}", "reasons": (f"stop {number}",)},
+    ],
 )
-def test_the_sampler_is_that_of_opentelemetrys_variables(name: str, ratio: str, part: float) -> None:
-    assert sampled_part({"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": ratio}) == part
+def test_the_size_of_a_span_is_no_less_than_what_it_really_takes(
+    attributes_of: Callable[[int], dict[str, AttributeValue]],
+) -> None:
+    kept: list[ReadableSpan] = []
+
+    class Keeper(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            kept.append(span)
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Keeper())
+    tracer = provider.get_tracer("test")
+    gc.collect()
+    tracemalloc.start()
+    for number in range(500):
+        tracer.start_span("a name", attributes=attributes_of(number)).end()
+    really, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert really <= sum(map(span_bytes, kept)) <= 2 * really

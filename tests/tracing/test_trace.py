@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from app.serving.middleware.traces import NANOSECONDS, RequestTrace
 from tests.engine.harness import START_S, Harness
-from tests.tracing.collector import ERROR, Received, received
 
-EPOCH_S = 1_700_000_000
+EPOCH_NS = 1_700_000_000 * NANOSECONDS
 
 
 class Traced(Harness):
@@ -18,37 +20,46 @@ class Traced(Harness):
 
     def __init__(self, slots: int = 2) -> None:
         super().__init__(slots=slots, inter_token_latency=1.0, time_to_first_token=2.0)
-        self.ended: list[bytes] = []
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = provider.get_tracer("test")
         self.trace = self.request()
         self.observers.append(self.trace.watch)
 
     def request(self) -> RequestTrace:
-        zero_ns = int((EPOCH_S - START_S) * NANOSECONDS)
-        trace = RequestTrace(self.ended.append, {"traceId": "a"}, "", self.clock.now(), zero_ns)
-        trace.attributes["http.route"] = "/v1/completions"
-        return trace
+        zero_ns = EPOCH_NS - int(START_S * NANOSECONDS)
+        told = {"http.route": "/v1/completions"}
+        return RequestTrace(self.tracer, "POST", told, Context(), self.clock.now(), zero_ns)
 
-    def end(self) -> Received:
+    def end(self) -> ReadableSpan:
         """The request's own span."""
         self.trace.end(self.clock.now())
         return self.spans()[-1]
 
-    def spans(self) -> list[Received]:
-        return [received(json.loads(span), {}) for span in self.ended]
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        return self.exporter.get_finished_spans()
 
     def phases(self, choice: int = 0) -> dict[str, tuple[float, float]]:
         """Begin and end of each phase, in seconds since the start."""
-        own = [span for span in self.spans() if span.told.get("understudy.choice") == choice]
-        return {span.name: moments(span) for span in own}
+        own = [span for span in self.spans() if told(span).get("understudy.choice") == choice]
+        return {span.name: (seconds(span.start_time), seconds(span.end_time)) for span in own}
 
 
-def moments(span: Received) -> tuple[float, float]:
-    return round(span.start_s - EPOCH_S, 1), round(span.end_s - EPOCH_S, 1)
+def told(span: ReadableSpan) -> dict[str, object]:
+    return dict(span.attributes or {})
 
 
-def failed(spans: list[Received]) -> dict[str, str]:
+def seconds(moment_ns: int | None) -> float:
+    assert moment_ns is not None
+    return round((moment_ns - EPOCH_NS) / NANOSECONDS, 1)
+
+
+def failed(spans: tuple[ReadableSpan, ...]) -> dict[str, str | None]:
     """Name and reason of those with an error."""
-    return {span.name: span.reason for span in spans if span.status == ERROR}
+    return {
+        span.name: span.status.description for span in spans if span.status.status_code is StatusCode.ERROR
+    }
 
 
 def test_a_sequence_is_queued_then_prefilled_then_decoded() -> None:
@@ -69,9 +80,9 @@ def test_the_request_tells_vllms_attributes() -> None:
     house.clock.advance(10)
     own = house.end()
     assert own.name == "llm_request"
-    assert moments(own) == (0, 10)
+    assert (seconds(own.start_time), seconds(own.end_time)) == (0, 10)
     latency = "gen_ai.latency."
-    assert {name: value for name, value in own.told.items() if not name.startswith(latency)} == {
+    assert {name: value for name, value in told(own).items() if not name.startswith(latency)} == {
         "http.route": "/v1/completions",
         "gen_ai.request.id": "cmpl-mine",
         "gen_ai.request.model": "test",
@@ -84,7 +95,7 @@ def test_the_request_tells_vllms_attributes() -> None:
         "gen_ai.usage.completion_tokens": 8,
         "gen_ai.response.finish_reasons": ("length", "length"),
     }
-    measured = {name: value for name, value in own.told.items() if name.startswith(latency)}
+    measured = {name: value for name, value in told(own).items() if name.startswith(latency)}
     assert measured == {
         latency + "time_in_queue": pytest.approx(0),
         latency + "time_to_first_token": pytest.approx(2),
@@ -110,13 +121,13 @@ def test_the_phase_in_which_a_client_leaves_is_the_last_and_fails(
     name, (begin_s, end_s) = list(house.phases().items())[-1]
     assert (name, begin_s, end_s) == last
     assert failed(house.spans()) == {name: "abort", "llm_request": "abort"}
-    assert own.told["gen_ai.response.finish_reasons"] == ("abort",)
+    assert told(own)["gen_ai.response.finish_reasons"] == ("abort",)
 
 
 def test_who_leaves_the_line_was_only_queued() -> None:
     house = Traced(slots=1)
     house.ask("other", max_tokens=50)
-    house.ended.clear()
+    house.exporter.clear()
     house.observers[:] = [(second := house.request()).watch]
     waiting = house.ask("second")
     house.clock.advance(7)
@@ -124,6 +135,6 @@ def test_who_leaves_the_line_was_only_queued() -> None:
     second.end(house.clock.now())
     assert house.phases() == {"queued": (0, 7)}
     assert failed(house.spans()) == {"queued": "abort", "llm_request": "abort"}
-    latency = house.spans()[-1].told
+    latency = told(house.spans()[-1])
     assert latency["gen_ai.latency.time_in_queue"] == latency["gen_ai.latency.e2e"] == pytest.approx(7)
     assert "gen_ai.latency.time_to_first_token" not in latency

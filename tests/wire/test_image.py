@@ -72,7 +72,7 @@ def test_the_image_holds_what_it_was_given_and_what_it_needs(image: Stage) -> No
     here = {path.name for path in image.within(".").iterdir()}
     assert here - {"__pycache__"} == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE"}
     packages = image.root / "venv" / "lib"
-    assert list(packages.rglob("gunicorn/__init__.py"))
+    assert list(packages.rglob("gunicorn/__init__.py")) and list(packages.rglob("opentelemetry/sdk"))
     assert list(image.within("app").rglob("*.pyc"))
     weight = sum(path.lstat().st_size for path in image.root.rglob("*")) / (1 << 20)
     [told] = re.findall(r"\| all beside the base \| (\d+) \|", (ROOT / "docs" / "deployment.md").read_text())
@@ -125,7 +125,7 @@ def test_both_stages_are_of_the_python_that_ci_tests() -> None:
 
 def test_the_context_holds_what_runs_and_nothing_else(context: Path) -> None:
     names = {path.name for path in context.iterdir()}
-    installed = {f"requirements{part}.txt" for part in ("", "-engine", "-grpc")}
+    installed = {f"requirements{part}.txt" for part in ("", "-engine", "-grpc", "-tracing")}
     assert names == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE", *installed}
     assert not list(context.rglob("__pycache__")) and not list(context.rglob("*.pyc"))
 

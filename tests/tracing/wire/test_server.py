@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import requests
@@ -163,3 +164,28 @@ def test_a_dead_collector_harms_no_request_and_no_end(answers: bool, silent: int
         assert server.stop() == 0
         assert server.log().count("spans are lost") == 1
         assert server.log().count("Traceback") == 0
+
+
+def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "opentelemetry.py").write_text("raise SystemExit('it was imported')\n")
+    with running_server(env={"PYTHONPATH": str(tmp_path)}) as server:
+        assert post(server, fresh_trace()[1]) == 200
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "told"),
+    [
+        ("http://127.0.0.1:4318/v1/traces", "pip install -r requirements-tracing.txt"),
+        ("grpc://127.0.0.1:4317", "must begin with http:// or https://"),
+    ],
+)
+def test_a_server_that_cannot_trace_says_so_in_one_line(tmp_path: Path, endpoint: str, told: str) -> None:
+    (tmp_path / "opentelemetry.py").write_text("raise ImportError('no OpenTelemetry here')\n")
+    with (
+        pytest.raises(RuntimeError) as ended,
+        running_server(f"--otlp-traces-endpoint={endpoint}", env={"PYTHONPATH": str(tmp_path)}),
+    ):
+        pass
+    lines = [line for line in str(ended.value).splitlines() if "otlp-traces-endpoint" in line]
+    assert [line for line in lines if told in line]
+    assert "Traceback" not in str(ended.value)

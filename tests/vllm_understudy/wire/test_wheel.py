@@ -224,4 +224,5 @@ def test_dependencies_are_those_that_are_pinned() -> None:
         "engine": written("requirements-engine.txt"),
         "fleet": written("requirements-fleet.txt"),
         "grpc": written("requirements-grpc.txt"),
+        "tracing": written("requirements-tracing.txt"),
     }

@@ -1,0 +1,210 @@
+"""Export of ended spans to the collector: OTLP over HTTP, in batches, from a native thread.
+
+OpenTelemetry's batch processor is unused: gevent turns its thread into a greenlet, which would encode in the
+hub and delay every stream.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import cached_property
+from itertools import islice
+from sys import getsizeof
+
+import gevent
+from gevent.event import Event
+from gevent.threadpool import ThreadPool
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http import trace_exporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import Tracer
+
+from config import VERSION
+from config.settings import TracingSettings
+
+log = logging.getLogger(__name__)
+
+BATCH = 64
+"""Spans per message. Encoding them holds the GIL for about two milliseconds."""
+DELAY_S = 1.0
+"""Longest wait of a span for its batch, in seconds."""
+SOON = 512
+"""Number of waiting spans that are sent without further delay."""
+LIMIT_BYTES = 32 * 2**20
+"""Most memory of waiting spans, in bytes: about 10,000 spans; further ones are lost."""
+SPAN_BYTES, ATTRIBUTE_BYTES = 3072, 96
+"""Memory of an ended span without its attributes, and of an attribute without its value, in bytes."""
+FLUSH_S = 2.0
+"""Longest wait for the last spans at exit, in seconds."""
+SWITCH_S = 0.0005
+"""Longest wait of the hub for the GIL while spans are encoded, in seconds; a tenth of Python's default."""
+QUIET_S = 60.0
+"""Least time between two log lines about lost spans, in seconds."""
+
+
+def resource_of(settings: TracingSettings) -> Resource:
+    """Makes the attributes of the server for all spans.
+
+    Call it at start: OpenTelemetry runs detectors in threads, and the hub cannot wait for threads.
+    """
+    return Resource.create({SERVICE_NAME: settings.otlp_service_name, SERVICE_VERSION: VERSION})
+
+
+def sender_to(settings: TracingSettings) -> SpanSender:
+    """Makes the queue of ended spans for the collector of `settings`; slow to make, idle without spans.
+
+    Headers, timeout, compression and certificates come from OpenTelemetry's OTEL_EXPORTER_OTLP_ variables.
+    """
+    reason = FailureReason.of(trace_exporter.__name__)
+    return SpanSender(OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint), reason)
+
+
+def tracer_to(sender: SpanSender, resource: Resource) -> Tracer:
+    """Makes a tracer with the queue `sender`. Call it in the worker, whose exit flushes the queue."""
+    sys.setswitchinterval(SWITCH_S)
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(sender)
+    return provider.get_tracer("understudy", VERSION)
+
+
+class FailureReason(logging.Handler):
+    """Keeps the first line that a library logs until `take`, and drops further lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._text = ""
+
+    @classmethod
+    def of(cls, logger_name: str) -> FailureReason:
+        logger, reason = logging.getLogger(logger_name), cls()
+        logger.handlers, logger.propagate = [reason], False
+        return reason
+
+    def take(self) -> str:
+        text, self._text = self._text, ""
+        return text or "no reason given"
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Skips the handler's lock: a single native thread writes, and gevent's locks belong to the hub's
+        thread.
+        """
+        self.emit(record)
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._text = self._text or record.getMessage()
+
+
+class SpanSender(SpanProcessor):
+    """Queues ended spans for `exporter`. A slow or missing collector only costs spans.
+
+    One greenlet at a time empties the queue, through a native thread. It ends with the queue, so an idle
+    sender runs nothing. Spans beyond `limit_bytes` are lost. `reason` keeps the exporter's error; `now`
+    returns monotonic seconds.
+    """
+
+    def __init__(
+        self, exporter: SpanExporter, reason: FailureReason, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._exporter = exporter
+        self._reason = reason
+        self._now = now
+        self.size_bytes = 0
+        """Memory of the waiting spans."""
+        self.limit_bytes = LIMIT_BYTES
+        self._ended: deque[tuple[ReadableSpan, int]] = deque()
+        """Waiting spans, each with its memory in bytes."""
+        self._sender: gevent.Greenlet | None = None
+        self._hurry = Event()
+        self._ending = False
+        self._lost = 0
+        self._quiet_until_s = -math.inf
+
+    @cached_property
+    def _pool(self) -> ThreadPool:
+        return ThreadPool(1)
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Does nothing: spans are queued at their end."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is None or not span.context.trace_flags.sampled:
+            return
+        size = span_bytes(span)
+        if self.size_bytes + size > self.limit_bytes:
+            self._lost += 1
+            return
+        self.size_bytes += size
+        self._ended.append((span, size))
+        if self._sender is None:
+            self._sender = gevent.spawn(self._send)
+        elif len(self._ended) == SOON:
+            self._hurry.set()
+
+    def force_flush(self, timeout_millis: int = int(FLUSH_S * 1000)) -> bool:
+        """Sends the waiting spans. False on a timeout."""
+        self._hurry.set()
+        if self._sender is not None:
+            self._sender.join(timeout_millis / 1000)
+        return self._sender is None
+
+    def shutdown(self) -> None:
+        """Sends the waiting spans at exit; spans that cannot be sent within FLUSH_S are lost."""
+        self._ending = True
+        if self.force_flush():
+            self._exporter.shutdown()
+        else:
+            self._lost += len(self._ended)
+            self._report_losses()
+
+    def _send(self) -> None:
+        """Sends batches until the queue is empty. Runs in its own greenlet."""
+        try:
+            while self._ended:
+                self._hurry.wait(DELAY_S)
+                self._hurry.clear()
+                while self._ended:
+                    batch = [span for span, _ in islice(self._ended, BATCH)]
+                    try:
+                        self._pool.apply(self._export, (batch,))
+                    except RuntimeError:  # at exit some Pythons cannot start threads, such as 3.12.1
+                        if not self._ending:
+                            raise
+                        self._export(batch)
+                    for _ in batch:
+                        self.size_bytes -= self._ended.popleft()[1]
+                    self._report_losses()
+        finally:
+            self._sender = None
+
+    def _export(self, batch: list[ReadableSpan]) -> None:
+        """Encodes and sends a batch. Runs in a native thread, because sending blocks."""
+        try:
+            sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception as error:
+            sent = False
+            self._reason.handle(logging.makeLogRecord({"msg": repr(error)}))
+        if not sent:
+            self._lost += len(batch)
+
+    def _report_losses(self) -> None:
+        if self._lost and self._now() >= self._quiet_until_s:
+            log.warning("%d spans are lost: %s", self._lost, self._reason.take())
+            self._lost = 0
+            self._quiet_until_s = self._now() + QUIET_S
+
+
+def span_bytes(span: ReadableSpan) -> int:
+    """Estimates the memory of an ended span, rather too high than too low."""
+    values = list((span.attributes or {}).values())
+    state = span.context.trace_state if span.context is not None else {}
+    inherited = sum(getsizeof(text) for item in state.items() for text in item)
+    return SPAN_BYTES + ATTRIBUTE_BYTES * (len(values) + len(state)) + sum(map(getsizeof, values)) + inherited
