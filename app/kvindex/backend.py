@@ -37,7 +37,7 @@ def keys_of(owned: Owned) -> tuple[int, ...]:
     return owned[:-1] if owned and owned[-1] == UNALIGNED else owned
 
 
-class Store(Struct, frozen=True, gc=False):
+class Store(Struct, gc=False):
     """Adds blocks to a tier: `owned` has the request keys of each block in `engine`.
 
     `keys` lists all full index blocks, without duplicates. `remapped` has new entries for blocks of earlier
@@ -62,7 +62,7 @@ class Offload(Struct, frozen=True, gc=False):
     engine: Sequence[int]
 
 
-class Remove(Struct, frozen=True, gc=False):
+class Remove(Struct, gc=False):
     """Removes blocks from a tier."""
 
     group: int

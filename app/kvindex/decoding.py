@@ -177,10 +177,10 @@ def _taken_apart(payload: Data) -> PodBatch:
     return PodBatch(ts, rank, events, losses)
 
 
-def engine_keys(values: Sequence[BlockHash]) -> list[int]:
+def engine_keys(values: Sequence[BlockHash]) -> Sequence[int]:
     """Converts block hashes to engine keys, their low 64 bits. ValueError for an empty or too long hash."""
     try:
-        if min(values, default=0) >= 0:  # type: ignore[operator]
+        if not values or min(values) >= 0:  # type: ignore[operator]
             return values  # type: ignore[return-value]
     except TypeError:
         pass  # some are bytes

@@ -1,7 +1,6 @@
 """Converts batches of KV events to operations on blocks of the index.
 
-Engines announce blocks one by one. Applying several blocks together costs much less, so consecutive events
-that differ only in their blocks form one group.
+Consecutive events that differ only in their blocks become one operation, which costs much less.
 
 An engine's blocks may have any size. A prompt's tokens are cut again into blocks of the index. An engine's
 block owns a part of every index block that it overlaps. A block that ends inside an index block leaves a
@@ -10,14 +9,14 @@ tail, which the next event continues.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, count
-from typing import TypeAlias, cast
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count, groupby
+from typing import NamedTuple, TypeAlias, cast
 
-from cachetools import LRUCache
 from msgspec import Struct
 
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
+from app.engine.kvcache.memo import Memo
 from app.kvindex.backend import (
     GPU,
     MOST_TIERS,
@@ -36,7 +35,7 @@ from app.kvindex.keys import Features, RequestKeys, fold_features, published_fea
 
 TAILS_BYTES = 64 << 20
 """Most memory of all tails of an index, in bytes."""
-TAIL_BYTES, SPAN_BYTES, NUMBER_BYTES = 900, 160, 40
+TAIL_BYTES, SPAN_BYTES, NUMBER_BYTES = 450, 160, 40
 """Memory of a tail beside its tokens and spans, of a span, and of a number in a list, in bytes."""
 SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups where a hit needs every block from the prompt's start."""
@@ -56,10 +55,10 @@ Known: TypeAlias = dict[tuple[int, int], Owned | None]
 
 
 class Refused(Exception):
-    """An unusable event, or group of events; the message is a reason for `Losses.event`."""
+    """An unusable event, or events unusable as a group; the message is a reason for `Losses.event`."""
 
 
-class StoreGroup(Struct, gc=False):
+class NewBlocks(Struct, gc=False):
     """Stores that differ only in their blocks, with engine keys as numbers.
 
     `engine` has the keys of all blocks in a row; `parents` has one key for each event. `adapter` is None for
@@ -73,27 +72,16 @@ class StoreGroup(Struct, gc=False):
     tier: str
     adapter: str | None
 
-    def apart(self) -> Iterator[StoreGroup]:
-        """Yields a separate group for each event."""
-        at = 0
-        for event, parent in zip(self.events, self.parents, strict=True):
-            end = at + len(event.block_hashes)
-            yield StoreGroup([event], self.engine[at:end], [parent], self.group, self.tier, self.adapter)
-            at = end
-
 
 class Ingest:
-    """Converts events to operations. An unusable event is lost with a reason.
-
-    A refused group is tried event by event; a single refused event is lost. Remembers engines' block sizes
-    and prompts' tails.
-    """
+    """Converts events to operations. Remembers engines' block sizes and prompts' tails."""
 
     def __init__(self, backend: Backend, request_keys: RequestKeys, tails_bytes: int = TAILS_BYTES) -> None:
         self._backend, self._request_keys = backend, request_keys
         self._size = request_keys.block_size
         self._media: dict[str | None, str] = {}
-        self.tails = PartialBlocks(tails_bytes)
+        self.tails: Memo[tuple[IndexedEngine, int, int], Tail] = Memo(tails_bytes)
+        """Latest tails, by engine, KV cache group and the engine key before the tail."""
         self.block_sizes: dict[str, set[int]] = {}
         """Model -> block sizes of its engines, in tokens."""
 
@@ -104,22 +92,54 @@ class Ingest:
 
         The caller applies the operations before the next call. May raise BackendUnavailable.
         """
-        parsed: list[StoreGroup | Operation] = []
-        for group in [events] if len(events) == 1 else event_groups(events, self._size):
-            parsed += self._parsed(group, losses)
-        wanted: list[tuple[int, int]] = []
-        for each in parsed:
-            if isinstance(each, StoreGroup):
-                wanted += [(each.group, parent) for parent in each.parents if parent is not None]
-        found = self._backend.owned(source, wanted) if wanted else ()
-        known: Known = dict(zip(wanted, found, strict=True))
+        try:
+            if len(events) > 1:
+                groups = [list(alike) for _, alike in groupby(events, self._likeness)]
+                return self._operations(source, groups, None)
+        except Refused:
+            pass  # each event is then an operation, or lost, by itself
+        return self._operations(source, [[event] for event in events], losses)
+
+    def _operations(
+        self, source: IndexedEngine, groups: Sequence[Sequence[KVEvent]], losses: list[str] | None
+    ) -> list[Operation]:
+        """Returns an operation for each group; without `losses`, an unusable group raises Refused."""
+        parsed: list[NewBlocks | Operation] = []
+        for group in groups:
+            try:
+                parsed.append(self._parsed(group))
+            except Refused as refused:
+                if losses is None:
+                    raise
+                losses.append(str(refused))
+        wanted = [
+            (each.group, parent)
+            for each in parsed
+            if isinstance(each, NewBlocks)
+            for parent in each.parents
+            if parent is not None
+        ]
+        known: Known = dict(zip(wanted, self._backend.owned(source, wanted), strict=True)) if wanted else {}
         operations: list[Operation] = []
         for each in parsed:
-            if isinstance(each, StoreGroup):
-                self._stores(source, each, known, losses, operations)
-            else:
-                operations.append(each)
+            try:
+                operations.append(self._store(source, each, known) if isinstance(each, NewBlocks) else each)
+            except Refused as refused:
+                if losses is None:
+                    raise
+                losses.append(str(refused))
         return operations
+
+    def _likeness(self, event: KVEvent) -> object:
+        """Returns what events of one operation have in common; `event` stays alone if nothing."""
+        if isinstance(event, BlockStored):
+            extra = event.extra_keys
+            if event.block_size == self._size and event.token_ids and not (extra and any(extra)):
+                kind = event.kv_cache_spec_kind
+                return event.medium, event.group_idx, event.lora_name, event.lora_id, kind
+        elif isinstance(event, BlockRemoved):
+            return event.medium, event.group_idx
+        return id(event)
 
     def tier(self, medium: str | None) -> str:
         """Returns the tier of a medium. Raises Refused for a name too long, and beyond MOST_TIERS."""
@@ -135,123 +155,99 @@ class Ingest:
             self._media[medium] = tier
         return tier
 
-    def operation(self, source: IndexedEngine, run: StoreGroup, known: Known) -> Store:
-        """Returns one operation. Refused when the event cannot be used, or the events not as one."""
-        try:
-            return (self._one if len(run.events) == 1 else self._several)(source, run, known)
-        except ValueError:
-            raise Refused("bad_token_ids") from None
-
-    def _parsed(self, events: Sequence[KVEvent], losses: list[str]) -> list[StoreGroup | Operation]:
-        """Converts a group of events, as one if possible."""
+    def _parsed(self, events: Sequence[KVEvent]) -> NewBlocks | Operation:
         first = events[0]
         if isinstance(first, AllBlocksCleared):
-            return [Clear()]
-        try:
-            names: Sequence[BlockHash] = first.block_hashes
-            if len(events) > 1:
-                alike = cast(Sequence[BlockRemoved], events)
-                names = [name for event in alike for name in event.block_hashes]
-            engine, group = engine_keys_of("block_hashes", names), first.group_idx or 0
-            if not 0 <= group < MOST_GROUPS:
-                raise Refused("bad_group_idx")
-            tier = self.tier(first.medium)
-            if isinstance(first, BlockRemoved):
-                return [Remove(group, tier, engine)]
-            if not first.token_ids:
-                return [Offload(group, tier, engine)]
-            stores = cast(Sequence[BlockStored], events)
-            if first.lora_name and len(first.lora_name) > MOST_NAME_LETTERS:
-                raise Refused("bad_lora_name")
-            # vLLM before 0.14 publishes only the number of an adapter.
-            adapter = first.lora_name or (str(first.lora_id) if first.lora_id else None)
-            return [StoreGroup(stores, engine, [*map(parent_of, stores)], group, tier, adapter)]
-        except Refused as refused:
-            if len(events) == 1:
-                losses.append(str(refused))
-                return []
-            return list(chain.from_iterable(self._parsed([event], losses) for event in events))
+            return Clear()
+        hashes = (
+            first.block_hashes if len(events) == 1 else [it for event in events for it in event.block_hashes]
+        )
+        engine, group, tier = hash_keys("block_hashes", hashes), first.group_idx or 0, self.tier(first.medium)
+        if not 0 <= group < MOST_GROUPS:
+            raise Refused("bad_group_idx")
+        if isinstance(first, BlockRemoved):
+            return Remove(group, tier, engine)
+        if not first.token_ids:
+            return Offload(group, tier, engine)
+        if first.lora_name and len(first.lora_name) > MOST_NAME_LETTERS:
+            raise Refused("bad_lora_name")
+        # vLLM before 0.14 publishes only the number of an adapter.
+        adapter = first.lora_name or (str(first.lora_id) if first.lora_id else None)
+        stores = cast(Sequence[BlockStored], events)
+        return NewBlocks(stores, engine, [*map(parent_of, stores)], group, tier, adapter)
 
-    def _stores(
-        self,
-        source: IndexedEngine,
-        run: StoreGroup,
-        known: Known,
-        losses: list[str],
-        operations: list[Operation],
-    ) -> None:
-        """Appends the operations of a group. Later events of the batch may continue its blocks."""
+    def _store(self, source: IndexedEngine, new: NewBlocks, known: Known) -> Store:
+        """Returns the operation of a group. Later groups of the batch may continue its blocks."""
+        kind = new.events[0].kv_cache_spec_kind
+        scored = None if kind is None else kind in SCORED_KINDS
+        store = Store(new.group, new.tier, new.engine, (), (), (), scored, new.adapter)
         try:
-            store = self.operation(source, run, known)
-        except Refused as refused:
-            if len(run.events) == 1:
-                losses.append(str(refused))
-                return
-            for each in run.apart():
-                self._stores(source, each, known, losses, operations)
-            return
-        operations.append(store)
+            if len(new.events) == 1:
+                self._fill(store, source, new, known)
+            else:
+                store.keys = store.owned = self._keys(source, new, known)
+        except ValueError:
+            raise Refused("bad_token_ids") from None
         if known:
             for key, owned in chain(zip(store.engine, store.owned, strict=True), store.remapped):
                 known[store.group, key] = owned
+        return store
 
-    def _one(self, source: IndexedEngine, run: StoreGroup, known: Known) -> Store:
-        [event], [parent], engine = run.events, run.parents, run.engine
-        before = self._before(source, run, parent, known)
-        if not 0 < event.block_size <= MOST_BLOCK_TOKENS:
+    def _fill(self, store: Store, source: IndexedEngine, new: NewBlocks, known: Known) -> None:
+        """Sets the blocks of a single event. ValueError for invalid token ids."""
+        [event], [parent], engine = new.events, new.parents, new.engine
+        before = self._before(source, new, parent, known)
+        size, tokens, extra = event.block_size, event.token_ids, event.extra_keys
+        if not 0 < size <= MOST_BLOCK_TOKENS:
             raise Refused("bad_block_size")
-        if len(event.token_ids) != len(engine) * event.block_size:
+        if len(tokens) != len(engine) * size:
             raise Refused("token_count")
-        if event.extra_keys and len(event.extra_keys) != len(engine):
+        if extra and len(extra) != len(engine):
             raise Refused("extra_keys_count")
-        features = published_features(event.extra_keys, event.lora_name) if event.extra_keys else None
+        features = published_features(extra, event.lora_name) if extra else None
         if len(engine) != 1:  # a single block may be the partial one at the end of a hybrid model's prompt
-            self._note_size(source.model, event.block_size)
-        if event.block_size == self._size and isinstance(before, int):
-            keys = self._request_keys.keys(before, event.token_ids, features)
-            return _store(run, keys, keys)
+            self._note_size(source.model, size)
+        if size == self._size and isinstance(before, int):
+            store.keys = store.owned = self._request_keys.keys(before, tokens, features)
+            return
         tail = Tail(before) if isinstance(before, int) else before
-        aligned = align(self._request_keys, tail, engine, event.block_size, event.token_ids, features)
-        self.tails.put((source, run.group), aligned.tails)
-        return _store(run, aligned.owned, aligned.keys, aligned.remapped)
+        aligned = align(self._request_keys, tail, engine, size, tokens, features)
+        store.keys, store.owned, store.remapped, tails = aligned
+        for key, after in tails.items():
+            self.tails.put((source, new.group, key), after, tail_bytes(after))
 
-    def _several(self, source: IndexedEngine, run: StoreGroup, known: Known) -> Store:
-        place = dict(zip(run.engine, count(), strict=False))
-        root, keys_after = self._request_keys.root(run.adapter or source.model), self._request_keys.keys
+    def _keys(self, source: IndexedEngine, new: NewBlocks, known: Known) -> list[int]:
+        """Returns the keys of several events with blocks of the index's size. ValueError as `_fill`."""
+        place = dict(zip(new.engine, count(), strict=False))
+        root, keys_after = self._request_keys.root(new.adapter or source.model), self._request_keys.keys
         keys: list[int] = []
-        for event, parent in zip(run.events, run.parents, strict=True):
+        for event, parent in zip(new.events, new.parents, strict=True):
             before = root
             if parent is not None:
                 at = place.get(parent, len(keys))
-                follows = keys[at] if at < len(keys) else self._before(source, run, parent, known)
+                follows = keys[at] if at < len(keys) else self._before(source, new, parent, known)
                 if isinstance(follows, Tail):
                     raise Refused
                 before = follows
             ids, extra, blocks = event.token_ids, event.extra_keys, len(event.block_hashes)
             if len(ids) != blocks * self._size or extra and len(extra) != blocks:
-                raise Refused  # then each event is tried alone, and refused with its reason
+                raise Refused
             keys += keys_after(before, ids)
         # A block stored twice is a further copy, which only separate operations count.
         if len(place) < len(keys) or len(set(keys)) < len(keys):
             raise Refused
-        if len(run.engine) != len(run.events):
+        if len(new.engine) != len(new.events):
             self._note_size(source.model, self._size)
-        return _store(run, keys, keys)
+        return keys
 
-    def _before(
-        self,
-        source: IndexedEngine,
-        run: StoreGroup,
-        parent: int | None,
-        known: Known,
-    ) -> int | Tail:
+    def _before(self, source: IndexedEngine, new: NewBlocks, parent: int | None, known: Known) -> int | Tail:
         """Returns the request key, or the tail, before an event's first block."""
         if parent is None:
-            return self._request_keys.root(run.adapter or source.model)
-        tail = self.tails.get((source, run.group), parent)
+            return self._request_keys.root(new.adapter or source.model)
+        tail = self.tails.get((source, new.group, parent))
         if tail is not None:
             return tail
-        owned = known[run.group, parent]
+        owned = known[new.group, parent]
         if owned is None:
             raise Refused("unknown_parent")
         last = owned if isinstance(owned, int) else owned[-1] if owned else UNALIGNED
@@ -260,53 +256,13 @@ class Ingest:
         return last
 
     def _note_size(self, model: str, size: int) -> None:
-        sizes = self.block_sizes.get(model)
-        if sizes is None:
-            if len(self.block_sizes) >= MOST_MODELS:
-                return
-            sizes = self.block_sizes[model] = set()
-        if len(sizes) < MOST_SIZES:
-            sizes.add(size)
+        if model in self.block_sizes or len(self.block_sizes) < MOST_MODELS:
+            sizes = self.block_sizes.setdefault(model, set())
+            if len(sizes) < MOST_SIZES:
+                sizes.add(size)
 
 
-def event_groups(events: Iterable[KVEvent], block_size: int) -> Iterator[list[KVEvent]]:
-    """Splits events, in their order, into groups for one operation each.
-
-    A group has removals of one medium and cache group, or stores of one medium, cache group and adapter. The
-    blocks of such stores have `block_size` tokens and no extra keys.
-    """
-    group: list[KVEvent] = []
-    before: tuple[object, ...] | None = None
-    for event in events:
-        likeness: tuple[object, ...] | None = None  # None for an event that stays alone
-        if isinstance(event, BlockStored):
-            extra = event.extra_keys
-            if event.block_size == block_size and event.token_ids and not (extra and any(extra)):
-                kind = event.kv_cache_spec_kind
-                likeness = event.medium, event.group_idx, event.lora_name, event.lora_id, kind
-        elif isinstance(event, BlockRemoved):
-            likeness = event.medium, event.group_idx
-        if group and (likeness is None or likeness != before):
-            yield group
-            group = []
-        before = likeness
-        group.append(event)
-    if group:
-        yield group
-
-
-def _store(
-    run: StoreGroup,
-    owned: Sequence[Owned],
-    keys: Sequence[int],
-    remapped: Sequence[tuple[int, tuple[int, ...]]] = (),
-) -> Store:
-    kind = run.events[0].kv_cache_spec_kind
-    scored = None if kind is None else kind in SCORED_KINDS
-    return Store(run.group, run.tier, run.engine, owned, keys, remapped, scored, run.adapter)
-
-
-def engine_keys_of(field: str, values: Sequence[BlockHash]) -> list[int]:
+def hash_keys(field: str, values: Sequence[BlockHash]) -> Sequence[int]:
     """Converts block hashes to engine keys. Refused for invalid hashes."""
     try:
         return engine_keys(values)
@@ -319,7 +275,7 @@ def parent_of(event: BlockStored) -> int | None:
     parent = event.parent_block_hash
     if parent is None or parent.__class__ is int:
         return parent and int(parent) & LOW_64 or None
-    [key] = engine_keys_of("parent_block_hash", [parent])
+    [key] = hash_keys("parent_block_hash", [parent])
     return key or None
 
 
@@ -344,7 +300,7 @@ class Tail(Struct, frozen=True):
     spans: Sequence[TailBlock] = ()
 
 
-class Aligned(Struct, frozen=True):
+class Aligned(NamedTuple):
     """An event, mapped to blocks of the index.
 
     `keys` lists the request keys of all full index blocks; `owned` lists the keys of each engine block.
@@ -358,33 +314,7 @@ class Aligned(Struct, frozen=True):
     tails: Mapping[int, Tail]
 
 
-class PartialBlocks:
-    """Latest tails, by an engine's KV cache group and the engine key before the tail."""
-
-    def __init__(self, limit_bytes: int = TAILS_BYTES) -> None:
-        self._tails: LRUCache[Hashable, Tail] = LRUCache(limit_bytes, getsizeof=_tail_bytes)
-
-    def __len__(self) -> int:
-        return len(self._tails)
-
-    @property
-    def size_bytes(self) -> int:
-        return int(self._tails.currsize)
-
-    @property
-    def limit_bytes(self) -> int:
-        return int(self._tails.maxsize)
-
-    def get(self, whose: Hashable, engine: int) -> Tail | None:
-        return self._tails.get((whose, engine))
-
-    def put(self, whose: Hashable, tails: Mapping[int, Tail]) -> None:
-        for engine, tail in tails.items():
-            if _tail_bytes(tail) <= self.limit_bytes:
-                self._tails[whose, engine] = tail
-
-
-def _tail_bytes(tail: Tail) -> int:
+def tail_bytes(tail: Tail) -> int:
     """Returns the memory of a tail, in bytes; texts are shared and not counted."""
     numbers = len(tail.tokens) + sum([len(span.before) for span in tail.spans])
     return TAIL_BYTES + SPAN_BYTES * len(tail.spans) + NUMBER_BYTES * numbers

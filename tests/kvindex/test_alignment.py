@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.engine.kvcache.memo import Memo
 from app.engine.kvcache.prompt import Placeholder
-from app.kvindex.backend import Owned, Store
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.ingest import Ingest, PartialBlocks, StoreGroup, Tail, TailBlock
+from app.kvindex.ingest import Tail, TailBlock, tail_bytes
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import batch, removed, stored
 from tests.kvindex.held import matched, source
@@ -42,7 +41,7 @@ def test_a_prompt_may_fork_inside_a_block_of_the_index() -> None:
 def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:
     index = make_index(64)
     stores = index._ingest
-    stores.tails = type(stores.tails)(3000)
+    stores.tails = type(stores.tails)(2000)
     index.ingest(batch(stored([1, 2], list(range(32)), size=16)), "a", "m")
     index.ingest(batch(stored([3], list(range(16)), 1, 16)), "a", "m")
     assert index.losses.events == {"unaligned_parent": 1}
@@ -101,7 +100,7 @@ def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_
     ("tokens", "spans", "before"), [(0, 0, 0), (1, 1, 0), (1000, 1, 0), (1, 100, 0), (1, 3, 300)]
 )
 def test_tails_take_no_more_memory_than_is_reckoned(tokens: int, spans: int, before: int) -> None:
-    tails = PartialBlocks(1 << 30)
+    tails: Memo[tuple[object, int], Tail] = Memo(1 << 30)
     tracemalloc.start()
     try:
         begin, _ = tracemalloc.get_traced_memory()
@@ -110,15 +109,9 @@ def test_tails_take_no_more_memory_than_is_reckoned(tokens: int, spans: int, bef
             of_spans = tuple(
                 TailBlock(n, n, n, None, tuple(range(n + 1000, n + 1000 + before))) for n in numbers[:spans]
             )
-            tails.put(source(), {name: Tail(name, list(numbers[:tokens]), of_spans)})
+            tail = Tail(name, list(numbers[:tokens]), of_spans)
+            tails.put((source(), name), tail, tail_bytes(tail))
         taken = tracemalloc.get_traced_memory()[0] - begin
     finally:
         tracemalloc.stop()
     assert taken <= tails.size_bytes < 3 * taken
-
-
-def operation(
-    stores: Ingest, run: StoreGroup, known: Mapping[int, Owned] | None = None, model: str = "m"
-) -> Store:
-    blocks = {(run.group, key): (known or {}).get(key) for key in (*run.parents, *run.engine) if key}
-    return stores.operation(source(model=model), run, blocks)
