@@ -63,7 +63,8 @@ def key_calls(block_keys: Callable[[Ids], object], prompt: Ids) -> Mapping[str, 
 
 
 def _measure(measure: str, tokens: int, blocks: int, pods: int) -> float:
-    from app.engine.kvcache.events import EventBatch
+    from app.kvindex.decoding import PodBatch
+    from app.kvindex.holders import IndexedEngine
     from app.kvindex.index import Index
     from app.kvindex.memory import MemoryBackend
     from benchmarks.kv_ingest import blocks_per_s, into_index
@@ -80,7 +81,7 @@ def _measure(measure: str, tokens: int, blocks: int, pods: int) -> float:
     prompt = fleet.tokens(tokens // BLOCK)
     if measure == SCORES:
         for pod in range(pods):
-            index.ingest(EventBatch(1.0, [fleet.event(prompt)], 0), f"pod{pod}", MODEL)
+            index.ingest(IndexedEngine(f"pod{pod}", MODEL, 0), PodBatch(1.0, 0, [fleet.event(prompt)]))
         return per_s(lambda: index.score(MODEL, prompt))
     return per_s(key_calls(lambda ids: index.block_keys(MODEL, ids), prompt)[measure])
 

@@ -15,13 +15,16 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from cachetools import LRUCache
 
-from app.engine.kvcache.events import BlockStored, EventBatch
+from app.engine.kvcache.events import BlockStored
+from app.kvindex.decoding import PodBatch
+from app.kvindex.holders import IndexedEngine
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from benchmarks.kv_checkout import MEASURES, SHAPES, key_calls, measured, per_s
@@ -104,7 +107,7 @@ def _show_scores(options: argparse.Namespace) -> None:
         held = blocks if pod % 4 == 0 else 1 + pod * blocks // options.pods
         event = fleet.event(prompt[: held * BLOCK])
         naive.store(f"pod{pod}", event)
-        index.ingest(EventBatch(1.0, [event], 0), f"pod{pod}", MODEL)
+        _ingest(index, f"pod{pod}", event)
     keys = index.block_keys(MODEL, prompt)
     if {score.pod: score.score for score in index.score(MODEL, prompt)} != naive.score(prompt):
         raise RuntimeError("the scores differ")
@@ -151,6 +154,10 @@ def _show_memory(options: argparse.Namespace) -> None:
     show("Bytes of memory for each pair of block and pod", columns, rows)
 
 
+def _ingest(index: Index, pod: str, event: BlockStored) -> None:
+    index.ingest(IndexedEngine(pod, MODEL, 0), PodBatch(1.0, 0, [event]))
+
+
 def _filled(pods: int, blocks: int, shared: bool, tell: Callable[[str, BlockStored], object]) -> None:
     fleet = Fleet()
     prompt = fleet.tokens(blocks)
@@ -161,7 +168,7 @@ def _filled(pods: int, blocks: int, shared: bool, tell: Callable[[str, BlockStor
 def _filled_index(pods: int, blocks: int, shared: bool) -> object:
     # Bytes are weighed here, too, so that what is reckoned can be shown beside what is used.
     index = Index(MemoryBackend(1 << 40, weigh_bytes))
-    _filled(pods, blocks, shared, lambda pod, event: index.ingest(EventBatch(1.0, [event], 0), pod, MODEL))
+    _filled(pods, blocks, shared, partial(_ingest, index))
     return index
 
 

@@ -14,8 +14,8 @@ from app.engine.kvcache.events import BlockStored, EventBatch
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import FixedTargets, PodEndpoint
-from app.kvindex.replays import Replays
-from app.kvindex.streams import Pool, PoolSettings
+from app.kvindex.pool import Pool, PoolSettings
+from app.kvindex.streams import Replays
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from benchmarks.kv_naive import MODEL, Fleet, Naive
 

@@ -27,8 +27,8 @@ import zmq.green as zmq
 from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
+from app.kvindex.pool import MOST_PODS
 from app.kvindex.service import KvIndex
-from app.kvindex.streams import MOST_PODS
 from app.kvindex.subscriber import SubscriberSettings
 from app.kvindex.tokenizers import Tokenization
 from app.text import default_tokenizer

@@ -34,12 +34,8 @@ from gunicorn.config import Config  # noqa: E402
 from app.engine.kvcache.events import BlockStored, EventBatch, encoder  # noqa: E402
 from app.kvindex.index import DEFAULT_BLOCK_SIZE, Index  # noqa: E402
 from app.kvindex.memory import MemoryBackend  # noqa: E402
-from app.kvindex.replays import Replays  # noqa: E402
-from app.kvindex.streams import (  # noqa: E402
-    Pool,
-    PoolSettings,
-    PublishedMessage,
-)
+from app.kvindex.pool import Pool, PoolSettings  # noqa: E402
+from app.kvindex.streams import PublishedMessage, Replays  # noqa: E402
 from app.serving.flask.application import Understudy  # noqa: E402
 from app.serving.gunicorn.connections import FastConnection, FastPath  # noqa: E402
 from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402

@@ -130,11 +130,13 @@ def field_losses() -> list[str]:
     return sorted({"bad_ts"} | {f"bad_{field}" for fields in FIELDS.values() for field in fields})
 
 
-def decode(payload: Data) -> PodBatch:
-    """Decodes the batch of a message. Raises `Unreadable`.
+def decode(payload: Data | None) -> PodBatch:
+    """Decodes the batch of a message. Raises Unreadable, and TooLarge for None.
 
     A batch without a valid time has the time 0, and a loss `bad_ts`.
     """
+    if payload is None:
+        raise TooLarge("a batch has too many bytes")
     whole: EventBatch | ArrayBatch
     try:
         whole = _MAP_BATCH.decode(payload)

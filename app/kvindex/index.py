@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from msgspec import Struct
 
 from app.base.clock.pause import pause_if_possible
-from app.engine.kvcache.events import EventBatch
 from app.engine.kvcache.memo import Bounded
 from app.engine.kvcache.prompt import Placeholder
 from app.kvindex.backend import Backend, IndexSize, Outcome, Stamp
@@ -77,31 +76,24 @@ class Index:
         }
 
     def ingest(
-        self,
-        batch: PodBatch | EventBatch,
-        pod: str,
-        model: str,
-        sequence: int | None = None,
-        restart: bool = False,
+        self, source: IndexedEngine, batch: PodBatch, sequence: int | None = None, restart: bool = False
     ) -> Outcome | None:
-        """Applies a batch that a pod has published; long work pauses.
+        """Applies a batch that an engine has published; long work pauses.
 
         With a `sequence` number, indexers that share a backend apply the batch once. `restart` first removes
         the engine's blocks. Returns None, and counts a loss, with too many pods. After BackendUnavailable the
         caller applies the batch again later.
         """
-        if isinstance(batch, EventBatch):
-            batch = PodBatch(batch.ts, batch.data_parallel_rank or 0, batch.events)
-        source, total, lost = IndexedEngine(pod, model, batch.rank), Outcome(), [*batch.losses]
+        total, lost, events = Outcome(), [*batch.losses], batch.events
         try:
-            for part, start in enumerate(range(0, len(batch.events) or 1, EVENTS_A_TURN)):
+            for part, start in enumerate(range(0, len(events) or 1, EVENTS_A_TURN)):
                 if part:
                     pause_if_possible()
-                events = batch.events[start : start + EVENTS_A_TURN]
+                some = events if len(events) <= EVENTS_A_TURN else events[start : start + EVENTS_A_TURN]
                 stamp = None
                 if sequence is not None:
                     stamp = Stamp(sequence, batch.ts, restart and not part, part)
-                operations = self._ingest.operations(source, events, lost)
+                operations = self._ingest.operations(source, some, lost)
                 outcome = self.backend.apply(source, operations, stamp)
                 if part:
                     total.add(outcome)

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,9 +25,9 @@ from app.kvindex.backend import Backend, BackendUnavailable, IndexSize, RedisSet
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.pods import TargetSource, parse_topic, target_sources
-from app.kvindex.replays import Replays
+from app.kvindex.pool import Pool, PoolSettings, Position, Shard
 from app.kvindex.scorer import TierWeights
-from app.kvindex.streams import Pool, PoolSettings, Position, PublishedMessage, Shard
+from app.kvindex.streams import PublishedMessage, ReplayLimits, Replays
 from app.kvindex.subscriber import LOOK_AGAIN_S, Context, Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import Discovery, Tokenization, TokenizationSettings, TokenizerLibrary
 from app.text import Tokenizer, load_tokenizer
@@ -128,7 +129,8 @@ class KvIndex:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
         self._context.set(zmq.IO_THREADS, IO_THREADS)
-        replays, losses = Replays(self._context), self.index.losses
+        limits = ReplayLimits(payload_bytes=self._pool_settings.most_payload_bytes)
+        replays, losses = Replays(self._context, limits), self.index.losses
         pool = self._pool = Pool(self.index, replays, self._pool_settings, self._wall)
         settings, sources = self._subscriber_settings, self._sources
         subscriber = self._subscriber = Subscriber(pool, losses, self._context, settings, sources)
@@ -197,8 +199,8 @@ class KvIndex:
 
     def _work(self, shard: Shard) -> None:
         while not self._end.is_set():
-            if not self._step(shard.step):
-                shard.wake.wait(WAITING_S if shard.waiting else IDLE_S)
+            if self._pool is not None and not self._step(partial(self._pool.work, shard)):
+                shard.wake.wait(WAITING_S if shard.busy else IDLE_S)
 
     def _step(self, step: Callable[[float], bool]) -> bool:
         """Runs a step, and pauses if more work is ready."""

@@ -27,7 +27,8 @@ from app.kvindex.pods import (
     parse_topic,
     resolve_host,
 )
-from app.kvindex.streams import Pool, PublishedMessage
+from app.kvindex.pool import Pool
+from app.kvindex.streams import PublishedMessage
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.engine.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.kvindex.backend import Outcome
+from app.kvindex.decoding import PodBatch
+from app.kvindex.holders import IndexedEngine
+from app.kvindex.index import Index
 
 PROMPT = list(range(100, 140))
 """Ten blocks of four tokens."""
@@ -35,6 +39,11 @@ def offloaded(hashes: Iterable[BlockHash], medium: str = "CPU", **more: Any) -> 
 
 def removed(hashes: Iterable[BlockHash], medium: str | None = "GPU", **more: Any) -> BlockRemoved:
     return BlockRemoved(list(hashes), medium, **more)
+
+
+def ingest(index: Index, pod: str, *events: KVEvent, model: str = "m", rank: int = 0) -> Outcome | None:
+    """Applies a batch without a number."""
+    return index.ingest(IndexedEngine(pod, model, rank), PodBatch(1.0, rank, events))
 
 
 def batch(*events: KVEvent, rank: int | None = 0, ts: float = 1.0) -> EventBatch:

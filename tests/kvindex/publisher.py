@@ -11,12 +11,13 @@ import gevent
 import zmq
 
 from app.engine.kvcache.events import KVEvent, LayoutName, encoder
+from app.engine.kvcache.publisher import END
 from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import TargetSource
-from app.kvindex.replays import END, ReplayLimits, Replays
-from app.kvindex.streams import Pool, PoolSettings
+from app.kvindex.pool import Pool, PoolSettings
+from app.kvindex.streams import ReplayLimits, Replays
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from tests.kvindex.engines import batch
 from tests.kvindex.held import matched

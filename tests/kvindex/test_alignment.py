@@ -13,7 +13,7 @@ from app.engine.kvcache.prompt import Placeholder
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.ingest import Tail, TailBlock, tail_bytes
 from app.kvindex.memory import MemoryBackend
-from tests.kvindex.engines import batch, removed, stored
+from tests.kvindex.engines import ingest, removed, stored
 from tests.kvindex.held import matched, source
 
 
@@ -23,9 +23,9 @@ def make_index(block_size: int) -> Index:
 
 def test_pods_with_other_block_sizes_meet_on_the_same_keys() -> None:
     index, tokens = make_index(16), list(range(96))
-    index.ingest(batch(stored(range(1, 7), tokens, size=16)), "a", "m")
-    index.ingest(batch(stored(range(1, 4), tokens, size=32)), "b", "m")
-    index.ingest(batch(stored(range(1, 3), tokens, size=48)), "c", "m")
+    ingest(index, "a", stored(range(1, 7), tokens, size=16))
+    ingest(index, "b", stored(range(1, 4), tokens, size=32))
+    ingest(index, "c", stored(range(1, 3), tokens, size=48))
     assert matched(index, tokens) == {"a": 6, "b": 6, "c": 6}
     assert index.size().blocks == 6
 
@@ -33,8 +33,8 @@ def test_pods_with_other_block_sizes_meet_on_the_same_keys() -> None:
 def test_a_prompt_may_fork_inside_a_block_of_the_index() -> None:
     index, common = make_index(64), list(range(32))
     one, two = common + [1000] * 32, common + [2000] * 32
-    index.ingest(batch(stored([1, 2, 3, 4], one, size=16)), "a", "m")
-    index.ingest(batch(stored([5, 6], two[32:], 2, 16)), "a", "m")
+    ingest(index, "a", stored([1, 2, 3, 4], one, size=16))
+    ingest(index, "a", stored([5, 6], two[32:], 2, 16))
     assert matched(index, one) == {"a": 1} == matched(index, two)
 
 
@@ -42,18 +42,16 @@ def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:
     index = make_index(64)
     stores = index._ingest
     stores.tails = type(stores.tails)(2000)
-    index.ingest(batch(stored([1, 2], list(range(32)), size=16)), "a", "m")
-    index.ingest(batch(stored([3], list(range(16)), 1, 16)), "a", "m")
+    ingest(index, "a", stored([1, 2], list(range(32)), size=16))
+    ingest(index, "a", stored([3], list(range(16)), 1, 16))
     assert index.losses.events == {"unaligned_parent": 1}
 
 
 def test_an_image_is_met_by_engines_of_any_block_size() -> None:
     index, tokens = make_index(16), list(range(64))
     image = [Placeholder("img", 20, 10)]
-    index.ingest(
-        batch(stored([1, 2, 3, 4], tokens, size=16, extra_keys=[None, [["img", 4]], None, None])), "a", "m"
-    )
-    index.ingest(batch(stored([1, 2], tokens, size=32, extra_keys=[[["img", 20]], None])), "b", "m")
+    ingest(index, "a", stored([1, 2, 3, 4], tokens, size=16, extra_keys=[None, [["img", 4]], None, None]))
+    ingest(index, "b", stored([1, 2], tokens, size=32, extra_keys=[[["img", 20]], None]))
     assert matched(index, tokens, media=image) == {"a": 4, "b": 4}
     assert matched(index, tokens, media=[Placeholder("other", 20, 10)]) == {"a": 1}
 
@@ -82,16 +80,16 @@ def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_
         done += count
     apart = data.draw(st.booleans())
     for step in [[event] for event in events] if apart else [events]:
-        index.ingest(batch(*step), "a", "m")
+        ingest(index, "a", *step)
     full = len(tokens) // size
     assert index.losses.events == {}
     assert matched(index, tokens, salt=salt) == ({"a": full} if full else {})
     if full:
         gone = data.draw(st.integers(1, blocks))
-        index.ingest(batch(removed([gone])), "a", "m")
+        ingest(index, "a", removed([gone]))
         left = (gone - 1) * engine_size // size
         assert matched(index, tokens, salt=salt) == ({"a": left} if left else {})
-        index.ingest(batch(removed([n for n in range(1, blocks + 1) if n != gone])), "a", "m")
+        ingest(index, "a", removed([n for n in range(1, blocks + 1) if n != gone]))
     assert index.losses.events == {}
     assert index.size().copies == 0
 

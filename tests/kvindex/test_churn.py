@@ -15,8 +15,8 @@ from app.engine.kvcache.prompt import Adapter, ExtraKeys
 from app.kvindex.backend import Backend
 from app.kvindex.holders import bits
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.replays import Replays
-from app.kvindex.streams import Pool, PublishedMessage
+from app.kvindex.pool import Pool
+from app.kvindex.streams import PublishedMessage, Replays
 from tests.kvcache.caches import Replying, admit
 
 PODS, DAY_S, BLOCK = 30, 24 * 3600.0, 4

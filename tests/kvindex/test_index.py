@@ -13,7 +13,7 @@ from app.kvindex.index import Index, IndexSettings
 from app.kvindex.keys import GENERATIONS
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.scorer import TierWeights
-from tests.kvindex.engines import batch, offloaded, removed, stored
+from tests.kvindex.engines import ingest, offloaded, removed, stored
 from tests.kvindex.held import matched
 
 PROMPT = list(range(100, 120))
@@ -29,17 +29,13 @@ def index(backend: Backend) -> Index:
     return make_index(backend)
 
 
-def tell(index: Index, pod: str, *events: KVEvent, model: str = "m", rank: int = 0) -> None:
-    index.ingest(batch(*events, rank=rank), pod, model)
-
-
 def losses(index: Index) -> dict[str, int]:
     return dict(index.losses.events)
 
 
 def test_pods_are_scored_by_the_start_of_the_prompt_that_they_have(index: Index) -> None:
-    tell(index, "a", stored([1, 2, 3], PROMPT[:12]))
-    tell(index, "b", stored([1], PROMPT[:4]), stored([3], PROMPT[8:12], 2))
+    ingest(index, "a", stored([1, 2, 3], PROMPT[:12]))
+    ingest(index, "b", stored([1], PROMPT[:4]), stored([3], PROMPT[8:12], 2))
     best, other = index.score("m", PROMPT)
     assert (best.pod, best.score, best.matched, best.match_ratio) == ("a", 3.0, 3, 0.6)
     assert best.tiers == {"gpu": 3}
@@ -48,7 +44,7 @@ def test_pods_are_scored_by_the_start_of_the_prompt_that_they_have(index: Index)
 
 
 def test_less_than_a_block_and_what_nobody_has_scores_nobody(index: Index) -> None:
-    tell(index, "a", stored([1], PROMPT[:4]))
+    ingest(index, "a", stored([1], PROMPT[:4]))
     assert index.score("m", PROMPT[:3]) == [] == index.score("m", [1, 2, 3, 4, 5])
     assert index.score("m", []) == [] == index.score("unheard", PROMPT)
     assert index.score("m", keys=[]) == []
@@ -56,7 +52,7 @@ def test_less_than_a_block_and_what_nobody_has_scores_nobody(index: Index) -> No
 
 def test_scores_can_be_asked_for_keys_and_for_some_pods(index: Index) -> None:
     for pod in ("a", "b", "c"):
-        tell(index, pod, stored([1, 2], PROMPT[:8]))
+        ingest(index, pod, stored([1, 2], PROMPT[:8]))
     keys = index.block_keys("m", PROMPT)
     assert {score.pod for score in index.score("m", keys=keys, pods=["a", "c", "x"])} == {"a", "c"}
     assert index.score("m", PROMPT, pods=["x"]) == []
@@ -64,8 +60,8 @@ def test_scores_can_be_asked_for_keys_and_for_some_pods(index: Index) -> None:
 
 
 def test_blocks_count_by_the_best_tier_that_they_are_in(index: Index) -> None:
-    tell(index, "a", stored([1, 2, 3, 4], PROMPT[:16]), offloaded([1, 3, 4]), removed([3, 4]))
-    tell(index, "a", offloaded([4], "NVMe"), removed([4], "CPU"))
+    ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16]), offloaded([1, 3, 4]), removed([3, 4]))
+    ingest(index, "a", offloaded([4], "NVMe"), removed([4], "CPU"))
     (score,) = index.score("m", PROMPT)
     assert score.tiers == {"gpu": 2, "cpu": 1, "nvme": 1}
     assert score.score == pytest.approx(2 * 1.0 + 0.8 + 0.5)
@@ -73,7 +69,7 @@ def test_blocks_count_by_the_best_tier_that_they_are_in(index: Index) -> None:
 
 def test_weights_of_tiers_are_a_setting(backend: Backend) -> None:
     index = make_index(backend, weights=TierWeights({"gpu": 0.2, "cpu": 0.9}, unknown=0.0))
-    tell(index, "a", stored([1, 2, 3], PROMPT[:12]), offloaded([1]), removed([3]), offloaded([3], "disk"))
+    ingest(index, "a", stored([1, 2, 3], PROMPT[:12]), offloaded([1]), removed([3]), offloaded([3], "disk"))
     (score,) = index.score("m", PROMPT)
     assert score.tiers == {"cpu": 1, "gpu": 1}
     assert (score.score, score.matched) == (pytest.approx(1.1), 2)
@@ -82,13 +78,13 @@ def test_weights_of_tiers_are_a_setting(backend: Backend) -> None:
 
 
 def test_removals_and_clears_are_followed(index: Index) -> None:
-    tell(index, "a", stored([1, 2, 3], PROMPT[:12]))
-    tell(index, "b", stored([1, 2, 3], PROMPT[:12]))
-    tell(index, "a", removed([2]))
+    ingest(index, "a", stored([1, 2, 3], PROMPT[:12]))
+    ingest(index, "b", stored([1, 2, 3], PROMPT[:12]))
+    ingest(index, "a", removed([2]))
     assert matched(index, PROMPT) == {"a": 1, "b": 3}
-    tell(index, "b", AllBlocksCleared())
+    ingest(index, "b", AllBlocksCleared())
     assert matched(index, PROMPT) == {"a": 1}
-    tell(index, "b", stored([1], PROMPT[:4]))
+    ingest(index, "b", stored([1], PROMPT[:4]))
     assert matched(index, PROMPT) == {"a": 1, "b": 1}
     index.clear("a")
     assert matched(index, PROMPT) == {"b": 1}
@@ -97,35 +93,35 @@ def test_removals_and_clears_are_followed(index: Index) -> None:
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_models_do_not_meet_in_any_generation(backend: Backend, generation: str) -> None:
     index = make_index(backend, generation=generation)
-    tell(index, "a", stored([1, 2], PROMPT[:8]))
-    tell(index, "b", stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 1), model="other")
+    ingest(index, "a", stored([1, 2], PROMPT[:8]))
+    ingest(index, "b", stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 1), model="other")
     assert matched(index, PROMPT) == {"a": 2}
     assert matched(index, PROMPT, model="other") == {"b": 2}
 
 
 def test_ranks_of_a_pod_are_scored_one_by_one(index: Index) -> None:
-    tell(index, "a", stored([1, 2], PROMPT[:8]), rank=0)
-    tell(index, "a", stored([1], PROMPT[:4]), rank=1)
+    ingest(index, "a", stored([1, 2], PROMPT[:8]), rank=0)
+    ingest(index, "a", stored([1], PROMPT[:4]), rank=1)
     assert [(s.pod, s.rank, s.matched) for s in index.score("m", PROMPT)] == [("a", 0, 2), ("a", 1, 1)]
-    tell(index, "a", AllBlocksCleared(), rank=0)
+    ingest(index, "a", AllBlocksCleared(), rank=0)
     assert [(s.rank, s.matched) for s in index.score("m", PROMPT)] == [(1, 1)]
 
 
 def test_an_adapter_has_blocks_of_its_own(index: Index) -> None:
     with_name = {"lora_id": 1, "lora_name": "alice", "extra_keys": [["alice"], ["alice"]]}
-    tell(index, "a", stored([1, 2], PROMPT[:8], **with_name))
-    tell(index, "b", stored([1, 2], PROMPT[:8]))
+    ingest(index, "a", stored([1, 2], PROMPT[:8], **with_name))
+    ingest(index, "b", stored([1, 2], PROMPT[:8]))
     assert matched(index, PROMPT) == {"b": 2}
     assert matched(index, PROMPT, lora="alice") == {"a": 2}
     assert matched(index, PROMPT, model="alice") == {"a": 2}
     assert matched(index, PROMPT, lora="bob") == {}
-    tell(index, "c", stored([1, 2], PROMPT[:8], lora_id=7))  # an engine that tells no names
+    ingest(index, "c", stored([1, 2], PROMPT[:8], lora_id=7))  # an engine that tells no names
     assert matched(index, PROMPT, lora="7") == {"c": 2}
 
 
 def test_a_salt_keeps_tenants_apart(index: Index) -> None:
-    tell(index, "a", stored([1, 2], PROMPT[:8], extra_keys=[["tenant-a"], None]))
-    tell(index, "b", stored([1, 2], PROMPT[:8]))
+    ingest(index, "a", stored([1, 2], PROMPT[:8], extra_keys=[["tenant-a"], None]))
+    ingest(index, "b", stored([1, 2], PROMPT[:8]))
     assert matched(index, PROMPT) == {"b": 2}
     assert matched(index, PROMPT, salt="tenant-a") == {"a": 2}
     assert matched(index, PROMPT, salt="tenant-b") == {}
@@ -133,7 +129,7 @@ def test_a_salt_keeps_tenants_apart(index: Index) -> None:
 
 def test_a_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> None:
     extra_keys = [["alice", ["img", 2], "salt"], ["alice", ["img", -2]], ["alice"]]
-    tell(index, "a", stored([1, 2, 3], PROMPT[:12], lora_name="alice", extra_keys=extra_keys))
+    ingest(index, "a", stored([1, 2, 3], PROMPT[:12], lora_name="alice", extra_keys=extra_keys))
     image = [Placeholder("img", 2, 5)]
     assert matched(index, PROMPT, lora="alice", salt="salt", media=image) == {"a": 3}
     assert matched(index, PROMPT, lora="alice", salt="salt") == {}
@@ -150,7 +146,7 @@ def test_a_long_prompt_with_a_salt_is_found_to_its_end(generation: str) -> None:
         hashes = range(first + 1, min(first + 100, blocks) + 1)
         some = tokens[4 * first : 4 * (first + 100)]
         extra_keys = [["salt"] if number == 1 else None for number in hashes]
-        tell(index, "a", stored(hashes, some, first or None, extra_keys=extra_keys))
+        ingest(index, "a", stored(hashes, some, first or None, extra_keys=extra_keys))
     for asked in (most, most + 1, 2 * most, blocks):
         assert matched(index, tokens[: 4 * asked + 3], salt="salt") == {"a": asked}
 
@@ -158,30 +154,30 @@ def test_a_long_prompt_with_a_salt_is_found_to_its_end(generation: str) -> None:
 def test_images_change_the_blocks_from_the_first_that_they_touch_on(index: Index) -> None:
     for pod, image in (("a", "one"), ("b", "two")):
         extra_keys = [None, [[image, 1]], [[image, -3]], None]
-        tell(index, pod, stored([1, 2, 3, 4], PROMPT[:16], extra_keys=extra_keys))
+        ingest(index, pod, stored([1, 2, 3, 4], PROMPT[:16], extra_keys=extra_keys))
     assert matched(index, PROMPT, media=[Placeholder("one", 5, 4)]) == {"a": 4, "b": 1}
     assert matched(index, PROMPT, media=[Placeholder("two", 5, 4)]) == {"a": 1, "b": 4}
     assert matched(index, PROMPT) == {"a": 1, "b": 1}
 
 
 def test_old_engines_publish_images_without_offsets(index: Index) -> None:
-    tell(index, "a", stored([1, 2], PROMPT[:8], extra_keys=[["img", "salt"], ["img"]]))
+    ingest(index, "a", stored([1, 2], PROMPT[:8], extra_keys=[["img", "salt"], ["img"]]))
     assert matched(index, PROMPT, media=[Placeholder("img", 0, 8)], salt="salt") == {"a": 2}
 
 
 def test_of_a_hybrid_model_only_groups_that_need_every_block_are_scored(index: Index) -> None:
     full = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
     window = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8}
-    tell(index, "a", stored([1, 2], PROMPT[:8], **full), stored([1, 2], PROMPT[:8], **window))
-    tell(index, "a", removed([1], group_idx=1))
+    ingest(index, "a", stored([1, 2], PROMPT[:8], **full), stored([1, 2], PROMPT[:8], **window))
+    ingest(index, "a", removed([1], group_idx=1))
     assert matched(index, PROMPT) == {"a": 2}
-    tell(index, "a", removed([2], group_idx=0))
+    ingest(index, "a", removed([2], group_idx=0))
     assert matched(index, PROMPT) == {"a": 1}
     assert index.size().copies == 2
 
 
 def test_offloaded_blocks_of_a_group_that_is_unknown_are_counted(index: Index) -> None:
-    tell(index, "a", offloaded([1, 2], group_idx=5), removed([4], group_idx=5))
+    ingest(index, "a", offloaded([1, 2], group_idx=5), removed([4], group_idx=5))
     assert losses(index) == {"unknown_block": 3}
 
 
@@ -196,9 +192,9 @@ def test_offloaded_blocks_of_a_group_that_is_unknown_are_counted(index: Index) -
 def test_the_last_that_is_taken_and_the_first_that_is_not(
     index: Index, last: dict[str, Any], beyond: dict[str, Any], loss: str
 ) -> None:
-    tell(index, "a", stored([1], PROMPT[:4], **last))
+    ingest(index, "a", stored([1], PROMPT[:4], **last))
     assert losses(index) == {} and index.size().copies == 1
-    tell(index, "a", stored([2], PROMPT[4:8], **beyond))
+    ingest(index, "a", stored([2], PROMPT[4:8], **beyond))
     assert losses(index) == {loss: 1} and index.size().copies == 1
 
 
@@ -220,24 +216,24 @@ def test_the_last_that_is_taken_and_the_first_that_is_not(
 )
 def test_an_event_that_cannot_be_is_lost_alone_and_named(event: KVEvent, reason: str) -> None:
     index = make_index(MemoryBackend())
-    tell(index, "a", stored([7], PROMPT[:4]), event, stored([8], PROMPT[4:8], 7))
+    ingest(index, "a", stored([7], PROMPT[:4]), event, stored([8], PROMPT[4:8], 7))
     assert losses(index) == {reason: 1}
     assert matched(index, PROMPT) == {"a": 2}
 
 
 def test_events_about_nothing_are_nothing(index: Index) -> None:
-    tell(index, "a", stored([], []), removed([]), stored([1], PROMPT[:4], 0))
+    ingest(index, "a", stored([], []), removed([]), stored([1], PROMPT[:4], 0))
     assert losses(index) == {} and matched(index, PROMPT) == {"a": 1}
 
 
 def test_too_many_media_are_refused_one_by_one() -> None:
     index = make_index(MemoryBackend())
-    tell(index, "a", stored([1], PROMPT[:4]), *(offloaded([1], f"medium{n}") for n in range(20)))
+    ingest(index, "a", stored([1], PROMPT[:4]), *(offloaded([1], f"medium{n}") for n in range(20)))
     assert losses(index) == {"too_many_tiers": 6}
     assert index.size().copies == 15
 
 
 def test_hashes_may_be_bytes_in_one_event_and_numbers_in_another(index: Index) -> None:
-    tell(index, "a", stored([b"\5" * 24 + (9).to_bytes(8, "big")], PROMPT[:4]))
-    tell(index, "a", stored([-1], PROMPT[4:8], 9), removed([(1 << 64) - 1]))
+    ingest(index, "a", stored([b"\5" * 24 + (9).to_bytes(8, "big")], PROMPT[:4]))
+    ingest(index, "a", stored([-1], PROMPT[4:8], 9), removed([(1 << 64) - 1]))
     assert matched(index, PROMPT) == {"a": 1}

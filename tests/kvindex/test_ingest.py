@@ -14,12 +14,12 @@ from app.kvindex.index import Index, IndexSettings
 from app.kvindex.ingest import Ingest
 from app.kvindex.keys import request_keys
 from app.kvindex.memory import MemoryBackend
-from tests.kvindex.engines import PROMPT, batch, block, offloaded, removed, stored
+from tests.kvindex.engines import PROMPT, block, ingest, offloaded, removed, stored
 
 
 def test_blocks_that_come_and_go_are_counted_and_those_that_nobody_has() -> None:
     index = Index(MemoryBackend(), IndexSettings(block_size=4))
-    index.ingest(batch(block(0), block(1), block(2), removed([2, 7, 8]), removed([9])), "a", "m")
+    ingest(index, "a", block(0), block(1), block(2), removed([2, 7, 8]), removed([9]))
     index.clear("a")
     lines = index.metrics.render({}, {}, {}).splitlines()
     for name, value in (("admissions", 3), ("evictions", 3)):
@@ -43,7 +43,7 @@ def test_parts_of_a_batch_leave_what_the_whole_batch_leaves(
     for events_a_turn in (1000, most):
         monkeypatch.setattr("app.kvindex.index.EVENTS_A_TURN", events_a_turn)
         index = Index(MemoryBackend(), IndexSettings(block_size=4))
-        outcome = index.ingest(batch(*events), "a", "m")
+        outcome = ingest(index, "a", *events)
         (best,) = index.score("m", PROMPT)
         outcomes.append((outcome, index.size(), index.losses.events, best))
     assert outcomes[0] == outcomes[1]
@@ -62,7 +62,7 @@ def test_spellings_of_a_medium_are_one_tier_however_many_there_are(monkeypatch: 
 
 def test_a_number_stands_for_an_adapter_without_a_name() -> None:
     index = Index(MemoryBackend(), IndexSettings(block_size=4))
-    index.ingest(batch(stored([1], PROMPT[:4], lora_id=7), stored([2], PROMPT[:4], lora_id=0)), "a", "m")
+    ingest(index, "a", stored([1], PROMPT[:4], lora_id=7), stored([2], PROMPT[:4], lora_id=0))
     assert index.score("m", PROMPT, lora="7")[0].matched == index.score("m", PROMPT)[0].matched == 1
     assert index.size().blocks == 2
 
@@ -111,7 +111,7 @@ def state(batches: list[list[KVEvent]]) -> tuple[Any, ...]:
     """Everything that an index of blocks of two tokens knows after these batches."""
     backend = MemoryBackend()
     index = Index(backend, IndexSettings(block_size=2))
-    outcomes = [index.ingest(batch(*each), "a", "m") for each in batches]
+    outcomes = [ingest(index, "a", *each) for each in batches]
     maps = {number: (map_.owned, map_.repeats) for number, map_ in backend._maps.items()}
     held = dict(backend.table), maps, index.size()
     return outcomes, held, index.losses.events, index._ingest.block_sizes

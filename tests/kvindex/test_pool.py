@@ -15,8 +15,8 @@ from app.kvindex.backend import BackendUnavailable, Outcome, Stamp
 from app.kvindex.holders import IndexedEngine
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.replays import Replays
-from app.kvindex.streams import Pool, PoolSettings, PublishedMessage
+from app.kvindex.pool import Pool, PoolSettings
+from app.kvindex.streams import PublishedMessage, Replays
 from tests.kvindex.engines import PROMPT, batch, block, removed, stored
 from tests.kvindex.held import matched
 from tests.kvindex.publisher import station
@@ -95,10 +95,10 @@ def test_an_error_of_the_index_itself_costs_one_message(caplog: pytest.LogCaptur
     index, pool = make()
     ingest = index.ingest
 
-    def fail(batch_: object, pod: str, *more: object, **named: object) -> object:
-        if pod == "bad":
+    def fail(source: IndexedEngine, *more: Any) -> object:
+        if source.pod == "bad":
             raise RuntimeError("a fault")
-        return ingest(batch_, pod, *more, **named)  # type: ignore[arg-type]
+        return ingest(source, *more)
 
     index.ingest = fail  # type: ignore[assignment,method-assign]
     for pod in ("bad", "a"):
@@ -178,7 +178,7 @@ def test_a_number_that_cannot_be_read_is_that_of_one_engine_that_awaits_it(unrea
 def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.MonkeyPatch) -> None:
     index, pool = make()
     copies = [0]
-    for module in ("index", "memory", "streams"):
+    for module in ("index", "memory", "pool"):
         monkeypatch.setattr(
             f"app.kvindex.{module}.pause_if_possible", lambda: copies.append(index.size().copies)
         )

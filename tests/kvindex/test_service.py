@@ -18,10 +18,10 @@ from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
 from app.kvindex.pods import PodEndpoint
+from app.kvindex.pool import PoolSettings
 from app.kvindex.redis_backend import RedisBackend
-from app.kvindex.replays import ReplayLimits
 from app.kvindex.service import TOKENIZER_TIMEOUT_S, KvIndex, Listening, fed, index_of, open_backend
-from app.kvindex.streams import PoolSettings, PublishedMessage
+from app.kvindex.streams import PublishedMessage, ReplayLimits
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import Tokenization, TokenizationSettings
 from app.text import LocalTokenizer, default_tokenizer

@@ -8,7 +8,8 @@ import pytest
 
 from app.kvindex import subscriber as module
 from app.kvindex.pods import FileTargets, FixedTargets, PodEndpoint
-from app.kvindex.streams import Pool, PoolSettings, PublishedMessage
+from app.kvindex.pool import Pool, PoolSettings
+from app.kvindex.streams import PublishedMessage
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, FakeEngine, Station
 
@@ -209,7 +210,7 @@ def place(place: Station) -> Station:
 
 def queued(place: Station) -> list[PublishedMessage]:
     (shard,) = place.pool.shards
-    return [task for task in shard._queue if isinstance(task, PublishedMessage)]
+    return [message for _, message in shard.queue if message is not None]
 
 
 def step(place: Station, now: float = 0.0) -> bool:
