@@ -105,13 +105,14 @@ class Index:
         # Counted at the end: a batch that is applied again would be counted twice.
         if lost or total.unknown:
             self.losses.count(lost, total.unknown)
-        self.metrics.changed(total.added, total.removed)
+        self.metrics.added.inc(total.added)
+        self.metrics.removed.inc(total.removed)
         return total
 
     def clear(self, pod: str) -> int:
         """Removes a pod; returns its number of copies of blocks. Long work pauses."""
         removed = self.backend.clear(pod)
-        self.metrics.changed(0, removed)
+        self.metrics.removed.inc(removed)
         return removed
 
     def block_keys(

@@ -106,8 +106,8 @@ class IndexMetrics:
             self._families.append(family)
             return family
 
-        self._added = counter("index_admissions", "Copies of blocks that were added.").labels()
-        self._removed = counter("index_evictions", "Copies of blocks that were removed.").labels()
+        self.added = counter("index_admissions", "Copies of blocks that were added.").labels()
+        self.removed = counter("index_evictions", "Copies of blocks that were removed.").labels()
         self._lookups = counter("index_lookup_requests", "Prompts that were scored.").labels()
         hits = counter("index_lookup_hits", "Blocks that the best pod had, over all prompts.")
         self._hits = hits.labels()
@@ -140,11 +140,6 @@ class IndexMetrics:
         }
         _set(self._lost_messages, dict.fromkeys(MESSAGE_LOSSES, 0))
         _set(self._lost_events, dict.fromkeys((*EVENT_LOSSES, *reasons), 0))
-
-    def changed(self, added: int, removed: int) -> None:
-        """Counts copies of blocks that were added and removed."""
-        self._added.inc(added)
-        self._removed.inc(removed)
 
     def looked_up(self, seconds: float, matched: int) -> None:
         """Counts a scored prompt; the best pod has `matched` of the prompt's blocks."""
