@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.base.clock.clock import Clock
 from app.base.clock.streams import Streams
@@ -83,7 +83,7 @@ class Console:
         """Adds the page and its routes to `app`."""
         observer = self.observer
 
-        def server() -> dict[str, Any]:
+        def server() -> dict[str, object]:
             scripts = any(route.path == "/admin/script" for route in app.routes)
             return self._described(siblings.own, ranks) | {"scripts": scripts}
 
@@ -98,7 +98,7 @@ class Console:
         actions = routes.action_routes(self._lifecycle, self._live.current.dump)
         app.add_routes("console_admin", [*own, *actions])
 
-    def _described(self, rank: int, ranks: Sequence[int]) -> dict[str, Any]:
+    def _described(self, rank: int, ranks: Sequence[int]) -> dict[str, object]:
         """Returns the server's description for a newly opened page."""
         settings, steps, cache = self._live.current, self.observer.steps, self._cache
         counted = settings.kvcache.kv_cache_size - 1 if steps.shared else 0

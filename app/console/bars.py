@@ -7,8 +7,8 @@ Each frame reads the progress from the sequences, so that a token costs nothing.
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 
@@ -24,14 +24,12 @@ from app.engine.kvcache.block_pool import BlockObserver
 from app.engine.kvcache.cache import KVCache
 from app.serving.http.context import RequestContext, client_name
 
-MOST_NEW = 500
-"""Most new bars of a frame; a request beyond them that still runs gets its bar in a later frame."""
 OVER_BYTES = 8 << 20
 """Memory for ended requests whose details the page can still get."""
 BAR_BYTES, TOKEN_BYTES = 2048, 60
 """Estimated memory of a bar without tokens, and of one token."""
 MOST_PAST, PAST_S = 1000, 300.0
-"""Most finished requests that a new page gets, and their greatest age in seconds."""
+"""Most ended requests that a new page gets, and their greatest age in seconds."""
 MOST_CHARACTERS = 128
 """Most characters of a text that a client chooses: ids, paths."""
 TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -56,8 +54,6 @@ class Bar(Struct, gc=False, eq=False):
     request: EngineRequest
     origin: Origin
     sequence: Sequence | None = None
-    watched: bool = False
-    """True when an observer will report the end."""
     phase: int = 0
     since_ms: float = 0.0
     tokens: int = 0
@@ -65,6 +61,7 @@ class Bar(Struct, gc=False, eq=False):
     held: int = 0
     preemptions: int = 0
     outcome: SequenceOutcome | None = None
+    end: EndRow | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -88,22 +85,16 @@ class RequestBars:
 
     def __init__(self, engine: EngineClient, now: Callable[[], float], began_s: float) -> None:
         """`now` is the engine's clock."""
-        self._engine = engine
-        self._now = now
-        self._began_s = began_s
+        self._engine, self._now, self._began_s = engine, now, began_s
         self._open = False
         self._live: dict[int, Bar] = {}
         """Bars by `id(request)`; each bar keeps its request alive."""
         self._over: LRUCache[int, Bar] = LRUCache(OVER_BYTES, getsizeof=lambda bar: bar.size_bytes)
+        """Ended requests, also those that ran while no page was open."""
         self._numbers = count(1)
-        self._unseen = 0
         self._new: list[Bar] = []
-        self._ended: list[EndRow] = []
-        self._past: deque[tuple[NewBar, EndRow]] = deque(maxlen=MOST_PAST)
-        """Latest ended requests, also those that ran while no page was open."""
+        self._ended: list[Bar] = []
         self._counts_blocks = False
-        self._skipped = False
-        """True when a frame had no room for a sequence, which still needs a bar."""
 
     @property
     def size_bytes(self) -> int:
@@ -111,28 +102,20 @@ class RequestBars:
         return int(self._over.currsize)
 
     def begin(self, counts_blocks: bool) -> None:
-        """Starts to follow requests, for the first open page.
+        """Starts to collect changes, for the first open page.
 
         With `counts_blocks`, for blocks without numbers, a bar has only the number of its blocks.
         """
         self._open, self._counts_blocks = True, counts_blocks
 
     def end(self) -> None:
-        """Stops following requests when the last page closes.
-
-        Numbers continue, so that an old page does not confuse two bars.
-        """
+        """Stops collecting changes when the last page closes."""
         self._open = False
-        for kept in (self._live, self._over, self._new, self._ended):
-            kept.clear()
-        self._unseen = 0
+        self._new, self._ended = [], []
 
-    def watch(self, origin: Origin, request: EngineRequest) -> Watch | None:
+    def watch(self, origin: Origin, request: EngineRequest) -> Watch:
         """Adds a bar for a submitted choice, and returns the receiver of its outcome."""
-        bar = self._begun(request, origin)
-        if bar is None:
-            return None
-        bar.watched = True
+        bar = self._live[id(request)] = self._begun(request, origin)
         return partial(self._finish, bar)
 
     def refused(self, context: RequestContext, status: int) -> None:
@@ -142,104 +125,48 @@ class RequestBars:
             max_tokens=0, limited=False, arrival_s=context.arrival_s,
         )  # fmt: skip
         bar = self._begun(request, Origin.of(context))
-        if bar is None:
-            return
-        if self._live.pop(id(request), None) is not None:
-            self._over[bar.number] = bar
-        self._note_end(bar, (bar.number, f"status {status}", self._ms(self._now()), 0, 0, None, None, None))
+        self._end(bar, (bar.number, f"status {status}", self._ms(self._now()), 0, 0, None, None, None))
 
-    def _begun(self, request: EngineRequest, origin: Origin) -> Bar | None:
-        """Returns the bar of a new request; None where a page is open and the frame has no room for it."""
-        if self._open and len(self._new) >= MOST_NEW:
-            self._unseen += 1
-            return None
+    def _begun(self, request: EngineRequest, origin: Origin) -> Bar:
         bar = Bar(next(self._numbers), request, origin, since_ms=self._ms(request.arrival_s))
         if self._open:
-            self._live[id(request)] = bar
             self._new.append(bar)
         return bar
 
     def _finish(self, bar: Bar, outcome: SequenceOutcome) -> None:
-        live = self._live.pop(id(bar.request), None)
+        self._live.pop(id(bar.request), None)
         moments = (outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s)
         running, first, last = (None if moment_s is None else self._ms(moment_s) for moment_s in moments)
+        bar.outcome, bar.tokens = outcome, outcome.tokens
         end_ms, cached = self._ms(outcome.ended_s), outcome.cached_tokens
-        number = (live or bar).number
-        end = number, outcome.reason, end_ms, outcome.tokens, cached, running, first, last
-        if live is None:  # no page has this bar
-            self._past.append((bar.row(self._began_s), end))
-            return
-        live.outcome, live.tokens = outcome, outcome.tokens
-        self._over[number] = live
-        self._note_end(live, end)
+        self._end(bar, (bar.number, outcome.reason, end_ms, outcome.tokens, cached, running, first, last))
 
-    def _note_end(self, bar: Bar, end: EndRow) -> None:
-        self._past.append((bar.row(self._began_s), end))
+    def _end(self, bar: Bar, end: EndRow) -> None:
+        bar.end = end
+        with suppress(ValueError):  # larger than all that is kept
+            self._over[bar.number] = bar
         if self._open:
-            self._ended.append(end)
+            self._ended.append(bar)
 
     def _ms(self, moment_s: float) -> float:
         return in_ms(moment_s - self._began_s)
 
     def changes(self, frame: Frame) -> None:
         """Writes the changes since the last frame into `frame`."""
-        self._place()
-        for bar in list(self._live.values()):
-            sequence = bar.sequence
-            if sequence is None:
-                continue
-            if not sequence.over:
-                self._look(bar, sequence, frame)
-            elif not bar.watched:  # it ended since the last frame
-                now_s, status = self._now(), sequence.status()
-                outcome = SequenceOutcome(
-                    reason="over",
-                    scheduled_s=status.scheduled_s,
-                    first_token_s=status.first_s,
-                    last_token_s=now_s,
-                    ended_s=now_s,
-                    cached_tokens=0,
-                    tokens=sequence.tokens,
-                )
-                self._finish(bar, outcome)
-        new, self._new = self._new, []
-        frame.new = [bar.row(self._began_s) for bar in new]
-        frame.ended, self._ended = self._ended, []
-        frame.unseen, self._unseen = self._unseen, 0
-
-    def _place(self) -> None:
-        """Finds the sequences of new bars, and begins bars for sequences that were submitted while no page
-        was open.
-
-        The engine lists the latest sequences first: after a known one all others are known.
-        """
-        fresh: list[Sequence] = []
         for sequence in self._engine.sequences():
             bar = self._live.get(id(sequence.request))
-            if bar is None or bar.sequence is None:
-                fresh.append(sequence)
-            elif not self._skipped:
-                break
-        self._skipped = False
-        unseen = self._unseen
-        for sequence in reversed(fresh):
-            if sequence.over:
-                continue
-            bar = self._live.get(id(sequence.request)) or self._begun(sequence.request, Origin())
-            if bar is None:
-                self._skipped = True
-            else:
+            if bar is not None:
                 bar.sequence = sequence
-        self._unseen = unseen
+                self._look(bar, sequence, frame)
+        frame.new = [bar.row(self._began_s) for bar in self._new]
+        frame.ended = [bar.end for bar in self._ended if bar.end is not None]
+        self._new, self._ended = [], []
 
     def _look(self, bar: Bar, sequence: Sequence, frame: Frame) -> None:
-        number, tokens = bar.number, sequence.tokens
-        if tokens != bar.tokens:
-            bar.tokens = tokens
-            frame.tokens += (number, tokens)
-            if bar.phase == Phase.DECODE and not self._counts_blocks:
-                return
-        status = sequence.status()
+        number, status = bar.number, sequence.status()
+        if sequence.tokens != bar.tokens:
+            bar.tokens = sequence.tokens
+            frame.tokens += (number, bar.tokens)
         if status.phase != bar.phase:
             self._turn(bar, status, sequence, frame)
         if status.computed != bar.computed:
@@ -265,21 +192,17 @@ class RequestBars:
 
     def picture(self, frame: Frame) -> None:
         """Writes into `frame` all live bars as the last frame left them, and the recently ended ones."""
-        oldest_ms, to_come = frame.at - PAST_S * 1000, {end[0] for end in self._ended}
-        for row, end in self._past:
-            if end[2] >= oldest_ms and end[0] not in to_come:
-                frame.new.append(row)
-                frame.ended.append(end)
+        oldest_ms = frame.at - PAST_S * 1000
+        for _, bar in list(self._over.items())[-MOST_PAST:]:
+            if bar.end is not None and bar.end[2] >= oldest_ms:
+                frame.new.append(bar.row(self._began_s))
+                frame.ended.append(bar.end)
         for bar in self._live.values():
             frame.new.append(bar.row(self._began_s))
             frame.phases.append((bar.number, bar.phase, bar.since_ms, bar.preemptions))
-            for pairs, value in (
-                (frame.tokens, bar.tokens),
-                (frame.computed, bar.computed),
-                (frame.held, bar.held),
-            ):
-                if value:
-                    pairs += (bar.number, value)
+            frame.tokens += (bar.number, bar.tokens)
+            frame.computed += (bar.number, bar.computed)
+            frame.held += (bar.number, bar.held)
 
     def live(self) -> list[Bar]:
         """Returns the bars of requests that have not ended."""
@@ -301,6 +224,7 @@ def in_ms(seconds: float) -> float:
 
 FREE, CACHED, HELD, SHARED = range(4)
 """States of a block: empty; unused but cached; used by one sequence; used by several."""
+FINDABLE = -1
 MOST_BLOCKS = 1 << 16
 """Blocks on the map: higher numbers are left out. The pool takes low numbers first."""
 
@@ -310,31 +234,26 @@ class BlockMap(BlockObserver):
 
     def __init__(self, cache: KVCache) -> None:
         self._cache, self._pool = cache, cache.pool
-        self._uses: dict[int, int] = {}
-        self._states: dict[int, int] = {}
-        self._owners: dict[int, int] = {}
-        self._held: dict[int, int] = {}
-        """Number of blocks already marked as the bar's, by bar."""
-        self._dirty: set[int] = set()
-        self._evicted: list[int] = []
-        self._firsts: dict[int, int] = {}
-        """First block of each bar."""
+        self.end()
 
     def begin(self) -> None:
         """Observes the cache from now on, and reads the state of each block."""
         self._pool.observers.append(self)
         held = [block for sequence in self._cache.running for block in sequence.blocks]
         for block in (*self._pool.free_blocks(), *held):
-            if block.number < MOST_BLOCKS:
-                self._set(block.number, block.references, CACHED if block.hash else FREE)
+            self._set(block.number, block.references or (FINDABLE if block.hash else 0))
 
     def end(self) -> None:
         if self in self._pool.observers:
             self._pool.observers.remove(self)
-        for kept in (self._uses, self._states, self._owners, self._held, self._firsts):
-            kept.clear()
-        self._dirty.clear()
-        self._evicted.clear()
+        self._uses: dict[int, int] = {}
+        """Sequences that use a block; FINDABLE if there are none and the block is cached."""
+        self._owners: dict[int, int] = {}
+        """Last bar that took a block."""
+        self._own: dict[int, list[int]] = {}
+        """Blocks of each bar that were written already."""
+        self._dirty: set[int] = set()
+        self._evicted: list[int] = []
 
     # Calls from the pool.
 
@@ -342,25 +261,22 @@ class BlockMap(BlockObserver):
         self._set(block, 1)
 
     def accessed(self, block: int) -> None:
-        self._set(block, self._uses.get(block, 0) + 1)
+        self._set(block, max(0, self._uses.get(block, 0)) + 1)
 
     def released(self, block: int, findable: bool) -> None:
-        self._set(block, max(0, self._uses.get(block, 1) - 1), CACHED if findable else FREE)
+        self._set(block, max(0, self._uses.get(block, 1) - 1) or (FINDABLE if findable else 0))
 
     def evicted(self, block: int) -> None:
-        if self._states.get(block) == CACHED:
+        if self._uses.get(block) == FINDABLE:
             self._evicted.append(block)
 
     def cleared(self) -> None:
-        for block, state in list(self._states.items()):
-            if state == CACHED:
-                self._set(block, 0)
+        for block in [block for block, uses in self._uses.items() if uses == FINDABLE]:
+            self._set(block, 0)
 
-    def _set(self, block: int, uses: int, unused: int = FREE) -> None:
-        """Notes how many sequences use a block; `unused` is its state when none does."""
+    def _set(self, block: int, uses: int) -> None:
         if block < MOST_BLOCKS:
             self._uses[block] = uses
-            self._states[block] = SHARED if uses > 1 else HELD if uses else unused
             self._dirty.add(block)
 
     # Output for the page.
@@ -369,22 +285,17 @@ class BlockMap(BlockObserver):
         """Marks the blocks that a bar got since the last frame as the bar's."""
         if bar.sequence is None:
             return
-        known = self._held.get(bar.number, 0)
-        new = bar.sequence.block_numbers(known)
-        if new:
-            if not known:
-                self._firsts[bar.number] = new[0]
-                frame.firsts += (bar.number, new[0])
-            self._held[bar.number] = known + len(new)
-            for block in new:
-                if block < MOST_BLOCKS:
-                    self._owners[block] = bar.number
-                    self._dirty.add(block)
+        own = self._own.setdefault(bar.number, [])
+        new = bar.sequence.block_numbers(len(own))
+        if new and not own:
+            frame.firsts += (bar.number, new[0])
+        own += new
+        self._owners |= dict.fromkeys(new, bar.number)
+        self._dirty.update(new)
 
     def forget(self, bar: int) -> None:
         """Forgets the blocks of a bar that ended or lost them; marks stay until another bar gets a block."""
-        self._held.pop(bar, None)
-        self._firsts.pop(bar, None)
+        self._own.pop(bar, None)
 
     def changes(self, frame: Frame) -> None:
         """Writes the changes since the last frame into `frame`."""
@@ -394,9 +305,15 @@ class BlockMap(BlockObserver):
 
     def picture(self, frame: Frame) -> None:
         """Writes all blocks that were ever used into `frame`."""
-        frame.blocks = self._rows(self._states)
-        frame.firsts = [value for pair in self._firsts.items() for value in pair]
+        frame.blocks = self._rows(self._uses)
+        for bar, own in self._own.items():
+            if own:
+                frame.firsts += (bar, own[0])
 
-    def _rows(self, blocks: set[int] | dict[int, int]) -> list[int]:
-        states, owners = self._states, self._owners
-        return [value for block in blocks for value in (block, states.get(block, FREE), owners.get(block, 0))]
+    def _rows(self, blocks: Iterable[int]) -> list[int]:
+        rows: list[int] = []
+        for block in blocks:
+            uses = self._uses.get(block, 0)
+            state = SHARED if uses > 1 else HELD if uses else FREE
+            rows += (block, CACHED if uses == FINDABLE else state, self._owners.get(block, 0))
+        return rows

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import gevent
 from gevent.event import Event
@@ -32,12 +31,10 @@ class Feed:
     """Runs the observer while any client queue is open, and fills the queues."""
 
     def __init__(
-        self, observer: Observer, server: Callable[[], dict[str, Any]], every_s: float = EVERY_S
+        self, observer: Observer, server: Callable[[], Mapping[str, object]], every_s: float = EVERY_S
     ) -> None:
         """`server` returns the server's part of a picture."""
-        self._observer = observer
-        self._server = server
-        self._every_s = every_s
+        self._observer, self._server, self._every_s = observer, server, every_s
         self._boxes: list[ClientQueue] = []
         self._greenlet: gevent.Greenlet | None = None
 
@@ -87,22 +84,20 @@ class Feed:
                 box.put(data)
             elif box.waits:
                 picture = picture or event_of("picture", self._observer.picture(self._server()))
-                box.put_picture(picture)
-            else:
-                box.check_patience()
+                box.lost = False
+                box.put(picture)
+            box.check_patience()
 
 
 class ClientQueue(StreamingBody):
     """The events for one browser: an endless body, read by the greenlet of its request."""
 
-    __slots__ = ("_bell", "_connection", "_leave", "_pending", "_size", "_taken_s", "lost", "waits")
+    __slots__ = ("_bell", "_connection", "_leave", "_pending", "_taken_s", "lost", "waits")
 
     def __init__(self, leave: Callable[[ClientQueue], None], connection: Connection | None) -> None:
         super().__init__()
-        self._leave = leave
-        self._connection = connection
-        self._pending: list[bytes] = []
-        self._size = 0
+        self._leave, self._connection = leave, connection
+        self._pending = b""
         self._bell = Event()
         self._taken_s = time.monotonic()
         self.lost = True
@@ -110,28 +105,15 @@ class ClientQueue(StreamingBody):
         self.waits = True
         """True when all queued data has been sent."""
 
-    def put_picture(self, data: bytes) -> None:
-        self.lost = False
-        self._append(data)
-
     def put(self, data: bytes) -> None:
-        """Queues a frame; without room the whole queue is dropped."""
-        if self._size + len(data) > BOX_BYTES:
-            self._pending.clear()
-            self._size = 0
-            self.lost = True
-            self.check_patience()
-        else:
-            self._append(data)
-
-    def _append(self, data: bytes) -> None:
-        self._pending.append(data)
-        self._size += len(data)
+        """Queues an event; without room the whole queue is dropped."""
+        self.lost = bool(self._pending) and len(self._pending) + len(data) > BOX_BYTES
+        self._pending = b"" if self.lost else self._pending + data
         self._bell.set()
 
     def check_patience(self) -> None:
         """Cuts off a browser that has not read for `PATIENCE_S`."""
-        if not self.waits and time.monotonic() - self._taken_s > PATIENCE_S:
+        if self.lost and not self.waits and time.monotonic() - self._taken_s > PATIENCE_S:
             if self._connection is not None:
                 self._connection.shut()
             self.leave()
@@ -143,9 +125,7 @@ class ClientQueue(StreamingBody):
         while not self.gone:
             self._bell.wait()
             self._bell.clear()
-            data = b"".join(self._pending)
-            self._pending.clear()
-            self._size = 0
+            data, self._pending = self._pending, b""
             self.waits, self._taken_s = False, time.monotonic()
             self.bytes_sent += len(data)
             yield data

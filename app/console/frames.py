@@ -6,8 +6,7 @@ since the picture's `began`. A bar is one choice of one request, named by its nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.json import Encoder
@@ -47,8 +46,6 @@ class Frame(Struct, kw_only=True, omit_defaults=True):
     held: list[int] = []
     """Pairs, flat: number, KV blocks."""
     ended: list[EndRow] = []
-    unseen: int = 0
-    """Requests without room in this frame."""
     steps: list[StepRow] = []
     blocks: list[int] = []
     """Triples, flat: block, state (see `app.console.bars`), bar that took the block last."""
@@ -61,7 +58,7 @@ class Frame(Struct, kw_only=True, omit_defaults=True):
     itl: list[int] = []
     adapters: dict[str, int] | None = None
     """Running requests by adapter, for adapters in memory."""
-    load: dict[str, Any] | None = None
+    load: Mapping[str, object] | None = None
     """State of the load generator."""
 
 
@@ -71,7 +68,7 @@ class Picture(Struct, kw_only=True):
     version: int = 1
     began: float
     """Moment 0 in Unix seconds."""
-    server: dict[str, Any]
+    server: Mapping[str, object]
     """Constants of the server: model, limits, ranks."""
     names: Sequence[str] = FIGURES
     ttft_bounds: Sequence[float]

@@ -6,8 +6,8 @@ Without a page nothing is attached to the engine; `RequestBars` notes only the e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from app.base.metrics.recorder import Figures
 from app.console.bars import BlockMap, RequestBars, in_ms
@@ -106,47 +106,18 @@ class Steps:
 
 
 MOST_EVENTS = 100
-"""Most events of a frame; older ones are dropped."""
-SHOWN_DIGITS = 16
-
-
-class Events:
-    """Receives the KV events of a publisher while a page is open."""
-
-    def __init__(self, publisher: Publisher | None) -> None:
-        self._publisher = publisher
-        self._rows: deque[EventRow] = deque(maxlen=MOST_EVENTS)
-
-    def begin(self) -> None:
-        if self._publisher is not None:
-            self._publisher.listen(self._take)
-
-    def end(self) -> None:
-        if self._publisher is not None:
-            self._publisher.forget(self._take)
-        self._rows.clear()
-
-    def _take(self, topic: str, sequence: int, batch: EventBatch) -> None:
-        self._rows += [row_of(event, sequence) for event in batch.events[-MOST_EVENTS:]]
-
-    def changes(self, frame: Frame) -> None:
-        """Writes the events since the last frame into `frame`."""
-        frame.events = list(self._rows)
-        self._rows.clear()
+"""Most KV events of a frame; older ones are dropped."""
 
 
 def row_of(event: KVEvent, sequence: int) -> EventRow:
     """Returns an event of the message numbered `sequence`."""
     if not isinstance(event, BlockStored | BlockRemoved):
         return "cleared", sequence, 0, 0, "", ""
-    hashes, first = event.block_hashes, ""
-    if hashes:
-        first = (
-            f"{hashes[0] % (1 << 64):016x}" if isinstance(hashes[0], int) else hashes[0].hex()[:SHOWN_DIGITS]
-        )
+    hashes = [f"{it % (1 << 64):016x}" if isinstance(it, int) else it.hex() for it in event.block_hashes[:1]]
+    first, blocks = "".join(hashes)[:16], len(event.block_hashes)
     if isinstance(event, BlockRemoved):
-        return "removed", sequence, len(hashes), 0, first, ""
-    return "stored", sequence, len(hashes), len(event.token_ids), first, event.lora_name or ""
+        return "removed", sequence, blocks, 0, first, ""
+    return "stored", sequence, blocks, len(event.token_ids), first, event.lora_name or ""
 
 
 class Observer:
@@ -167,9 +138,10 @@ class Observer:
         self.bars = RequestBars(engine, now, self._began_s)
         self.steps = Steps(engine, self._began_s, self.bars.number_of)
         self._map = None if cache is None else BlockMap(cache)
-        self._events = Events(publisher)
+        self._publisher = publisher
+        self._events: deque[EventRow] = deque(maxlen=MOST_EVENTS)
         self._last: Figures | None = None
-        self.load: Callable[[], dict[str, Any] | None] = lambda: None
+        self.load: Callable[[], Mapping[str, object] | None] = lambda: None
         """Returns the state of the load generator."""
         self.is_open = False
 
@@ -177,7 +149,8 @@ class Observer:
         self.is_open = True
         self.bars.begin(counts_blocks=self._map is None and self.steps.shared)
         self.steps.begin()
-        self._events.begin()
+        if self._publisher is not None:
+            self._publisher.listen(self._take_events)
         if self._map is not None:
             self._map.begin()
 
@@ -185,10 +158,15 @@ class Observer:
         self.is_open = False
         if self._map is not None:
             self._map.end()
-        self._events.end()
+        if self._publisher is not None:
+            self._publisher.forget(self._take_events)
+        self._events.clear()
         self.steps.end()
         self.bars.end()
         self._last = None
+
+    def _take_events(self, topic: str, sequence: int, batch: EventBatch) -> None:
+        self._events += [row_of(event, sequence) for event in batch.events[-MOST_EVENTS:]]
 
     @property
     def state(self) -> str:
@@ -199,7 +177,7 @@ class Observer:
             return "draining"
         return "paused" if self._lifecycle.paused else "serving"
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Mapping[str, object]:
         """Returns the figures by name, for pages of other ranks."""
         figures = self._engine.recorder.figures()
         return {"state": self.state, **dict(zip(FIGURES, numbers_of(figures), strict=True))}
@@ -219,7 +197,8 @@ class Observer:
                 self._map.forget(ended[0])
             self._map.changes(frame)
         self.steps.changes(frame, figures)
-        self._events.changes(frame)
+        frame.events = list(self._events)
+        self._events.clear()
         if last is None or last.ttft != figures.ttft:
             frame.ttft = list(figures.ttft.counts)
         if last is None or last.inter_token != figures.inter_token:
@@ -235,7 +214,7 @@ class Observer:
             at=at_ms, state=self.state, figures=numbers_of(figures), adapters=adapters, load=self.load()
         )
 
-    def picture(self, server: dict[str, Any]) -> Picture:
+    def picture(self, server: Mapping[str, object]) -> Picture:
         """Returns the whole state as of the last frame; `server` goes into the picture unchanged."""
         figures = self._last or self._engine.recorder.figures()
         frame = self._head(figures)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from itertools import islice
+from collections.abc import Callable
+from reprlib import Repr
 from typing import Any
 
 import msgspec
@@ -35,18 +35,8 @@ SHOWN_SETTING = 1000
 SHOWN_ITEMS = 20
 """Most items shown of a list or mapping in a setting."""
 UNSHOWN = frozenset(
-    (
-        "request_id",
-        "index",
-        "prompt_ids",
-        "echo_text",
-        "turns",
-        "arrival_s",
-        "observers",
-        "media",
-        "tool_calls",
-        "adapter",
-    )
+    ("request_id", "index", "prompt_ids", "echo_text", "turns", "arrival_s", "observers")
+    + ("media", "tool_calls", "adapter")
 )
 """Request fields that are no settings, or are shown elsewhere."""
 ACTIONS = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache")
@@ -140,29 +130,27 @@ def shown(value: object) -> object:
     """Returns numbers unchanged, other values as text of at most `SHOWN_SETTING` characters."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    return (value if isinstance(value, str) else brief(value))[:SHOWN_SETTING]
+    return str(value if isinstance(value, str) else _BRIEF.repr(value))[:SHOWN_SETTING]
 
 
-def brief(value: object, levels: int = 3) -> str:
-    """Returns the beginning of a value as text, without reading the whole; of structs only changed fields."""
-    if isinstance(value, str | bytes):
-        return repr(value[:SHOWN_SETTING])
-    if not isinstance(value, Struct | Collection):
-        return repr(value)[:SHOWN_SETTING]
-    if not levels:
-        return "..."
-    if isinstance(value, Struct):
-        given = ((field.name, getattr(value, field.name), field.default) for field in fields(value))
+class _Brief(Repr):
+    """Writes the beginning of a value, without reading the whole; of structs only changed fields."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, SHOWN_SETTING, SHOWN_SETTING
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = SHOWN_ITEMS
+
+    def repr1(self, x: object, level: int) -> str:
+        if not isinstance(x, Struct) or not level:
+            return super().repr1(x, level)
+        given = ((field.name, getattr(x, field.name), field.default) for field in fields(x))
         return ", ".join(
-            f"{name}: {brief(it, levels - 1)}" for name, it, usual in given if it not in (usual, {})
+            f"{name}: {self.repr1(it, level - 1)}" for name, it, usual in given if it not in (usual, {})
         )
-    first = list(islice(value, SHOWN_ITEMS))
-    if isinstance(value, Mapping):
-        parts = [f"{brief(key, levels - 1)}: {brief(value[key], levels - 1)}" for key in first]
-    else:
-        parts = [brief(each, levels - 1) for each in first]
-    more = ["..."] * (len(value) > SHOWN_ITEMS)
-    return ("{%s}" if isinstance(value, Mapping) else "[%s]") % ", ".join(parts + more)
+
+
+_BRIEF = _Brief()
 
 
 def knob_of(row: Setting, live: LiveSettings) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_what_clients_choose_is_kept_short(traceparent: str, trace_id: str) -> N
         (ScriptedReply(passes=True), "passes: True"),
         (ScriptedReply(text="x" * 10**7, calls=()), "text: 'xxx"),
         (dict.fromkeys(range(10**6), 0.5), "{0: 0.5, 1: 0.5"),
-        ([[[["deep"]]]], "[[[...]]]"),
+        ([[[["deep"]]]], "[[[[...]]]]"),
     ],
     ids=["struct", "long text", "many", "deep"],
 )
@@ -125,7 +125,7 @@ def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
     assert answer["tokens"] == it.page.tokens[bar.number] > 5
     assert answer["reply"] == it.harness.said("a")
     settings = answer["settings"]
-    assert (settings["stop"], settings["seed"], settings["max_tokens"]) == ("['x!']", 5, 30)
+    assert (settings["stop"], settings["seed"], settings["max_tokens"]) == ("('x!',)", 5, 30)
     assert len(answer["blocks"]) >= 1
     assert answer["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
     it.frame(10)

@@ -38,7 +38,6 @@ class Page:
         self.steps: list[list[float]] = []
         self.figures: dict[str, float] = {}
         self.frame: dict[str, Any] = {}
-        self.unseen = 0
         self.chunks: list[tuple[int, float]] = []
 
     def take(self, item: Frame | Picture) -> None:
@@ -59,7 +58,6 @@ class Page:
             self.blocks[rows[place]] = rows[place + 1], rows[place + 2]
         self.evicted += frame.get("evicted", [])
         self.steps += frame.get("steps", [])
-        self.unseen += frame.get("unseen", 0)
         self.chunks += zip(frame.get("chunks", [])[::2], frame.get("chunks", [])[1::2], strict=True)
 
     def states(self) -> dict[int, int]:

@@ -42,8 +42,7 @@ class BarsView {
     }
     this.rows = $("order").value === "new" ? rows.reverse() : rows.sort((a, b) => this.rank(a) - this.rank(b) || b.number - a.number);
     this.spacer.style.height = `${Math.max(0, rows.length * ROW + HEAD + 6 - this.place.clientHeight)}px`;
-    const unseen = model.unseen ? `, ${whole(model.unseen)} too quick to be drawn` : "";
-    $("requests-count").textContent = `${whole(live)} under way, ${whole(rows.length)} shown${failed ? `, ${whole(failed)} failed` : ""}${unseen}`;
+    $("requests-count").textContent = `${whole(live)} under way, ${whole(rows.length)} shown${failed ? `, ${whole(failed)} failed` : ""}`;
     legend($("requests-legend"), [...PHASES.map((name) => [COLOURS[name], name]), [COLOURS.failed, "failed"]]);
     this.draw();
   }

@@ -17,7 +17,6 @@ class Model {
     this.figures = {};
     this.bars = new Map(); // by number, which is the order of arrival
     this.over = [];
-    this.unseen = 0;
     this.steps = [];
     this.events = [];
     this.ttft = [];
@@ -43,7 +42,6 @@ class Model {
     pairs(frame.held, (number, value) => { const bar = this.bars.get(number); if (bar) bar.held = value; });
     pairs(frame.firsts, (number, value) => { const bar = this.bars.get(number); if (bar) bar.first_block = value; });
     for (const row of frame.ended || []) this.finish(row);
-    this.unseen += frame.unseen || 0;
     this.paint(frame);
     keep(this.steps, frame.steps, MOST_STEPS);
     keep(this.events, (frame.events || []).map((row) => [frame.at, ...row]), MOST_EVENTS);
