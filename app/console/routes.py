@@ -142,8 +142,10 @@ class _Brief(Repr):
         self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = SHOWN_ITEMS
 
     def repr1(self, x: object, level: int) -> str:
-        if not isinstance(x, Struct) or not level:
+        if not isinstance(x, Struct):
             return super().repr1(x, level)
+        if not level:
+            return "..."
         given = ((field.name, getattr(x, field.name), field.default) for field in fields(x))
         return ", ".join(
             f"{name}: {self.repr1(it, level - 1)}" for name, it, usual in given if it not in (usual, {})
