@@ -293,7 +293,7 @@ class ChatChoice(Struct):
     index: int
     message: ChatMessage
     logprobs: LogprobContent | None
-    finish_reason: str
+    finish_reason: str | None
     stop_reason: str | int | None
     token_ids: Sequence[int] | Raw | None
     routed_experts: None = None

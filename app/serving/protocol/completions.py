@@ -123,7 +123,7 @@ class CompletionChoice(Struct):
     index: int
     text: str | Raw
     logprobs: CompletionLogprobs | None
-    finish_reason: str
+    finish_reason: str | None
     stop_reason: str | int | None
     token_ids: Sequence[int] | Raw | None
     prompt_logprobs: PromptLogprobs | Raw | None

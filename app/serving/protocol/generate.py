@@ -8,7 +8,7 @@ in parts.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
@@ -285,10 +285,6 @@ class GenerateChunk(Struct, kw_only=True):
     choices: Sequence[GenerateChoice]
 
 
-MOST_WINDOW_TOKENS = 1024
-"""Most tokens in a client's decode window."""
-
-
 class Candidate(Struct, kw_only=True):
     """One token and its log probability."""
 
@@ -334,57 +330,59 @@ class CountedTokens(Struct, kw_only=True):
     completion_tokens: int | None = 0
 
 
-class GenerateAnswer(Struct, kw_only=True):
-    """A whole answer of ``/inference/v1/generate`` with `output_mode` tokens."""
+class GenerateOutput(Struct, kw_only=True):
+    """Common fields of whole answers and events of ``/inference/v1/generate`` with `output_mode` tokens."""
 
     request_id: str = ""
+    prompt_token_ids: list[Natural] | None = None
+    metrics: JsonObject | None = None
+    output_mode: Literal["tokens"] = "tokens"
+
+
+class GenerateAnswer(GenerateOutput, kw_only=True):
+    """A whole answer."""
+
     choices: list[RenderedChoice]
     prompt_logprobs: list[JsonObject | None] | None = None
-    prompt_token_ids: list[Natural] | None = None
-    metrics: JsonObject | None = None
     kv_transfer_params: JsonObject | None = None
-    output_mode: Literal["tokens"] = "tokens"
 
 
-class GenerateEvent(Struct, kw_only=True):
-    """One event of a generate stream with `output_mode` tokens."""
+class GenerateEvent(GenerateOutput, kw_only=True):
+    """One event of a stream."""
 
-    request_id: str = ""
     choices: list[StreamChoice]
     usage: CountedTokens | None = None
-    prompt_token_ids: list[Natural] | None = None
-    metrics: JsonObject | None = None
-    output_mode: Literal["tokens"] = "tokens"
 
 
 class StreamState(Struct, kw_only=True):
-    """A stream's state, which the client sends with each event: the server stores none."""
+    """A stream's state, which the client sends with each event: the server stores none.
+
+    Only vLLM uses the window at the end of the text: `prev_tokens`, the offsets, and the context's ids.
+    """
 
     prev_tokens: list[str] = []
-    """Last tokens of the text in the vocabulary's spelling; used without a parser."""
     prefix_offset: Natural = 0
     read_offset: Natural = 0
     role_sent: bool = False
-    logprob_context_token_ids: Annotated[list[int], Meta(max_length=4)] = []
+    logprob_context_token_ids: list[int] = []
     logprob_text_offset: Natural = 0
     output_token_ids: list[int] = []
-    """All tokens so far; used with a parser, which reads all tokens again."""
+    """All tokens so far."""
     output_chunk_lens: list[Annotated[int, Meta(ge=1)]] = []
     """Number of `output_token_ids` in each event."""
     tools_streamed: bool = False
     last_tool_call_ids: list[str] = []
 
 
-def is_whole(value: object) -> bool:
-    if value is not False:
-        raise Misfit("false")
-    return False
+def _only(wanted: bool) -> Callable[[object], bool]:
+    """Returns a conversion that takes one value of `stream`: it decides which kind a body is."""
 
+    def convert_stream(value: object) -> bool:
+        if value is not wanted:
+            raise Misfit(str(wanted).lower())
+        return wanted
 
-def is_event(value: object) -> bool:
-    if value is not True:
-        raise Misfit("true")
-    return True
+    return convert_stream
 
 
 class DerenderRequest(Request, kw_only=True):
@@ -393,7 +391,7 @@ class DerenderRequest(Request, kw_only=True):
     stream: bool = False
     model: str | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"stream": is_whole}
+    lax: ClassVar[Mapping[str, Hashable]] = {"stream": _only(False)}
 
 
 class DerenderChatRequest(DerenderRequest, kw_only=True):
@@ -442,14 +440,11 @@ class DerenderStreamRequest(Request, kw_only=True):
     chat_request: ChatCompletionRequest | None = None
     completion_request: CompletionRequest | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"stream": is_event}
+    lax: ClassVar[Mapping[str, Hashable]] = {"stream": _only(True)}
 
     def check_converted(self) -> None:
         """Raises ApiError 400 also for a state that no earlier answer can have contained."""
         state = self.stream_state
-        if state is not None and len(state.prev_tokens) > MOST_WINDOW_TOKENS:
-            where = "body.stream_state.prev_tokens"
-            raise malformed(f"{where}: at most {MOST_WINDOW_TOKENS} tokens", where)
         if state is not None and sum(state.output_chunk_lens) != len(state.output_token_ids):
             where = "body.stream_state"
             raise malformed(f"{where}: output_chunk_lens do not sum up to the output_token_ids", where)

@@ -1,233 +1,60 @@
 """Both /derender routes: the token ids of a generate answer as a chat or a text completion.
 
-The server keeps nothing between the events of a stream: the client sends back the state that it received.
-Without a parser the state is a window at the end of the text. A parser reads all tokens again at each event.
+The server keeps nothing between the events of a stream: the client sends back the state that it received, and
+all tokens are read again at each event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec import Struct
 
-from app.engine.core.outputs import Part, PartReader, Tokens
+from app.engine.core.outputs import PartReader
 from app.engine.parsing import HermesReader, ListedReader, ThoughtReader
+from app.serving.api.logprobs import token_bytes
 from app.serving.api.pipeline import RequestPipeline
-from app.serving.api.writer import ChoiceState
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, post
-from app.serving.protocol.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
+from app.serving.protocol import chat as chats
+from app.serving.protocol import common as wire
+from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
-from app.serving.protocol.common import Usage
+from app.serving.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from app.serving.protocol.decoding import decode_first
 from app.serving.protocol.generate import (
     DerenderChatRequest,
     DerenderCompletionRequest,
     DerenderStreamRequest,
-    GenerateAnswer,
     Logprobs,
     RenderedChoice,
     StreamState,
 )
-from app.serving.protocol.validation import MAX_CHOICES
-from app.text import Tokenizer
 
-SEED = 5
-"""Tokens of the prompt that precede a reply's first token in decoding."""
 CONTEXT = 4
 """Tokens that may hold the beginning of a character which a later token ends."""
 BROKEN = "\ufffd"
 NEEDS_REQUEST = "chat_request is needed beside a parser: the reply would show its markup."
 NEEDS_PROMPT = "prompt_token_ids are needed beside a parser: they tell whether thoughts have begun."
-Entry = dict[str, Any]
-"""Log probability of a token, as JSON."""
-
-
-class Window:
-    """Decodes the next tokens of a text whose last few tokens are known."""
-
-    def __init__(self, tokenizer: Tokenizer, skips: bool) -> None:
-        """With `skips` the text leaves out special tokens."""
-        self._tokenizer, self._skips = tokenizer, skips
-
-    def begin(self, prompt_ids: Sequence[int] | None) -> StreamState:
-        tokens = self.strings((prompt_ids or ())[-SEED - 2 :])
-        return StreamState(
-            prev_tokens=tokens, prefix_offset=max(len(tokens) - SEED, 0), read_offset=len(tokens)
-        )
-
-    def strings(self, ids: Sequence[int]) -> list[str]:
-        """Returns the vocabulary's spelling of tokens, without special ones that are skipped."""
-        tokenizer = self._tokenizer
-        strings = tokenizer.token_strings(ids)
-        if not self._skips:
-            return strings
-        return [it for it, each in zip(strings, ids, strict=True) if tokenizer.decode([each]) or not it]
-
-    def read(self, state: StreamState, ids: Sequence[int]) -> tuple[str, StreamState]:
-        """Returns the text of `ids`, and the state behind them. Half a character waits for its end."""
-        join, texts = self._tokenizer.join, []
-        tokens, prefix, read = list(state.prev_tokens), state.prefix_offset, state.read_offset
-        for token_id in ids:
-            tokens += self.strings([token_id])
-            before, now = join(tokens[prefix:read]), join(tokens[prefix:])
-            if len(now) > len(before) and not now.endswith(BROKEN):
-                texts.append(now[len(before) :])
-                tokens, prefix, read = tokens[read:], 0, len(tokens) - read
-        context = [*state.logprob_context_token_ids, *ids][-CONTEXT:]
-        state = replace(
-            state,
-            prev_tokens=tokens[prefix:],
-            prefix_offset=0,
-            read_offset=max(read - prefix, 0),
-            logprob_context_token_ids=context,
-        )
-        return "".join(texts), state
-
-
-def _reader(pipeline: RequestPipeline, chat: ChatCompletionRequest) -> PartReader | None:
-    """Returns the reader that separates thoughts and calls from a reply to `chat`; None without parsers."""
-    calls: PartReader | None = None
-    if chat.tools and chat.tool_choice != "none":
-        as_llama = pipeline.settings.tools.tool_call_parser == "llama3_json"
-        calls = ListedReader() if as_llama else HermesReader()
-    return ThoughtReader(calls) if pipeline.limits.reasons else calls
-
-
-def _pieces(reader: PartReader | None, texts: Sequence[str], ends: bool) -> Iterator[tuple[Part | None, str]]:
-    for text in texts:
-        yield from ((None, text),) if reader is None else reader.feed(text)
-    if ends and reader is not None:
-        yield from reader.finish()
-
-
-def chat_message(pipeline: RequestPipeline, chat: ChatCompletionRequest | None, text: str) -> ChatMessage:
-    """Returns the assistant's message of a whole `text`; without `chat` all of the text is content."""
-    choice = ChoiceState()
-    for part, piece in _pieces(None if chat is None else _reader(pipeline, chat), [text], True):
-        choice.take(Tokens(0, [piece], [], 0.0, part=part))
-    said, thoughts = "".join(choice.texts), choice.texts_of("reasoning")
-    forced = chat is not None and chat.tool_choice not in ("none", "auto", None)
-    message = ChatMessage("assistant", said if said or forced or not choice.segments else None)
-    calls = [
-        ToolCall(pipeline.identity.fresh_id(), "function", function=FunctionCall(call.part.name, call.text))
-        for call in choice.segments
-        if call.part is not None and call.kind == "call"
-    ]
-    if calls:
-        message.tool_calls = calls
-    if thoughts and chat is not None and chat.include_reasoning:
-        message.reasoning = "".join(thoughts)
-    return message
-
-
-def parsed_delta(
-    pipeline: RequestPipeline, chat: ChatCompletionRequest, state: StreamState, ids: Sequence[int], ends: bool
-) -> tuple[JsonObject, StreamState]:
-    """Returns the message delta of the next tokens, and the state behind them. Reads all tokens again."""
-    lengths = [*state.output_chunk_lens, *([len(ids)] if ids else [])]
-    tokens = [*state.output_token_ids, *ids]
-    pieces, texts, start = pipeline.tokenizer.pieces(tokens, False), [], 0
-    for length in lengths:
-        texts.append("".join(pieces[start : start + length]))
-        start += length
-    reader, seen = _reader(pipeline, chat), len(state.output_chunk_lens)
-    for _ in _pieces(reader, texts[:seen], False):
-        pass
-    told, calls = {"content": "", "reasoning": ""}, dict[int, dict[str, Any]]()
-    call_ids = list(state.last_tool_call_ids)
-    for part, piece in _pieces(reader, texts[seen:], ends):
-        if part is None or part.kind == "reasoning":
-            told["content" if part is None else "reasoning"] += piece
-        elif part.kind == "call" and not part.raw:
-            if part.number not in calls:  # a call's first event has its id and name
-                begins = part.number >= len(call_ids)
-                if begins:
-                    call_ids.append(f"chatcmpl-tool-{pipeline.identity.fresh_id()}")
-                calls[part.number] = {
-                    "id": call_ids[part.number] if begins else None,
-                    "type": "function" if begins else None,
-                    "index": part.number,
-                    "function": {"name": part.name if begins else None, "arguments": ""},
-                }
-            calls[part.number]["function"]["arguments"] += piece
-    delta: JsonObject = {
-        "role": None if state.role_sent else "assistant",
-        "content": told["content"] or None,
-        "reasoning": (told["reasoning"] or None) if chat.include_reasoning else None,
-    }
-    if calls:
-        delta["tool_calls"] = list(calls.values())
-    return delta, replace(
-        state,
-        output_token_ids=tokens,
-        output_chunk_lens=lengths,
-        role_sent=True,
-        tools_streamed=state.tools_streamed or bool(calls),
-        last_tool_call_ids=call_ids,
-    )
-
-
-def logprobs_of(tokenizer: Tokenizer, logprobs: Logprobs | None, context: Sequence[int]) -> Entry | None:
-    """Returns a chat's log probabilities; `context`: the token ids before the first one."""
-    if logprobs is None or logprobs.content is None:
-        return None if logprobs is None else {"content": None}
-    before, entries = list(context), []
-
-    def text_of(token_id: int) -> str:
-        """Returns a token's text; of one that ends a character, the whole character, and else nothing."""
-        [text] = tokenizer.token_texts([token_id])
-        if not text.endswith(BROKEN):
-            return text
-        known = before[-CONTEXT:]
-        for count in range(1, len(known) + 1):
-            whole = tokenizer.decode([*known[-count:], token_id], False)
-            if not whole.endswith(BROKEN):
-                return whole[len(tokenizer.decode(known[-count:], False).rstrip(BROKEN)) :]
-        return ""
-
-    for entry in logprobs.content:
-        named: list[Entry] = []
-        for it in (entry, *entry.top_logprobs):
-            text = text_of(it.token_id)
-            named.append({"token": text, "logprob": it.logprob, "bytes": list(text.encode())})
-        entries.append({**named[0], "top_logprobs": named[1:]})
-        before.append(entry.token_id)
-    return {"content": entries}
-
-
-def completion_logprobs(found: Entry | None, offset: int) -> Entry | None:
-    """Converts those of a chat to a completion's lists; `offset`: characters before the first token."""
-    if found is None:
-        return None
-    entries, offsets = found["content"] or (), []
-    for entry in entries:
-        offsets.append(offset)
-        offset += len(entry["token"])
-    tops = [{it["token"]: it["logprob"] for it in entry["top_logprobs"]} for entry in entries]
-    return {
-        "text_offset": offsets,
-        "token_logprobs": [entry["logprob"] for entry in entries],
-        "tokens": [entry["token"] for entry in entries],
-        "top_logprobs": [top or None for top in tops],
-    }
 
 
 def routes(pipeline: RequestPipeline) -> list[Route]:
     tools = pipeline.settings.tools
     parses = pipeline.limits.reasons or bool(tools.tool_call_parser and tools.enable_auto_tool_choice)
+    chat, text = Derenderer(pipeline, True, parses), Derenderer(pipeline, False, False)
 
     def derender_chat(context: RequestContext) -> Response:
         """The chat completion, or one of its chunks, for token ids."""
         kinds = (DerenderStreamRequest, DerenderChatRequest)
         asked = decode_first(pipeline.body.read(context), context.content_type, kinds)
         pipeline.models.resolve(asked.model)
-        if isinstance(asked, DerenderStreamRequest):
-            return json_response(_chunk(pipeline, asked, True, parses))
-        return json_response(_chat(pipeline, asked, parses))
+        return json_response(
+            chat.chunk(asked) if isinstance(asked, DerenderStreamRequest) else chat.chat(asked)
+        )
 
     def derender_completion(context: RequestContext) -> Response:
         """The text completion, or one of its chunks, for token ids."""
@@ -235,8 +62,8 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         asked = decode_first(pipeline.body.read(context), context.content_type, kinds)
         pipeline.models.resolve(asked.model)
         if isinstance(asked, DerenderStreamRequest):
-            return json_response(_chunk(pipeline, asked, False, False))
-        return json_response(_completion(pipeline, asked))
+            return json_response(text.chunk(asked))
+        return json_response(text.completion(asked))
 
     return [
         post("/v1/chat/completions/derender", derender_chat),
@@ -244,185 +71,276 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
     ]
 
 
-def _chat(pipeline: RequestPipeline, asked: DerenderChatRequest, parses: bool) -> JsonObject:
-    answer, chat = asked.generate_response, asked.chat_request
-    _check_answers(pipeline, [answer], [asked.prompt_token_ids])
-    if parses and chat is None:
-        raise bad_request(NEEDS_REQUEST)
-    choices = []
-    for choice in answer.choices:
-        ids = _ids(choice)
-        text = pipeline.tokenizer.decode(ids, not parses and (chat is None or chat.skip_special_tokens))
-        choices.append(
-            {
-                "index": choice.index,
-                "message": chat_message(pipeline, chat if parses else None, text),
-                "logprobs": logprobs_of(pipeline.tokenizer, choice.logprobs, ()),
-                "finish_reason": choice.finish_reason,
-                "stop_reason": choice.stop_reason,
-                "token_ids": ids if _shows_ids(chat, parses) else None,
-                "routed_experts": None,
-            }
+class Parts(Struct):
+    """The content of a reply, its thoughts, and name and arguments of each call."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = []
+    raw: str = ""
+    """The whole reply, where its last call is cut off: it then is a text."""
+
+
+class Derenderer:
+    """Makes chats (`is_chat`), or text completions; `parses`: the server separates thoughts or calls."""
+
+    def __init__(self, pipeline: RequestPipeline, is_chat: bool, parses: bool) -> None:
+        self._pipeline, self._is_chat, self._parses = pipeline, is_chat, parses
+        self._decode, self._new_id = pipeline.tokenizer.decode, pipeline.identity.fresh_id
+
+    def chat(self, asked: DerenderChatRequest) -> chats.ChatCompletion:
+        answer, chat = asked.generate_response, asked.chat_request
+        self._check(asked.prompt_token_ids, *(choice.token_ids for choice in answer.choices))
+        if self._parses and chat is None:
+            raise bad_request(NEEDS_REQUEST)
+        return chats.ChatCompletion(
+            **self._head(answer.request_id, asked.model, "chat.completion"),
+            choices=[
+                chats.ChatChoice(
+                    choice.index,
+                    self._message(chat, self._decode(_ids(choice), self._skips(chat))),
+                    _content(self._named(choice.logprobs, ())),
+                    choice.finish_reason,
+                    choice.stop_reason,
+                    choice.token_ids if self._shows_ids(chat) else None,
+                )
+                for choice in answer.choices
+            ],
+            system_fingerprint=None,
+            usage=_usage(asked.prompt_tokens or 0, answer.choices),
+            **{name: getattr(answer, name) for name in ("prompt_logprobs", "kv_transfer_params", "metrics")},
         )
-    return {
-        **_head(pipeline, answer.request_id, "chat.completion", asked.model),
-        "choices": choices,
-        "service_tier": None,
-        "system_fingerprint": None,
-        "usage": _usage(asked.prompt_tokens or 0, answer.choices),
-        "prompt_logprobs": answer.prompt_logprobs,
-        "prompt_token_ids": None,
-        "prompt_text": None,
-        "kv_transfer_params": answer.kv_transfer_params,
-        "ec_transfer_params": None,
-        "metrics": answer.metrics,
-    }
 
-
-def _completion(pipeline: RequestPipeline, asked: DerenderCompletionRequest) -> JsonObject:
-    answers, request, tokenizer = asked.generate_responses, asked.completion_request, pipeline.tokenizer
-    if not answers:
-        raise bad_request("generate_responses must not be empty")
-    _check_answers(pipeline, answers, asked.prompt_token_ids or ())
-    first, skips = answers[0], request is None or request.skip_special_tokens
-    everywhere = all(answer.kv_transfer_params == first.kv_transfer_params for answer in answers)
-    given = [choice for answer in answers for choice in answer.choices]
-    choices = []
-    for index, choice in enumerate(given):
-        choices.append(
-            {
-                "index": index,
-                "text": tokenizer.decode(_ids(choice), skips),
-                "logprobs": completion_logprobs(logprobs_of(tokenizer, choice.logprobs, ()), 0),
-                "finish_reason": choice.finish_reason,
-                "stop_reason": choice.stop_reason,
-                "token_ids": None,
-                "prompt_logprobs": None,
-                "prompt_token_ids": None,
-                "routed_experts": None,
-            }
+    def completion(self, asked: DerenderCompletionRequest) -> Completion:
+        """Returns the choices of all answers, numbered on."""
+        answers = asked.generate_responses
+        if not answers:
+            raise bad_request("generate_responses must not be empty")
+        first, given = answers[0], [choice for answer in answers for choice in answer.choices]
+        self._check(*(asked.prompt_token_ids or ()), *(choice.token_ids for choice in given))
+        transfers = [answer.kv_transfer_params for answer in answers]
+        same: dict[str, Any] = {
+            "kv_transfer_params": transfers[0] if transfers.count(transfers[0]) == len(answers) else None,
+            "metrics": first.metrics if len(answers) == 1 else None,
+        }
+        skips, choices = self._skips(asked.completion_request), []
+        for index, choice in enumerate(given):
+            text, logprobs = self._decode(_ids(choice), skips), _lists(self._named(choice.logprobs, ()), 0)
+            reasons = choice.finish_reason, choice.stop_reason
+            choices.append(CompletionChoice(index, text, logprobs, *reasons, None, None, None))
+        return Completion(
+            **self._head(first.request_id, asked.model, "text_completion"),
+            choices=choices,
+            system_fingerprint=None,
+            usage=_usage(sum(asked.prompt_tokens or ()), given),
+            **same,
         )
-    return {
-        **_head(pipeline, first.request_id, "text_completion", asked.model),
-        "choices": choices,
-        "service_tier": None,
-        "system_fingerprint": None,
-        "usage": _usage(sum(asked.prompt_tokens or ()), given),
-        "kv_transfer_params": first.kv_transfer_params if everywhere else None,
-        "ec_transfer_params": None,
-        "metrics": first.metrics if len(answers) == 1 else None,
-    }
 
+    def chunk(self, asked: DerenderStreamRequest) -> JsonObject:
+        """Returns the chunk of one event, and the state behind it."""
+        event, state, chat = asked.generate_chunk, asked.stream_state or StreamState(), asked.chat_request
+        if self._parses and (chat is None or asked.prompt_token_ids is None):
+            raise bad_request(NEEDS_REQUEST if chat is None else NEEDS_PROMPT)
+        if len(event.choices) > 1:
+            raise bad_request(f"an event has one choice at most, got {len(event.choices)}")
+        self._check([*(asked.prompt_token_ids or ()), *state.output_token_ids])
+        chunk: JsonObject = {
+            **self._head(event.request_id, asked.model, "text_completion"),
+            "choices": [
+                self._chat_event(choice, state, chat)
+                if self._is_chat
+                else self._text_event(choice, state, asked.completion_request)
+                for choice in event.choices
+            ],
+            "usage": None,
+            "system_fingerprint": None,
+        }
+        if event.usage is not None:
+            given, tokens = event.usage.prompt_tokens, event.usage.completion_tokens or 0
+            prompt = given if asked.prompt_tokens is None else asked.prompt_tokens
+            chunk["usage"] = wire.Usage(prompt, prompt + tokens, tokens, None, None)
+        if self._is_chat:
+            chunk |= {"object": "chat.completion.chunk", "prompt_token_ids": None, "prompt_text": None}
+        return {"chunk": chunk | {"metrics": event.metrics}, "stream_state": state}
 
-def _chunk(
-    pipeline: RequestPipeline, asked: DerenderStreamRequest, is_chat: bool, parses: bool
-) -> JsonObject:
-    """Returns the chunk of one event, and the state behind it."""
-    event, state, chat = asked.generate_chunk, asked.stream_state, asked.chat_request if is_chat else None
-    if parses and (chat is None or asked.prompt_token_ids is None):
-        raise bad_request(NEEDS_REQUEST if chat is None else NEEDS_PROMPT)
-    _check_event(pipeline, asked)
-    request = chat if is_chat else asked.completion_request
-    window = Window(pipeline.tokenizer, not parses and (request is None or request.skip_special_tokens))
-    if state is None:
-        known = asked.prompt_token_ids or event.prompt_token_ids
-        state = StreamState() if parses else window.begin(known)
-    choices = []
-    for choice in event.choices:
-        ids, finish, before = choice.token_ids or [], choice.finish_reason, state
-        shown: JsonObject = {"index": choice.index}
-        if chat is not None and parses:
-            shown["delta"], state = parsed_delta(pipeline, chat, state, ids, finish is not None)
-            shown["logprobs"] = None
-            if finish is not None and state.tools_streamed and isinstance(chat.tool_choice, str | None):
-                finish = "tool_calls"
-        else:
-            text, state = window.read(state, ids)
-            context = before.logprob_context_token_ids
-            logprobs = logprobs_of(pipeline.tokenizer, choice.logprobs, context)
-            if is_chat:
-                role = None if before.role_sent else "assistant"
-                shown["delta"] = {"role": role, "content": text or None, "reasoning": None}
-                shown["logprobs"] = logprobs
-                state = replace(state, role_sent=True)
+    def _read(self, choice: RenderedChoice, state: StreamState, skips: bool) -> tuple[str, str]:
+        """Returns the text before and behind an event, and adds its tokens to the state.
+
+        Half a character waits for its end.
+        """
+        ids = choice.token_ids or []
+        before = self._decode(state.output_token_ids, skips).rstrip(BROKEN)
+        state.output_token_ids = [*state.output_token_ids, *ids]
+        state.output_chunk_lens += [len(ids)] if ids else []
+        text = self._decode(state.output_token_ids, skips)
+        return before, text.rstrip(BROKEN) if choice.finish_reason is None else text
+
+    def _text_event(
+        self, choice: RenderedChoice, state: StreamState, request: CompletionRequest | None
+    ) -> JsonObject:
+        entries = self._named(choice.logprobs, state.output_token_ids)
+        before, text = self._read(choice, state, self._skips(request))
+        offset = state.logprob_text_offset
+        state.logprob_text_offset += len(text) - len(before)
+        return {
+            "index": choice.index,
+            "text": text[len(before) :],
+            "logprobs": _lists(entries, offset),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "prompt_token_ids": None,
+            "token_ids": None,
+        }
+
+    def _chat_event(
+        self, choice: RenderedChoice, state: StreamState, chat: ChatCompletionRequest | None
+    ) -> JsonObject:
+        entries = None if self._parses else self._named(choice.logprobs, state.output_token_ids)
+        before, text = self._read(choice, state, self._skips(chat))
+        finish = choice.finish_reason
+        old, new = self._parts(chat, before, False), self._parts(chat, text, finish is not None)
+        delta = self._delta(chat, state, old, new)
+        if finish and new.calls and chat is not None and isinstance(chat.tool_choice, str | None):
+            finish = "tool_calls"
+        return {
+            "index": choice.index,
+            "delta": delta,
+            "logprobs": _content(entries),
+            "finish_reason": finish,
+            "stop_reason": choice.stop_reason,
+            "token_ids": choice.token_ids if self._shows_ids(chat) else None,
+        }
+
+    def _parts(self, chat: ChatCompletionRequest | None, text: str, ends: bool) -> Parts:
+        """Separates thoughts and calls from a reply; without parsers all of it is content."""
+        reader: PartReader | None = None
+        if not self._parses or chat is None:
+            return Parts(text)
+        if chat.tools and chat.tool_choice != "none":
+            parser = self._pipeline.settings.tools.tool_call_parser
+            reader = ListedReader() if parser == "llama3_json" else HermesReader()
+        if self._pipeline.limits.reasons:
+            reader = ThoughtReader(reader)
+        if reader is None:
+            return Parts(text)
+        parts = Parts()
+        for part, piece in [*reader.feed(text), *(reader.finish() if ends else ())]:
+            if part is None:
+                parts.content += piece
+            elif part.kind == "reasoning":
+                parts.reasoning += piece
+            elif part.raw:
+                parts.raw = part.raw
             else:
-                offset = before.logprob_text_offset
-                shown["text"] = text
-                shown["logprobs"] = completion_logprobs(logprobs, offset)
-                state = replace(state, logprob_text_offset=offset + len(text))
-        shown |= {"finish_reason": finish, "stop_reason": choice.stop_reason}
-        if not is_chat:
-            shown["prompt_token_ids"] = None
-        shown["token_ids"] = choice.token_ids if _shows_ids(chat, parses) else None
-        choices.append(shown)
-    kind = "chat.completion.chunk" if is_chat else "text_completion"
-    usage, counted = None, event.usage
-    if counted is not None:
-        prompt = counted.prompt_tokens if asked.prompt_tokens is None else asked.prompt_tokens
-        tokens = counted.completion_tokens or 0
-        usage = Usage(prompt, prompt + tokens, tokens, None, None)
-    chunk: JsonObject = {
-        **_head(pipeline, event.request_id, kind, asked.model),
-        "choices": choices,
-        "usage": usage,
-        "system_fingerprint": None,
-        **({"prompt_token_ids": None, "prompt_text": None} if is_chat else {}),
-        "metrics": event.metrics,
-    }
-    return {"chunk": chunk, "stream_state": state}
+                given = "".join(arguments for _, arguments in parts.calls[part.number :])
+                parts.calls[part.number :] = [(part.name, given + piece)]
+        return parts
+
+    def _message(self, chat: ChatCompletionRequest | None, text: str) -> chats.ChatMessage:
+        """Returns the assistant's message of a whole `text`."""
+        parts = self._parts(chat, text, True)
+        said, calls = parts.raw or parts.content, [] if parts.raw else parts.calls
+        forced = chat is not None and self._parses and chat.tool_choice not in ("none", "auto", None)
+        is_open = said or forced or not (calls or parts.reasoning)
+        message = chats.ChatMessage("assistant", said if is_open else None)
+        if calls:
+            made = [(self._new_id(), chats.FunctionCall(*call)) for call in calls]
+            message.tool_calls = [chats.ToolCall(id, "function", function=function) for id, function in made]
+        if parts.reasoning and chat is not None and chat.include_reasoning:
+            message.reasoning = parts.reasoning
+        return message
+
+    def _delta(
+        self, chat: ChatCompletionRequest | None, state: StreamState, old: Parts, new: Parts
+    ) -> JsonObject:
+        """Returns what a message has got since it was `old`: a call's first event has its id and name."""
+        thoughts = new.reasoning[len(old.reasoning) :] if chat is not None and chat.include_reasoning else ""
+        delta: JsonObject = {
+            "role": None if state.role_sent else "assistant",
+            "content": new.content[len(old.content) :] or None,
+            "reasoning": thoughts or None,
+        }
+        state.role_sent, state.tools_streamed, calls = True, bool(new.calls), list[JsonObject]()
+        for number, (name, arguments) in enumerate(new.calls):
+            call: JsonObject = {"id": None, "type": None, "index": number}
+            if begins := number >= len(old.calls):
+                state.last_tool_call_ids.append(f"chatcmpl-tool-{self._new_id()}")
+                call |= {"id": state.last_tool_call_ids[-1], "type": "function"}
+            more = arguments if begins else arguments[len(old.calls[number][1]) :]
+            if more or begins:
+                calls.append(call | {"function": {"name": name if begins else None, "arguments": more}})
+        return delta | {"tool_calls": calls} if calls else delta
+
+    def _named(self, logprobs: Logprobs | None, before: Sequence[int]) -> list[wire.ChatLogprob] | None:
+        """Returns log probabilities with the texts of their tokens, which follow the tokens `before`."""
+        if logprobs is None or logprobs.content is None:
+            return None
+        context, entries = list(before[-CONTEXT:]), []
+        for entry in logprobs.content:
+            texts = [self._text_of(context[-CONTEXT:], it.token_id) for it in (entry, *entry.top_logprobs)]
+            tops = [
+                wire.ChatAlternative(text, it.logprob, token_bytes(text))
+                for text, it in zip(texts[1:], entry.top_logprobs, strict=True)
+            ]
+            entries.append(wire.ChatLogprob(texts[0], entry.logprob, token_bytes(texts[0]), tops))
+            context.append(entry.token_id)
+        return entries
+
+    def _text_of(self, context: Sequence[int], token_id: int) -> str:
+        """Returns a token's text; of one that ends a character, the whole character, and else nothing."""
+        [text] = self._pipeline.tokenizer.token_texts([token_id])
+        if not text.endswith(BROKEN):
+            return text
+        for known in (context[start:] for start in reversed(range(len(context)))):
+            whole = self._decode([*known, token_id], False)
+            if not whole.endswith(BROKEN):
+                return whole[len(self._decode(known, False).rstrip(BROKEN)) :]
+        return ""
+
+    def _head(self, request_id: str, model: str | None, kind: str) -> dict[str, Any]:
+        return {
+            "id": request_id or self._new_id(),
+            "object": kind,
+            "created": self._pipeline.identity.now_s(),
+            "model": model or self._pipeline.models.names[0],
+        }
+
+    def _skips(self, request: ChatCompletionRequest | CompletionRequest | None) -> bool:
+        """True where the text leaves out special tokens."""
+        return not self._parses and (request is None or request.skip_special_tokens)
+
+    def _shows_ids(self, chat: ChatCompletionRequest | None) -> bool:
+        return (
+            chat is not None and bool(chat.return_token_ids) and (not self._parses or chat.include_reasoning)
+        )
+
+    def _check(self, *lists: Sequence[int] | None) -> None:
+        """Raises ApiError 400 for more tokens than a server of this context could have returned."""
+        most = self._pipeline.limits.max_model_len
+        if any(len(ids or ()) > most for ids in lists):
+            raise bad_request(f"there are more tokens than max_model_len, {most}")
 
 
-def _head(pipeline: RequestPipeline, request_id: str, kind: str, model: str | None) -> JsonObject:
-    return {
-        "id": request_id or pipeline.identity.fresh_id(),
-        "object": kind,
-        "created": pipeline.identity.now_s(),
-        "model": model or pipeline.models.names[0],
-    }
+def _content(entries: Sequence[wire.ChatLogprob] | None) -> wire.LogprobContent | None:
+    return None if entries is None else wire.LogprobContent(entries)
 
 
-def _usage(prompt_tokens: int, choices: Sequence[RenderedChoice]) -> Usage:
+def _lists(entries: Sequence[wire.ChatLogprob] | None, offset: int) -> wire.CompletionLogprobs | None:
+    """Converts those of a chat to a completion's lists; `offset`: characters before the first token."""
+    if entries is None:
+        return None
+    tokens = [entry.token for entry in entries]
+    tops = [{it.token: it.logprob for it in entry.top_logprobs} or None for entry in entries]
+    offsets = list(accumulate(map(len, tokens), initial=offset))[: len(tokens)]
+    return wire.CompletionLogprobs(offsets, [entry.logprob for entry in entries], tokens, tops)
+
+
+def _usage(prompt_tokens: int, choices: Sequence[RenderedChoice]) -> wire.Usage:
     tokens = sum(len(choice.token_ids or ()) for choice in choices)
-    return Usage(prompt_tokens, prompt_tokens + tokens, tokens, None, None)
-
-
-def _shows_ids(chat: ChatCompletionRequest | None, parses: bool) -> bool:
-    return chat is not None and bool(chat.return_token_ids) and (not parses or chat.include_reasoning)
+    return wire.Usage(prompt_tokens, prompt_tokens + tokens, tokens, None, None)
 
 
 def _ids(choice: RenderedChoice) -> list[int]:
     if not choice.token_ids:
         raise bad_request(f"choice {choice.index} has no token_ids")
     return choice.token_ids
-
-
-def _check_answers(
-    pipeline: RequestPipeline, answers: Sequence[GenerateAnswer], prompts: Sequence[Sequence[int] | None]
-) -> None:
-    """Raises ApiError 400 for more than a server of this context could have returned."""
-    most, limits = pipeline.limits.max_model_len, pipeline.limits
-    if max(len(answers), *(len(answer.choices) for answer in answers)) > MAX_CHOICES:
-        raise bad_request(f"more than {MAX_CHOICES} answers or choices")
-    for answer in answers:
-        for choice in answer.choices:
-            entries = (choice.logprobs and choice.logprobs.content) or ()
-            if max(len(choice.token_ids or ()), len(entries)) > most:
-                raise bad_request(f"choice {choice.index} exceeds max_model_len, {most}")
-            widest = max((len(entry.top_logprobs) for entry in entries), default=0)
-            if limits.max_logprobs >= 0 and widest > limits.max_logprobs:
-                raise bad_request(f"top_logprobs of choice {choice.index} exceed {limits.max_logprobs}")
-        if len(answer.prompt_logprobs or ()) > most:
-            raise bad_request(f"prompt_logprobs exceed max_model_len, {most}")
-    if max((len(ids or ()) for ids in prompts), default=0) > most:
-        raise bad_request(f"prompt_token_ids exceed max_model_len, {most}")
-
-
-def _check_event(pipeline: RequestPipeline, asked: DerenderStreamRequest) -> None:
-    """Checks for one choice, and for no more tokens than the context holds. ApiError 400."""
-    if (choices := len(asked.generate_chunk.choices)) > 1:
-        raise bad_request(f"an event has one choice at most, got {choices}")
-    state, most = asked.stream_state, pipeline.limits.max_model_len
-    tokens = sum(len(choice.token_ids or ()) for choice in asked.generate_chunk.choices)
-    tokens += len(asked.prompt_token_ids or ()) + len(state.output_token_ids if state else ())
-    if tokens > most:
-        raise bad_request(f"{tokens} tokens exceed max_model_len, {most}")
