@@ -22,7 +22,7 @@ RULES: list[tuple[str, dict[str, Any], str | None]] = [
     (EMBED, {"input": ["a", LONG]}, "input_tokens"),
     (EMBED, {"input": "a" * 100_000}, "input_text"),
     (EMBED, {"dimensions": 0}, None),
-    (EMBED, {"input": ["a"] * 257, "dimensions": 65_536}, None),
+    (EMBED, {"input": ["a"] * 65, "dimensions": 65_536}, None),
     (EMBED, {"input": ["a"] * 65_537}, "input"),
     (EMBED, {"messages": MESSAGES, "chat_template": "x"}, None),
     (EMBED, {"media_io_kwargs": {"image": {}}}, "media_io_kwargs"),

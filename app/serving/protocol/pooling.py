@@ -8,9 +8,10 @@ Answers have their keys in vLLM's order.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeGuard, cast
+from contextlib import suppress
+from typing import Annotated, ClassVar, Literal, cast
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, to_builtins
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.serving.http.errors import bad_request
 from app.serving.protocol import rules
@@ -178,12 +179,30 @@ def _conversations(value: object, batched: bool) -> list[Conversation] | None:
         return None
 
 
-ScoreInput = str | JsonObject
-"""A text, or an object with multimodal parts under ``content``."""
+class ContentPart(Struct):
+    """A text, or media as an address or an object."""
+
+    type: Literal["text", "image_url", "image_embeds", "video_url"]
+    text: str | None = None
+    image_url: str | JsonObject | None = None
+    image_embeds: str | JsonObject | None = None
+    video_url: str | JsonObject | None = None
+
+    def __post_init__(self) -> None:
+        if getattr(self, self.type) is None:
+            raise Misfit(f"{self.type} beside its type")
+
+
+class MixedInput(Struct):
+    """An input of several parts."""
+
+    content: list[ContentPart]
+
+
+ScoreInput = str | MixedInput
 ScoreInputs = ScoreInput | list[ScoreInput]
 
 _PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
-_PART_TYPES = ("text", "image_url", "image_embeds", "video_url")
 
 
 class ScoringRequest(PoolingFields, kw_only=True):
@@ -196,7 +215,7 @@ class ScoringRequest(PoolingFields, kw_only=True):
 
 
 class ScoreRequest(ScoringRequest, kw_only=True):
-    """The body of ``POST /score``; after decoding, `queries` and `documents` have the pair of any names."""
+    """The body of ``POST /score``: two sides, under one of four pairs of names."""
 
     queries: ScoreInputs | UnsetType = UNSET
     documents: ScoreInputs | UnsetType = UNSET
@@ -210,40 +229,32 @@ class ScoreRequest(ScoringRequest, kw_only=True):
 
     def __post_init__(self) -> None:
         for names in _PAIRS:
-            first, second = (getattr(self, name) for name in names)
-            if _are_inputs(first) and _are_inputs(second):
-                self.queries, self.documents = first, second
+            with suppress(Misfit):
+                self.queries, self.documents = (_inputs(getattr(self, name)) for name in names)
                 return
-        raise Misfit("a text or a list of texts", "documents" if _are_inputs(self.queries) else "queries")
+        _inputs(self.queries, "queries")
+        raise Misfit(TEXTS, "documents")
+
+    @property
+    def sides(self) -> tuple[ScoreInputs, ScoreInputs]:
+        return cast("tuple[ScoreInputs, ScoreInputs]", (self.queries, self.documents))
+
+
+TEXTS = "a text or a list of texts"
+
+
+def _inputs(value: object, *path: str) -> ScoreInputs:
+    """Converts one side of a score. Raises `Misfit` at `path`."""
+    try:
+        return cast(ScoreInputs, convert_value(ScoreInputs, value))
+    except Misfit:
+        raise Misfit(TEXTS, *path) from None
 
 
 def _one_input(value: object) -> object:
     if isinstance(value, list):
         raise Misfit("a text")
     return _inputs(value)
-
-
-def _inputs(value: object) -> object:
-    if _are_inputs(value):
-        return value
-    raise Misfit("a text or a list of texts")
-
-
-def _are_inputs(value: object) -> TypeGuard[ScoreInputs]:
-    """True for a text, or an object whose `content` has texts and media; and for a list of them."""
-    for each in value if isinstance(value, list) else [value]:
-        if isinstance(each, str):
-            continue
-        parts = each.get("content") if isinstance(each, dict) else None
-        if not isinstance(parts, list):
-            return False
-        for part in parts:
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind not in _PART_TYPES or not isinstance(
-                part.get(kind), str if kind == "text" else str | dict
-            ):
-                return False
-    return True
 
 
 class RerankRequest(ScoringRequest, kw_only=True):
@@ -263,35 +274,8 @@ class ItemList(Struct, kw_only=True):
     object: str = "list"
     created: int
     model: str
-    data: Raw
+    data: Sequence[Raw]
     usage: Usage
-
-
-EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
-
-
-class ImageUrl(Struct):
-    """The address of an image."""
-
-    url: str
-
-
-class PoolingPart(Struct, kw_only=True):
-    """A text or an image."""
-
-    type: Literal["text", "image_url"]
-    text: str | None = None
-    image_url: ImageUrl | None = None
-
-    def __post_init__(self) -> None:
-        if getattr(self, self.type) is None:
-            raise Misfit(f"{self.type} beside its type")
-
-
-class MixedInput(Struct):
-    """An input of several parts."""
-
-    content: list[PoolingPart]
 
 
 class CohereEmbedRequest(Request, kw_only=True):
@@ -304,7 +288,7 @@ class CohereEmbedRequest(Request, kw_only=True):
     images: list[str] | None = None
     inputs: list[MixedInput] | None = None
     output_dimension: int | None = None
-    embedding_types: list[EmbeddingType] | None = None
+    embedding_types: list[Literal["float", "binary", "ubinary", "base64"]] | None = None
     truncate: Literal["NONE", "START", "END"] = "END"
     max_tokens: int | None = None
     priority: Int64 = 0
@@ -322,65 +306,26 @@ class CohereEmbedRequest(Request, kw_only=True):
         keep = None if self.truncate == "NONE" else -1 if self.max_tokens is None else self.max_tokens
         if keep is not None and keep < -1:
             raise bad_request(f"max_tokens must be -1 or more, got {keep}")
-        if self.texts is None or instruction and has_template:
-            content: dict[str, Any] = {"messages": self._conversations(instruction)}
-        else:
-            content = {"input": [instruction + text for text in self.texts]}
-        return EmbeddingRequest(
+        request = EmbeddingRequest(
             model=self.model,
+            input=[instruction + text for text in self.texts or [""]],
             dimensions=self.output_dimension,
             truncate_prompt_tokens=keep,
             truncation_side="left" if self.truncate == "START" else None,
             priority=self.priority,
-            **content,
         )
+        if self.texts is None or instruction and has_template:
+            request.input, request.messages = UNSET, self._conversations(instruction)
+            request.add_special_tokens = False
+        return request
 
-    def _conversations(self, instruction: str) -> list[list[Message]]:
+    def _conversations(self, instruction: str) -> list[Message | list[Message]]:
         """Returns a conversation per text, image or mixed input; the instruction is the system message."""
         contents: list[object] = [[{"type": "text", "text": text}] for text in self.texts or ()]
         contents += [[{"type": "image_url", "image_url": {"url": url}}] for url in self.images or ()]
         contents += [
-            [{"type": part.type, part.type: to_builtins(getattr(part, part.type))} for part in each.content]
+            [{"type": part.type, part.type: getattr(part, part.type)} for part in each.content]
             for each in self.inputs or ()
         ]
-        system: Message = {"role": "system", "content": [{"type": "text", "text": instruction}]}
-        return [[*[system] * bool(instruction), {"role": "user", "content": each}] for each in contents]
-
-
-class EmbeddingsByType(Struct, kw_only=True):
-    """Every vector in each of the requested types."""
-
-    float_: Raw | UnsetType = field(default=UNSET, name="float")
-    binary: Sequence[list[int]] | UnsetType = UNSET
-    ubinary: Sequence[list[int]] | UnsetType = UNSET
-    base64: Sequence[str] | UnsetType = UNSET
-
-
-class ApiVersion(Struct):
-    """Version of Cohere's API."""
-
-    version: str = "2"
-
-
-class BilledUnits(Struct):
-    """Token counts; with an image, all tokens count as image tokens."""
-
-    input_tokens: int
-    image_tokens: int
-
-
-class CohereMeta(Struct):
-    """The cost of a request."""
-
-    api_version: ApiVersion
-    billed_units: BilledUnits
-
-
-class CohereEmbedResponse(Struct, kw_only=True):
-    """The answer of ``POST /v2/embed``."""
-
-    id: str
-    embeddings: EmbeddingsByType
-    texts: list[str] | UnsetType = UNSET
-    meta: CohereMeta
-    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+        system: list[Message] = [{"role": "system", "content": [{"type": "text", "text": instruction}]}]
+        return [[*system[: bool(instruction)], {"role": "user", "content": each}] for each in contents]

@@ -27,9 +27,8 @@ from app.serving.api.grpc.streams import (
     tokenizer_method,
     unimplemented,
 )
-from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline
-from app.serving.api.pooling.routes import EMBEDDINGS, served_routes
+from app.serving.api.pooling.routes import EMBEDDINGS, embedded, served_routes
 from app.serving.api.pooling.runner import PoolingRunner
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
@@ -166,15 +165,8 @@ def embed_method(pipeline: RequestPipeline, settings: ModelSettings) -> RpcMetho
             raise bad_request("tokenized input is needed", "tokenized")
         check_prompt_length(len(given), pipeline.limits.max_model_len)
         request = EmbeddingRequest(input=list(given), request_id=message.request_id)
-        name = runner.admit(request)
-        inputs = runner.inputs(request)
-        request_id = message.request_id or pipeline.identity.fresh_id()
-        meta = ResponseMeta(request_id, pipeline.identity.now_s(), name, "")
-        job = runner.run(context, request, inputs, meta, "embedding")
-        scripted = job.vector(0)
-        vector = runner.model.vector(
-            pipeline.tokenizer.decode(inputs[0]) if scripted is None else scripted, None
-        )
+        job = runner.pool(context, request, "", "embedding")
+        [[vector]] = embedded(runner, request, job).inputs
         found = engine.EmbedResponse(prompt_tokens=job.prompt_tokens, embedding_dim=len(vector))
         found.embedding.extend(vector)
         return answer(found)

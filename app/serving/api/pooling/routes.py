@@ -11,8 +11,6 @@ from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from msgspec import UNSET, Raw, UnsetType
-
 from app.engine.vectors import TASKS, Bag, logit, sigmoid
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline
@@ -24,17 +22,12 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Handler, Route, post
-from app.serving.protocol.common import encode
+from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.messages import Message
 from app.serving.protocol.pooling import (
-    ApiVersion,
-    BilledUnits,
     ClassificationRequest,
     CohereEmbedRequest,
-    CohereEmbedResponse,
-    CohereMeta,
     EmbeddingRequest,
-    EmbeddingsByType,
     PoolingRequest,
     RerankRequest,
     ScoreInputs,
@@ -70,6 +63,8 @@ POOLED: Mapping[str, str] = {
 """Default task of POST /pooling, by the server's task."""
 WANTED: Mapping[str, str] = {"embed": "embedding", "classify": "classes"}
 """Kind of output for scripts, by task; single tokens (`token_embed`, `token_classify`) have none."""
+COHERE_TYPES = ("float", "binary", "ubinary", "base64")
+"""Forms of a vector in the order of an answer."""
 INSTRUCTION_FILES = (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts"))
 """Files and keys with a model's instructions for input types, in vLLM's order."""
 
@@ -93,9 +88,8 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         """A vector for each text or conversation."""
         request = pipeline.decode(context, EmbeddingRequest)
         job = runner.pool(context, request, "embd", "embedding")
-        return vector_reply(
-            request, job.meta, "embedding", _embedded(runner, request, job), headers, runner.pace
-        )
+        pooled = embedded(runner, request, job)
+        return vector_reply(request, job.meta, "embedding", pooled, headers, runner.pace)
 
     def create_pooling(context: RequestContext) -> Response:
         """The output of the model's head for each text or for the conversation."""
@@ -126,7 +120,7 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
     def create_score(context: RequestContext) -> Response:
         """A score for each pair: one text against many, or each against its counterpart."""
         request = pipeline.decode(context, ScoreRequest)
-        found = _compare(runner, request, request.queries, request.documents, task == "score", context)
+        found = _compare(runner, request, request.sides, task == "score", context)
         scores = enumerate(runner.paced(found.scores))
         items = ({"index": index, "object": "score", "score": score} for index, score in scores)
         return list_reply(found.meta, items, found.tokens, headers)
@@ -134,7 +128,7 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
     def create_rerank(context: RequestContext) -> Response:
         """The documents, best first, with their scores."""
         request = pipeline.decode(context, RerankRequest)
-        found = _compare(runner, request, request.query, request.documents, task == "score", context)
+        found = _compare(runner, request, (request.query, request.documents), task == "score", context)
         best = sorted(range(len(found.scores)), key=found.scores.__getitem__, reverse=True)
         results = [
             {
@@ -176,7 +170,7 @@ def _damaged(handler: Callable[[RequestContext], Response]) -> Handler:
     return damaged
 
 
-def _embedded(runner: PoolingRunner, request: EmbeddingRequest, job: PoolingJob) -> Pooled:
+def embedded(runner: PoolingRunner, request: EmbeddingRequest, job: PoolingJob) -> Pooled:
     """Returns the vectors of a request's inputs, decoded where they came as tokens or were truncated."""
     model, activation = runner.model, request.use_activation
     dimensions = request.dimensions or model.dimensions
@@ -222,8 +216,7 @@ class Compared(NamedTuple):
 def _compare(
     runner: PoolingRunner,
     request: ScoringRequest,
-    query: ScoreInputs | UnsetType,
-    document: ScoreInputs | UnsetType,
+    sides: tuple[ScoreInputs, ScoreInputs],
     cross_encoder: bool,
     context: RequestContext,
 ) -> Compared:
@@ -232,21 +225,20 @@ def _compare(
     A cross-encoder reads each pair as one prompt, other models each text on its own.
     """
     name = runner.admit(request)
-    queries, documents = _texts(query), _texts(document)
+    queries, documents = map(_texts, sides)
     if len(queries) not in (1, len(documents)) or not documents:
         raise bad_request("one text goes with one or many, many with as many; there must be at least one")
     check_count(len(documents), "documents")
     first = _ids(runner, request, queries, "max_tokens_per_query")
     second = _ids(runner, request, documents, "max_tokens_per_doc")
-    prompt: Callable[[int], TokenIds]
     if cross_encoder:
         pairs = [_as_one_prompt(runner, request, *pair) for pair in runner.paced(_pairs(first, second))]
+        prompts: Iterable[TokenIds] = (one + other for one, other in pairs)
         count, tokens = len(pairs), sum(len(one) + len(other) for one, other in pairs)
-        prompt = lambda index: pairs[index][0] + pairs[index][1]  # noqa: E731
     else:
         first, second = ([runner.fitted(request, ids) for ids in side] for side in (first, second))
-        pairs, texts = list(_pairs(first, second)), first + second
-        count, tokens, prompt = len(texts), sum(map(len, texts)), texts.__getitem__
+        pairs, prompts = list(_pairs(first, second)), first + second
+        count, tokens = len(prompts), sum(map(len, prompts))
     logits = list(_logits(runner.paced(pairs)))
     scores = logits if request.use_activation is False else list(map(sigmoid, logits))
     meta = runner.pipeline.identity.response_meta("score", context, request.request_id, name)
@@ -255,7 +247,7 @@ def _compare(
         for asked, text in _pairs(queries, documents)
     )
     answers = runner.decide(chats, len(pairs), "score", request.model or name, context)
-    runner.go_through(context, request, meta, count, prompt, answers)
+    runner.go_through(context, request, meta, count, prompts, answers)
     for index, answer in enumerate(answers):
         if answer is not None and answer.score is not None:
             scores[index] = answer.score
@@ -300,7 +292,7 @@ def _ids(runner: PoolingRunner, request: ScoringRequest, texts: list[str], name:
     return [ids[: limit or None] for ids in runner.paced(runner.encode(texts, True, bounded))]
 
 
-def _texts(inputs: ScoreInputs | UnsetType) -> list[str]:
+def _texts(inputs: ScoreInputs) -> list[str]:
     """Returns the texts of one side. ApiError 400 for content parts, which only multimodal models read."""
     given = inputs if isinstance(inputs, list) else [inputs]
     texts = [text for text in given if isinstance(text, str)]
@@ -314,7 +306,7 @@ def _cohere_answer(
     request: CohereEmbedRequest,
     instructions: Mapping[str, str] | None,
     context: RequestContext,
-) -> CohereEmbedResponse:
+) -> JsonObject:
     """Embeds texts, images or mixed inputs; `instructions` by input type: None takes every type."""
     kind, instruction = request.input_type, ""
     if kind is not None and instructions is not None:
@@ -324,20 +316,41 @@ def _cohere_answer(
         instruction = instructions[kind]
     asked = request.as_embedding(instruction, bool(instruction) and _renders_chats(runner))
     job = runner.pool(context, asked, "embd", "embedding")
-    pooled = _embedded(runner, asked, job)
+    pooled = embedded(runner, asked, job)
     most, longest = request.max_tokens, max(map(len, job.inputs))
     if request.truncate == "NONE" and most is not None and longest > most:
         raise bad_request(f"an input of {longest} tokens is longer than max_tokens={most}")
     pooled.check_size()
-    vectors = [row for rows in pooled.inputs for row in rows]
+    vectors, types = [row for rows in pooled.inputs for row in rows], request.embedding_types or ["float"]
     kinds = {part.type for each in request.inputs or () for part in each.content}
     images = pooled.tokens if request.images is not None or "image_url" in kinds else 0
-    return CohereEmbedResponse(
-        id=job.meta.id,
-        embeddings=_by_type(vectors, request.embedding_types or ["float"], runner),
-        texts=UNSET if request.texts is None else request.texts,
-        meta=CohereMeta(ApiVersion(), BilledUnits(pooled.tokens - images, images)),
-    )
+    units = {"input_tokens": pooled.tokens - images, "image_tokens": images}
+    return {
+        "id": job.meta.id,
+        "embeddings": {type: _typed(type, vectors, runner) for type in COHERE_TYPES if type in types},
+        **({} if request.texts is None else {"texts": request.texts}),
+        "meta": {"api_version": {"version": "2"}, "billed_units": units},
+        "response_type": "embeddings_by_type",
+    }
+
+
+def _typed(kind: str, vectors: Sequence[array[float]], runner: PoolingRunner) -> Sequence[object]:
+    """Returns the vectors as floats, as base64, or as a bit for each number, eight to a byte."""
+    if kind == "float":
+        return [row.tolist() for row in vectors]
+    if kind == "base64":
+        pack = packing("float32", "little", runner.pace)
+        return [b64encode(pack(row)).decode() for row in vectors]
+    if len(vectors[0]) % 8:
+        raise bad_request(f"binary embeddings need a multiple of 8 dimensions, got {len(vectors[0])}")
+    least = -128 if kind == "binary" else 0
+    return [[byte + least for byte in _signs(row)] for row in runner.paced(vectors)]
+
+
+def _signs(vector: array[float]) -> bytes:
+    """Returns a bit for each number, 1 unless it is negative, the first one highest."""
+    bits = int("".join("1" if number >= 0 else "0" for number in vector), 2)
+    return bits.to_bytes(len(vector) // 8, "big")
 
 
 def task_instructions(folder: Path) -> Mapping[str, str] | None:
@@ -360,26 +373,3 @@ def _renders_chats(runner: PoolingRunner) -> bool:
     except TokenizerError:
         return False
     return True
-
-
-def _by_type(
-    vectors: Sequence[array[float]], kinds: Sequence[str], runner: PoolingRunner
-) -> EmbeddingsByType:
-    made, pack = EmbeddingsByType(), packing("float32", "little", runner.pace)
-    if "float" in kinds:
-        made.float_ = Raw(b"[" + b",".join(encode(row.tolist()) for row in runner.paced(vectors)) + b"]")
-    if "base64" in kinds:
-        made.base64 = [b64encode(pack(row)).decode() for row in runner.paced(vectors)]
-    if "binary" in kinds or "ubinary" in kinds:
-        packed = [_signs(row) for row in runner.paced(vectors)]
-        made.ubinary = packed if "ubinary" in kinds else UNSET
-        made.binary = [[byte - 128 for byte in row] for row in packed] if "binary" in kinds else UNSET
-    return made
-
-
-def _signs(vector: array[float]) -> list[int]:
-    """Returns a bit for each number, 1 unless it is negative, eight to a byte, the first one highest."""
-    if len(vector) % 8:
-        raise bad_request(f"binary embeddings need a multiple of 8 dimensions, got {len(vector)}")
-    bits = int("".join("1" if number >= 0 else "0" for number in vector), 2)
-    return list(bits.to_bytes(len(vector) // 8, "big"))

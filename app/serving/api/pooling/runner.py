@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import gevent
 from gevent.event import Event as Bell
 from msgspec.structs import replace
 
 from app.base.clock.pause import Pace
-from app.engine.core.errors import Aborted, CallerLeft
-from app.engine.core.outputs import EngineOutput, Failed, Handle, Tokens
+from app.engine.core.errors import Aborted, CallerLeft, QueueFull, TooManyRequests
+from app.engine.core.outputs import EngineOutput, Failed, Tokens
 from app.engine.core.request import EngineRequest
 from app.engine.vectors import PoolingModel
 from app.serving.api.chat.prompt import own_template
@@ -41,11 +42,9 @@ if TYPE_CHECKING:
     from app.serving.scripts.action import ScriptedAnswer
 
 BATCH = 256
-"""Texts tokenized in one call."""
-AT_ONCE = 256
-"""Most prompts of one request that run or wait in the engine at a time; the rest wait outside."""
-GROUP = 16
-"""Most prompts submitted together."""
+"""Texts tokenized in one call; prompts of one request that run or wait in the engine at a time."""
+RETRY_S = 0.01
+"""Wait between two trials to have more prompts admitted, in seconds."""
 
 Answers = Sequence["ScriptedAnswer | None"]
 """Decisions of scripts about each input; None where scripts decide nothing."""
@@ -94,13 +93,9 @@ class PoolingRunner:
         self.pipeline = pipeline
         self.most_tokens = pipeline.limits.max_model_len
         self.pace = Pace(time.monotonic)
-        self.model = PoolingModel(
-            settings.default_embedding_dimensions,
-            1 if settings.task == "score" else 2,
-            pipeline.tokenizer,
-            self.pace,
-            is_matryoshka(model_config(settings.model)),
-        )
+        classes, dimensions = 1 if settings.task == "score" else 2, settings.default_embedding_dimensions
+        self.model = PoolingModel(dimensions, classes, pipeline.tokenizer, self.pace)
+        self._is_matryoshka = is_matryoshka(model_config(settings.model))
 
     def paced(self, items: Iterable[T]) -> Iterator[T]:
         """Yields `items`, with turns of other requests in between."""
@@ -109,25 +104,18 @@ class PoolingRunner:
             yield item
 
     def admit(self, request: PoolingFields) -> str:
-        """Returns the model's name for the answer.
-
-        ApiError when model, server or fields forbid the request.
-        """
+        """Returns the model's name. ApiError when model, server or fields forbid the request."""
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
             if getattr(request, name, None):
                 raise bad_request(f"{name} is for models that take more than text.", name)
         name = self.pipeline.models.resolve(request.model, param=None)
         self.pipeline.responder.engine.check_accepting(1)
-        keep = request.truncate_prompt_tokens
-        if keep is not None and keep > self.most_tokens:
-            raise bad_request(
-                f"truncate_prompt_tokens={keep} is more than the context of {self.most_tokens} tokens"
-            )
+        keep, most = request.truncate_prompt_tokens, self.most_tokens
+        if keep is not None and keep > most:
+            raise bad_request(f"truncate_prompt_tokens={keep} is more than the context of {most} tokens")
         if isinstance(request, EmbeddingRequest) and request.dimensions is not None:
-            if not self.model.matryoshka:
-                raise bad_request(
-                    "The served model does not support Matryoshka embeddings: dimensions must be unset."
-                )
+            if not self._is_matryoshka:
+                raise bad_request("The served model has no Matryoshka embeddings: dimensions must be unset.")
             if not 1 <= request.dimensions <= MAX_DIMENSIONS:
                 raise bad_request(f"dimensions must be from 1 to {MAX_DIMENSIONS}, got {request.dimensions}")
         return name
@@ -135,34 +123,27 @@ class PoolingRunner:
     def pool(
         self, context: RequestContext, request: ClassificationRequest, prefix: str, wants: str
     ) -> PoolingJob:
-        """Admits a request and runs its inputs; `prefix` begins the answer's id."""
-        name = self.admit(request)
-        inputs = self.inputs(request)
-        meta = self.pipeline.identity.response_meta(prefix, context, request.request_id, name)
-        return self.run(context, request, inputs, meta, wants)
+        """Admits a request, and sleeps until the engine has run all its inputs.
 
-    def run(
-        self,
-        context: RequestContext,
-        request: ClassificationRequest,
-        inputs: Sequence[TokenIds],
-        meta: ResponseMeta,
-        wants: str,
-    ) -> PoolingJob:
-        """Sleeps until the engine has run all `inputs`; before, scripts decide about `wants`.
-
-        Raises ApiError for a fault of a script, and the errors of `go_through`.
+        Before, scripts decide about `wants`. `prefix` begins the answer's id, unless it is empty. Raises
+        ApiError for a fault of a script, and the errors of `go_through`.
         """
+        name, identity = self.admit(request), self.pipeline.identity
+        inputs = self._inputs(request)
+        if prefix:
+            meta = identity.response_meta(prefix, context, request.request_id, name)
+        else:
+            meta = ResponseMeta(request.request_id or identity.fresh_id(), identity.now_s(), name, "")
         wanted = request.dimensions if isinstance(request, EmbeddingRequest) else None
         chats: Iterable[Sequence[Message]] = request.conversations
         if not chats:
             texts = request.texts or map(self.pipeline.tokenizer.decode, inputs)
             chats = ([{"role": "user", "content": text}] for text in texts)
-        answers = self.decide(chats, len(inputs), wants, request.model or meta.model, context, wanted)
-        self.go_through(context, request, meta, len(inputs), inputs.__getitem__, answers)
+        answers = self.decide(chats, len(inputs), wants, request.model or name, context, wanted)
+        self.go_through(context, request, meta, len(inputs), inputs, answers)
         return PoolingJob(meta, inputs, answers)
 
-    def inputs(self, request: ClassificationRequest) -> list[TokenIds]:
+    def _inputs(self, request: ClassificationRequest) -> list[TokenIds]:
         """Returns the token ids of each input, truncated. ApiError 400 for an empty or too long input."""
         count = len(request.conversations or request.texts or request.id_lists)
         if not count:
@@ -225,15 +206,15 @@ class PoolingRunner:
             return [None] * count
         from app.serving.api.script import messages_of  # imports regexes, too, which few servers need
 
-        decisions = self.pipeline.scripts.pooled(map(messages_of, chats), wants, model, context)
-        for decision in decisions if dimensions is not None else ():
-            given = None if decision is None or decision.answer is None else decision.answer.embedding
-            if decision is not None and isinstance(given, tuple) and len(given) != dimensions:
-                place = decision.rule.place
-                raise bad_request(
-                    f"{place}: its vector has {len(given)} numbers, not {dimensions}.", "dimensions"
-                )
-        return [None if decision is None else decision.answer for decision in decisions]
+        answers: list[ScriptedAnswer | None] = []
+        for decision in self.pipeline.scripts.pooled(map(messages_of, chats), wants, model, context):
+            answers.append(None if decision is None else decision.answer)
+            given = None if answers[-1] is None else answers[-1].embedding
+            size = len(given) if isinstance(given, tuple) else dimensions
+            if decision is not None and dimensions is not None and size != dimensions:
+                text = f"{decision.rule.place}: its vector has {size} numbers, not {dimensions}."
+                raise bad_request(text, "dimensions")
+        return answers
 
     def go_through(
         self,
@@ -241,15 +222,15 @@ class PoolingRunner:
         request: PoolingFields,
         meta: ResponseMeta,
         count: int,
-        prompt: Callable[[int], TokenIds],
+        prompts: Iterable[TokenIds],
         answers: Answers,
     ) -> None:
-        """Sleeps until the engine has run `count` prompts: `prompt` returns the token ids of one by number.
+        """Sleeps until the engine has run `count` prompts, as many at a time as it has room for.
 
         The delay is the longest of all `answers`, and those of a fault. EngineError without room for the
-        first prompt; the others wait for room. CallerLeft when the client has left.
+        first prompt. CallerLeft when the client has left.
         """
-        fault = fault_of(context)
+        fault, engine = fault_of(context), self.pipeline.responder.engine
         longest_s = max((answer.reply.first_token_s for answer in answers if answer is not None), default=0.0)
         first = EngineRequest(
             request_id=meta.id,
@@ -267,20 +248,24 @@ class PoolingRunner:
             observers=context.observers,
             delays=(*((0, longest_s),) * bool(longest_s), *(() if fault is None else fault.delays)),
         )
-        load = self.pipeline.responder.load
+        numbered, load = enumerate(prompts), self.pipeline.responder.load
         load.begin()
         try:
-            self._run_prompts(first, prompt, context.connection)
+            for number, ids in numbered:
+                room = max(1, min(engine.room(first.adapter), BATCH))
+                group = chain([(number, ids)], islice(numbered, room - 1))
+                requests = [replace(first, index=index, prompt_ids=ids) for index, ids in self.paced(group)]
+                while not self._run(requests, context.connection):
+                    gevent.sleep(RETRY_S)
         finally:
             load.end()
 
-    def _run_prompts(
-        self, first: EngineRequest, prompt: Callable[[int], TokenIds], connection: Connection | None
-    ) -> None:
-        engine, count, submitted = self.pipeline.responder.engine, first.num_choices, 0
+    def _run(self, requests: Sequence[EngineRequest], connection: Connection | None) -> bool:
+        """Sleeps until the engine has run the requests. Raises the first error.
+
+        Returns False where others have taken the room; EngineError if these are a client's first prompts.
+        """
         bell, errors = Bell(), list[Exception]()
-        running: dict[int, tuple[Handle, int]] = {}
-        """Handles and sizes of unfinished groups, by the index of the first prompt."""
 
         def fail(error: Exception) -> None:
             errors.append(error)
@@ -292,34 +277,24 @@ class PoolingRunner:
             elif type(output) is Tokens and output.finish is not None and output.finish.reason == "abort":
                 fail(Aborted())
 
-        def over(start: int, _: object) -> None:
-            del running[start]
-            bell.set()
-
+        try:
+            handle = self.pipeline.responder.engine.submit(requests, emit)
+        except (QueueFull, TooManyRequests):
+            if requests[0].index:
+                return False
+            raise
         if connection is not None:
             connection.watch(lambda: fail(CallerLeft()))
+        handle.future.add_done_callback(lambda _: bell.set())
         try:
-            while not errors and (running or submitted < count):
-                self.pace()
-                bell.clear()
-                unfinished = sum(size for _, size in running.values())
-                room = min(engine.room(first.adapter), AT_ONCE - unfinished, GROUP, count - submitted)
-                if room > 0 or not running:
-                    numbers = range(submitted, submitted + max(room, 1))
-                    group = [replace(first, index=at, prompt_ids=prompt(at)) for at in numbers]
-                    handle = engine.submit(group, emit)
-                    running[submitted] = handle, len(group)
-                    handle.future.add_done_callback(partial(over, submitted))
-                    submitted += len(group)
-                elif not errors:
-                    bell.wait()
-            if errors:
-                raise errors[0]
+            bell.wait()
         finally:
             if connection is not None:
                 connection.unwatch()
-            for handle, _ in list(running.values()):
-                handle.abort()
+            handle.abort()
+        if errors:
+            raise errors[0]
+        return True
 
 
 def check_count(count: int, param: str) -> None:
