@@ -236,7 +236,7 @@ def test_each_question_comes_with_all_that_was_said_before() -> None:
 )
 def test_a_conversation_ends_at_the_first_turn_of_the_wrong_one(said: list[tuple[str, Any]]) -> None:
     begun = ("human", "q1"), ("gpt", "a1")
-    assert [pair.question for pair in pairs(turns(*begun, *said))] == ["q1"]
+    assert [question for question, *_ in pairs(turns(*begun, *said))] == ["q1"]
 
 
 def test_what_is_no_conversation_has_no_questions() -> None:
