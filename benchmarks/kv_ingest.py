@@ -13,7 +13,7 @@ import zmq
 from app.engine.kvcache.events import BlockStored, EventBatch
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.pods import FixedTargets, PodEndpoint
+from app.kvindex.pods import PodEndpoint, TargetSource
 from app.kvindex.pool import Pool, PoolSettings
 from app.kvindex.streams import Replays
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
@@ -66,7 +66,7 @@ def into_index(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, messages:
     index = Index(MemoryBackend())
     pool = Pool(index, Replays(None), PoolSettings(most_messages=1 << 30, most_bytes=1 << 40))
     settings = SubscriberSettings(bind=None, hwm=0)
-    targets = FixedTargets([PodEndpoint(endpoint)])
+    targets = TargetSource([PodEndpoint(endpoint)])
     subscriber = Subscriber(pool, index.losses, context, settings, [targets])
     took = _until_all(lambda: subscriber.step(0.0) | pool.step(0.0), lambda: _applied(pool), messages)
     subscriber.close()

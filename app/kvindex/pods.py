@@ -7,7 +7,6 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from gevent.socket import getaddrinfo
 from msgspec import Struct
@@ -61,16 +60,6 @@ def _moved(endpoint: str, address: str) -> str:
     return f"tcp://{f'[{address}]' if ':' in address else address}:{endpoint.rpartition(':')[2]}"
 
 
-class TargetSource(Protocol):
-    """Source of endpoints of pods."""
-
-    targets: Sequence[PodEndpoint]
-    """Endpoints of the latest successful refresh."""
-
-    def refresh(self) -> None:
-        """Updates `targets`; other greenlets run meanwhile. After an error, `targets` stays."""
-
-
 def parse_target(text: str) -> PodEndpoint:
     """Parses `tcp://host:port;replay=tcp://host:port;pod=name;model=name`; all options may be missing.
 
@@ -96,49 +85,55 @@ def _check_endpoint(endpoint: str) -> None:
         raise ValueError(f"nobody publishes at port 0: {endpoint!r}")
 
 
-class FixedTargets:
-    """A fixed list of endpoints."""
+class TargetSource:
+    """A source of endpoints of pods; as it is, a fixed list."""
 
-    def __init__(self, targets: Sequence[PodEndpoint]) -> None:
+    def __init__(self, targets: Sequence[PodEndpoint] = ()) -> None:
         self.targets = targets
+        """Endpoints of the latest successful refresh."""
+        self._complaint = ""
 
     def refresh(self) -> None:
-        pass
+        """Updates `targets`, while other greenlets run; after an error they stay, with a warning."""
+        try:
+            self.targets, complaint = self._read()
+        except (OSError, UnicodeDecodeError) as error:
+            complaint = f"{self} cannot be read, the last list stays: {error}"
+        if complaint and complaint != self._complaint:
+            log.warning("KV event sources: %s", complaint)
+        self._complaint = complaint
+
+    def _read(self) -> tuple[Sequence[PodEndpoint], str]:
+        """Returns the endpoints of now, and a complaint about them, or ""."""
+        return self.targets, ""
 
 
-class FileTargets:
-    """A file with one endpoint a line, read again after each change; `#` begins a comment.
+class FileTargets(TargetSource):
+    """A file with one endpoint a line, parsed again after each change; `#` begins a comment.
 
-    Invalid lines are skipped with a warning. While the file cannot be read, the last list stays.
+    Invalid lines are skipped with a warning.
     """
 
     def __init__(self, path: Path) -> None:
-        self.targets: Sequence[PodEndpoint] = ()
-        self._path = path
-        self._seen: tuple[int, int, int] | None = None
+        super().__init__()
+        self._path, self._text = path, ""
 
-    def refresh(self) -> None:
-        try:
-            status = self._path.stat()
-            seen = status.st_mtime_ns, status.st_size, status.st_ino
-            if seen != self._seen:
-                self.targets = self._parse(self._path.read_text("utf-8"))
-                self._seen = seen
-        except (OSError, UnicodeDecodeError) as error:
-            if self._seen != (0, 0, 0):
-                log.warning("KV event sources: %s cannot be read, the last list stays: %s", self._path, error)
-                self._seen = 0, 0, 0
+    def __str__(self) -> str:
+        return str(self._path)
 
-    def _parse(self, text: str) -> list[PodEndpoint]:
+    def _read(self) -> tuple[Sequence[PodEndpoint], str]:
+        before, self._text = self._text, self._path.read_text("utf-8")
+        if before == self._text:
+            return self.targets, ""
         targets = []
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(self._text.splitlines(), 1):
             entry = line.partition("#")[0].strip()
             try:
                 if entry:
                     targets.append(parse_target(entry))
             except ValueError as error:
                 log.warning("KV event sources: line %d of %s is left out: %s", number, self._path, error)
-        return targets
+        return targets, ""
 
 
 def resolve_host(host: str) -> Sequence[str]:
@@ -152,30 +147,25 @@ def resolve_host(host: str) -> Sequence[str]:
     return sorted({str(address[4][0]) for address in found})
 
 
-class DnsTargets:
+class DnsTargets(TargetSource):
     """All addresses of a host name, such as a headless service, with one port and the same options."""
 
     def __init__(self, target: PodEndpoint, resolve: Resolve = resolve_host) -> None:
         """`target` has the host, the port and the options."""
-        self.targets: Sequence[PodEndpoint] = ()
+        super().__init__()
         self._target, self._resolve = target, resolve
-        self._complaint = ""
 
-    def refresh(self) -> None:
-        host, complaint = self._target.host or "", ""
-        try:
-            addresses = self._resolve(host)
-        except OSError as error:
-            complaint = f"nobody can tell the addresses of {host}, the last ones stay: {error}"
-        else:
-            self.targets = [self._target.at(address) for address in addresses]
-            if not addresses:
-                complaint = f"{host} has no addresses, or nobody knows it"
-            elif self._target.pod and len(addresses) > 1:
-                complaint = f"{host} is several pods, all of them called {self._target.pod}"
-        if complaint and complaint != self._complaint:
-            log.warning("KV event sources: %s", complaint)
-        self._complaint = complaint
+    def __str__(self) -> str:
+        return self._target.host or ""
+
+    def _read(self) -> tuple[Sequence[PodEndpoint], str]:
+        addresses = self._resolve(str(self))
+        complaint = ""
+        if not addresses:
+            complaint = f"{self} has no addresses, or nobody knows it"
+        elif self._target.pod and len(addresses) > 1:
+            complaint = f"{self} is several pods, all of them called {self._target.pod}"
+        return [self._target.at(address) for address in addresses], complaint
 
 
 def target_sources(entries: Sequence[str], resolve: Resolve = resolve_host) -> list[TargetSource]:
@@ -192,7 +182,7 @@ def target_sources(entries: Sequence[str], resolve: Resolve = resolve_host) -> l
             sources.append(DnsTargets(parse_target(f"tcp://{entry.removeprefix('dns://')}"), resolve))
         else:
             fixed.append(parse_target(entry))
-    return [FixedTargets(fixed), *sources] if fixed else sources
+    return [TargetSource(fixed), *sources] if fixed else sources
 
 
 PREFIX = "kv@"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import TypeAlias
 
@@ -68,15 +69,16 @@ class SubscriberSettings(Struct, frozen=True, kw_only=True):
 
 
 class PodSocket(Struct):
-    """A socket, its monitor, and its target (None for the socket that pods connect to).
-
-    `frames` holds the first frames of a partly read message.
-    """
+    """A socket, its monitor, and the first frames of a partly read message."""
 
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
-    target: PodEndpoint | None
     frames: list[Frame] = []
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close()
+        self.socket.close()
 
 
 class Subscriber:
@@ -100,8 +102,8 @@ class Subscriber:
         self._pool, self._losses = pool, losses
         self._context, self._settings, self._sources = context, settings, sources
         self._presence = PodTracker(settings.grace_s)
-        self._bound: PodSocket | None = None
-        self._lines: dict[PodEndpoint, PodSocket] = {}
+        self._lines: dict[PodEndpoint | None, PodSocket] = {}
+        """Sockets by target; None is the socket that pods connect to."""
         self._poller = zmq.Poller()
         self._look_at = float("-inf")
         self._turn = 0
@@ -109,17 +111,17 @@ class Subscriber:
     @property
     def address(self) -> str | None:
         """The address that pods connect to, with the port in use."""
-        return None if self._bound is None else address_of(self._bound.socket)
+        return address_of(self._lines[None].socket) if None in self._lines else None
 
     @property
     def targets(self) -> list[PodEndpoint]:
         """Connected targets, reachable or not."""
-        return list(self._lines)
+        return [target for target in self._lines if target is not None]
 
     def open(self) -> None:
         """Opens the socket for pods to connect to. ZMQError for an invalid address, or an address in use."""
-        if self._bound is None and self._settings.bind is not None:
-            self._bound = self._line(self._settings.bind, None, self._settings.topic)
+        if None not in self._lines and self._settings.bind is not None:
+            self._lines[None] = self._line(self._settings.bind, zmq.Socket.bind, self._settings.topic)
 
     def step(self, now: float) -> bool:
         """Reads waiting messages for a few milliseconds; returns True if there were any.
@@ -130,17 +132,16 @@ class Subscriber:
         if now >= self._look_at:
             self._look_at = now + LOOK_AGAIN_S
             self._follow(now)
-        lines = self._all_lines()
         ready = dict(self._poller.poll(0))
-        waiting = [line for line in lines if line.socket in ready]
+        waiting = [target for target, line in self._lines.items() if line.socket in ready]
         self._turn += 1
         first, done = self._turn % max(1, len(waiting)), 0  # a different socket is the first each time
-        for line in (*waiting[first:], *waiting[:first]):
+        for target in (*waiting[first:], *waiting[:first]):
             if done < MOST_A_STEP:
-                done += self._read(line, now)
-        for line in lines:
+                done += self._read(target, now)
+        for target, line in self._lines.items():
             if line.monitor in ready:
-                done += self._watch(line, now)
+                done += self._watch(target, line.monitor, now)
         gone = self._presence.step(now)
         for pod in gone:
             self._pool.gone(pod)
@@ -155,17 +156,15 @@ class Subscriber:
         waiting.poll(1e3 * (min(timeout_s, FULL_S) if self._pool.full else timeout_s))
 
     def close(self) -> None:
-        for line in self._all_lines():
-            self._shut(line)
-        self._bound = None
-        self._lines.clear()
+        for target in list(self._lines):
+            self._shut(target)
 
-    def _all_lines(self) -> list[PodSocket]:
-        return [*([self._bound] if self._bound else []), *self._lines.values()]
-
-    def _line(self, endpoint: str, target: PodEndpoint | None, topic: str) -> PodSocket:
+    def _line(
+        self, endpoint: str, attach: Callable[[zmq.Socket[bytes], str], object], topic: str
+    ) -> PodSocket:
+        """Opens a socket; `attach` binds or connects it. ZMQError for an endpoint that cannot be used."""
         socket = self._context.socket(zmq.SUB)
-        monitor = None
+        line = PodSocket(socket, socket.get_monitor_socket(_EVENTS))
         try:
             socket.linger = 0
             socket.rcvhwm = self._settings.hwm
@@ -173,40 +172,33 @@ class Subscriber:
             socket.ipv6 = is_ipv6(endpoint)
             socket.affinity = affinity(self._context, endpoint)
             socket.subscribe(topic)
-            monitor = socket.get_monitor_socket(_EVENTS)
-            if target is None:
-                socket.bind(endpoint)
-            else:
-                socket.connect(endpoint)
+            attach(socket, endpoint)
         except zmq.ZMQError:
-            if monitor is not None:
-                socket.disable_monitor()
-                monitor.close()
-            socket.close()
+            line.close()
             raise
         self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(monitor, zmq.POLLIN)
-        return PodSocket(socket, monitor, target)
+        self._poller.register(line.monitor, zmq.POLLIN)
+        return line
 
-    def _shut(self, line: PodSocket) -> None:
+    def _shut(self, target: PodEndpoint | None) -> None:
+        line = self._lines.pop(target)
         self._poller.unregister(line.socket)
         self._poller.unregister(line.monitor)
-        line.socket.disable_monitor()
-        line.monitor.close()
-        line.socket.close()
+        line.close()
 
     def _follow(self, now: float) -> None:
         """Connects to new targets, and disconnects from removed targets."""
         wanted = {target: None for source in self._sources for target in source.targets}
-        for target in [target for target in self._lines if target not in wanted]:
-            self._read(self._lines[target], now)
-            self._shut(self._lines.pop(target))
-            self._presence.closed(target, now)
+        for target in self.targets:
+            if target not in wanted:
+                self._read(target, now)
+                self._shut(target)
+                self._presence.closed(target, now)
         for target in wanted:
             if target in self._lines:
                 continue
             try:  # all topics: a publisher with vLLM's default topic, which is empty, is known by its address
-                self._lines[target] = self._line(target.endpoint, target, "")
+                self._lines[target] = self._line(target.endpoint, zmq.Socket.connect, "")
             except zmq.ZMQError as error:
                 log.warning("KV event sources: no connection to %s: %s", target.endpoint, error)
             else:
@@ -215,15 +207,13 @@ class Subscriber:
 
     def _warn_of_unknown(self, target: PodEndpoint) -> None:
         """Logs a warning for a host without an address: ZMQ retries silently."""
-        try:
-            known = bool(self._resolve(target.host or ""))
-        except OSError:
-            known = False
-        if not known:
-            log.warning("KV event sources: nobody knows the host of %s, trying on", target.endpoint)
+        with suppress(OSError):
+            if self._resolve(target.host or ""):
+                return
+        log.warning("KV event sources: nobody knows the host of %s, trying on", target.endpoint)
 
-    def _read(self, line: PodSocket, now: float) -> int:
-        read = size = 0
+    def _read(self, target: PodEndpoint | None, now: float) -> int:
+        line, read, size = self._lines[target], 0, 0
         while read < MOST_A_STEP and size < MOST_BYTES_A_STEP and not self._pool.full:
             try:
                 frames = _next_message(line)
@@ -232,54 +222,51 @@ class Subscriber:
             read += 1
             if frames is not None:
                 size += len(frames[-1])
-                self._take(frames, line.target, now)
+                self._take(frames, target, now)
         return read
 
     def _take(self, frames: Sequence[Frame], target: PodEndpoint | None, now: float) -> None:
         if len(frames) != 3 or len(frames[1]) != SEQUENCE_BYTES:
             self._losses.message("bad_frames")
             return
-        connection, peer = (target, None) if target is not None else _peer(frames[0])
-        message = self._message(frames, target, peer)
-        if message is None:
+        name = frames[0].bytes
+        topic = self.topics.get(name)
+        if topic is None and (topic := parse_topic(name)) is not None:
+            self.topics.put(name, topic, 6 * len(name))
+        if topic is None and (target is None or name):
             self._losses.message("bad_topic")
             return
+        connection, host = _peer(frames[0]) if target is None else (target, target.host)
+        message = self._message(frames, topic, target, host)
         self._presence.seen(message.pod, connection, now)
         crowded_out = self._pool.put(message)
         if crowded_out is not None:
             self._presence.forget(crowded_out)
 
     def _message(
-        self, frames: Sequence[Frame], target: PodEndpoint | None, peer: str | None
-    ) -> PublishedMessage | None:
-        name, number, content = frames[0].bytes, frames[1], frames[2]
-        topic = self.topics.get(name)
-        if topic is None and (topic := parse_topic(name)) is not None:
-            self.topics.put(name, topic, 6 * len(name))
-        if topic is None and (target is None or name):
-            return None
-        pod = topic.pod if topic else ""
-        model = topic.model if topic else None
-        replay, host, shared = None, peer, False
+        self, frames: Sequence[Frame], topic: Topic | None, target: PodEndpoint | None, host: str | None
+    ) -> PublishedMessage:
+        pod, model = (topic.pod, topic.model) if topic else ("", None)
+        replay, shared = None, False
         if target is not None:
             pod = target.pod or (topic.pod if topic and topic.standard else target.name)
-            model = target.model or model
-            replay, host = target.replay, target.host
+            model, replay = target.model or model, target.replay
         port = self._settings.replay_port
         if port is not None and replay is None and host:
             replay, shared = f"tcp://{host}:{port}", True
-        sequence = int.from_bytes(number.bytes, "big")
+        name, number, content = frames
         payload = content.bytes if len(content) <= COPIED_BYTES else content.buffer
+        sequence = int.from_bytes(number.bytes, "big")
         model = model or self._settings.model
-        return PublishedMessage(pod, model, sequence, payload, replay, shared, name)
+        return PublishedMessage(pod, model, sequence, payload, replay, shared, name.bytes)
 
-    def _watch(self, line: PodSocket, now: float) -> int:
+    def _watch(self, target: PodEndpoint | None, monitor: zmq.Socket[bytes], now: float) -> int:
         """Handles connection events of a socket; returns their number."""
         seen = 0
-        while seen < MOST_A_STEP and line.monitor.poll(0):
+        while seen < MOST_A_STEP and monitor.poll(0):
             seen += 1
-            event = parse_monitor_message(line.monitor.recv_multipart(zmq.NOBLOCK))
-            connection: Hashable = line.target or int(event["value"])
+            event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
+            connection: Hashable = target or int(event["value"])
             if event["event"] == zmq.EVENT_DISCONNECTED:
                 self._presence.closed(connection, now)
             elif event["event"] == zmq.EVENT_CONNECTED:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.engine.kvcache.events import BlockStored, KVEvent
 from app.kvindex.keys import fnv1a_32
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.pods import FixedTargets, PodEndpoint
+from app.kvindex.pods import PodEndpoint, TargetSource
 from app.kvindex.streams import END, PublishedMessage
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.publisher import FakeEngine, Station, station
@@ -140,7 +140,7 @@ def test_each_rank_answers_at_a_port_of_its_own(place: Station, connect: bool) -
         ranks.append(place.engine("kv@a@m", connect=connect, replay_port=port + rank))
     if not connect:
         place.listen(
-            FixedTargets([PodEndpoint(each.endpoint) for each in ranks]), bind=None, replay_port=port
+            TargetSource([PodEndpoint(each.endpoint) for each in ranks]), bind=None, replay_port=port
         )
     for engine in ranks:
         place.meet(engine)
@@ -153,7 +153,7 @@ def test_each_rank_answers_at_a_port_of_its_own(place: Station, connect: bool) -
 
 def test_a_target_with_an_address_for_replays_is_asked_there_whatever_its_rank(place: Station) -> None:
     engine = place.engine("kv@a@m", connect=False)
-    place.listen(FixedTargets([PodEndpoint(engine.endpoint, engine.replay)]), bind=None, replay_port=1)
+    place.listen(TargetSource([PodEndpoint(engine.endpoint, engine.replay)]), bind=None, replay_port=1)
     place.meet(engine)
     publish(engine, range(3), lost=range(2), rank=3)
     place.until(lambda: ranks_have(place, OTHER) == {3: 3})

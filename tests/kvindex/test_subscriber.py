@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.kvindex import subscriber as module
-from app.kvindex.pods import FileTargets, FixedTargets, PodEndpoint
+from app.kvindex.pods import FileTargets, PodEndpoint, TargetSource
 from app.kvindex.pool import Pool, PoolSettings
 from app.kvindex.streams import PublishedMessage
 from tests.kvindex.engines import stored
@@ -61,7 +61,7 @@ def test_pods_of_a_list_are_connected_to_and_may_have_any_topic(place: Station) 
         PodEndpoint(named.endpoint, pod="b", model="n"),
         PodEndpoint(llmd.endpoint),
     ]
-    place.listen(FixedTargets(targets), bind=None, model="m")
+    place.listen(TargetSource(targets), bind=None, model="m")
     for engine in (plain, named, llmd):
         place.meet(engine)
         engine.publish(FIRST)
@@ -158,7 +158,7 @@ def test_a_subscriber_that_stops_reading_finds_the_gap_and_fills_it(place: Stati
     """What neither side has room for is lost on the way, and asked for again."""
     place.pool = type(place.pool)(place.index, place.replays, PoolSettings(most_messages=5))
     a = place.engine("kv@a@m", connect=False, hwm=2)
-    place.listen(FixedTargets([PodEndpoint(a.endpoint, a.replay)]), bind=None, hwm=2)
+    place.listen(TargetSource([PodEndpoint(a.endpoint, a.replay)]), bind=None, hwm=2)
     place.meet(a)
     assert place.subscriber is not None
     tokens = list(range(4 * 4_000))
@@ -178,7 +178,7 @@ def test_a_subscriber_that_stops_reading_finds_the_gap_and_fills_it(place: Stati
 
 def test_a_target_with_an_address_that_zmq_refuses_is_left_out(place: Station) -> None:
     a = place.engine("kv@a@m", connect=False)
-    place.listen(FixedTargets([PodEndpoint("tcp://no such host:1"), PodEndpoint(a.endpoint)]), bind=None)
+    place.listen(TargetSource([PodEndpoint("tcp://no such host:1"), PodEndpoint(a.endpoint)]), bind=None)
     place.meet(a)
     assert place.subscriber is not None
     assert [target.endpoint for target in place.subscriber.targets] == [a.endpoint]
@@ -188,7 +188,7 @@ def test_a_target_whose_host_nobody_knows_is_told_of_once(
     place: Station, caplog: pytest.LogCaptureFixture
 ) -> None:
     targets = [PodEndpoint("tcp://nobody.invalid:1"), PodEndpoint(f"{LOCAL}:1")]
-    place.listen(FixedTargets(targets), bind=None)
+    place.listen(TargetSource(targets), bind=None)
     place.until(lambda: caplog.records)
     place.now += 100
     place.settle()
@@ -234,9 +234,9 @@ def test_a_message_of_many_parts_is_read_in_several_goes(
     monkeypatch.setattr(module, "MOST_FRAMES", 5)
     engine.send_frames(b"kv@a@m", *[b"part"] * 11)
     engine.publish()
-    assert place.subscriber is not None and place.subscriber._bound is not None
+    assert place.subscriber is not None
     for kept in (4, 4, 0):
-        assert step(place) and len(place.subscriber._bound.frames) == kept
+        assert step(place) and len(place.subscriber._lines[None].frames) == kept
     assert place.index.losses.messages == {"bad_frames": 1} and len(place.pool) == 0
     assert step(place) and len(place.pool) == 1 and not step(place)
 
