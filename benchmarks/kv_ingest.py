@@ -67,7 +67,8 @@ def into_index(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, messages:
     pool = Pool(index, Replays(None), PoolSettings(most_messages=1 << 30, most_bytes=1 << 40))
     settings = SubscriberSettings(bind=None, hwm=0)
     targets = TargetSource([PodEndpoint(endpoint)])
-    subscriber = Subscriber(pool, index.losses, context, settings, [targets])
+    subscriber = Subscriber(pool, index.losses, settings, [targets])
+    subscriber.open(context)
     took = _until_all(lambda: subscriber.step(0.0) | pool.step(0.0), lambda: _applied(pool), messages)
     subscriber.close()
     if index.losses.messages or index.losses.events:

@@ -127,7 +127,7 @@ def fleet() -> Iterator[Fleet]:
     subscriber = SubscriberSettings(bind="tcp://127.0.0.1:*", model=MODEL)
     tokenization = Tokenization(lambda model: default_tokenizer())
     index = KvIndex(Index(MemoryBackend(), IndexSettings(BLOCK)), tokenization, subscriber)
-    index.start()
+    index.open()
     with zmq.Context() as context, context.socket(zmq.PUB) as socket:
         socket.linger, socket.sndhwm = 0, 0
         socket.connect(str(index.address))

@@ -42,6 +42,8 @@ LISTEN_S = 0.25
 WAITING_S, IDLE_S = 0.02, 1.0
 """Longest waits of a worker, in seconds: while a replay runs or the backend is down, and when idle."""
 JOIN_S = 5.0
+RETRY_S = 1.0
+"""Seconds between two attempts to bind an address in use."""
 
 
 class Stats(Struct, frozen=True):
@@ -93,20 +95,18 @@ class KvIndex:
         self.index, self.tokenization = index, tokenization
         self.block_size = index.settings.block_size
         """Tokens of a block of the index."""
-        self._further_caches = caches
-        self._subscriber_settings, self._pool_settings = subscriber, pool
-        self._now, self._wall = now, wall
+        self._further_caches, self._now = caches, now
         self._sources = target_sources(targets)
-        self._context: Context | None = None
-        self._pool: Pool | None = None
-        self._subscriber: Subscriber | None = None
+        self._replays = Replays(None, ReplayLimits(payload_bytes=pool.most_payload_bytes))
+        self._pool = Pool(index, self._replays, pool, wall)
+        self._subscriber = Subscriber(self._pool, index.losses, subscriber, self._sources)
         self._greenlets: list[gevent.Greenlet[..., None]] = []
         self._end = Event()
 
     @property
     def address(self) -> str | None:
         """Address that pods connect to, with the port in use."""
-        return None if self._subscriber is None else self._subscriber.address
+        return self._subscriber.address
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
@@ -114,52 +114,46 @@ class KvIndex:
         kept = {**self._further_caches, "prompt tokens": self.tokenization.prompts, **self.index.caches}
         if isinstance(self.index.backend, MemoryBackend):
             kept["index blocks"] = self.index.backend
-        if self._pool is not None and self._subscriber is not None:
-            kept |= {"index messages": self._pool, "index topics": self._subscriber.topics}
-        return kept
+        return kept | {"index messages": self._pool, "index topics": self._subscriber.topics}
 
     @property
     def queued(self) -> int:
-        return 0 if self._pool is None else len(self._pool)
+        return len(self._pool)
 
-    def start(self) -> None:
+    def open(self) -> None:
         """Opens sockets and spawns greenlets. ZMQError for an invalid address, or an address in use."""
-        if self._greenlets:
-            return
-        self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
-        self._context.set(zmq.IO_THREADS, IO_THREADS)
-        limits = ReplayLimits(payload_bytes=self._pool_settings.most_payload_bytes)
-        replays, losses = Replays(self._context, limits), self.index.losses
-        pool = self._pool = Pool(self.index, replays, self._pool_settings, self._wall)
-        settings, sources = self._subscriber_settings, self._sources
-        subscriber = self._subscriber = Subscriber(pool, losses, self._context, settings, sources)
+        context: Context = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
+        context.set(zmq.IO_THREADS, IO_THREADS)
         try:
-            subscriber.open()
+            self._subscriber.open(context)
         except zmq.ZMQError:
-            self._context.destroy(linger=0)
+            context.destroy(linger=0)
             raise
+        self._replays.context = context
         self._greenlets = [gevent.spawn(self._refresh, source) for source in self._sources]
-        self._greenlets += [gevent.spawn(self._work, shard) for shard in pool.shards]
+        self._greenlets += [gevent.spawn(self._work, shard) for shard in self._pool.shards]
         self._greenlets.append(gevent.spawn(self._subscribe))
+
+    def start(self, retry_s: float = RETRY_S) -> None:
+        """Calls `open` until the address is free: during a reload, the previous worker still has it."""
+        gevent.spawn(self._open_when_free, retry_s)
 
     def close(self) -> None:
         """Closes the sockets and stops the greenlets. Data in a shared backend stays."""
         self._end.set()
-        for shard in self._pool.shards if self._pool is not None else ():
+        for shard in self._pool.shards:
             shard.wake.set()
         gevent.joinall(self._greenlets, JOIN_S)
-        if self._subscriber is not None:
-            self._subscriber.close()
-        if self._pool is not None:
-            self._pool.close()
-        if self._context is not None:
-            end_context(self._context)
+        self._subscriber.close()
+        self._pool.close()
+        if self._replays.context is not None:
+            end_context(self._replays.context)
         self.index.close()
 
     def receive(self, message: PublishedMessage) -> None:
         """Queues a message that did not come over a socket; drops the message if a queue is full."""
-        if self._pool is not None and not self._pool.full:
+        if not self._pool.full:
             self._pool.put(message)
 
     def stats(self) -> Stats:
@@ -170,9 +164,9 @@ class KvIndex:
         return Stats(
             size=held[0],
             pods=held[1],
-            streams=self._pool.positions() if self._pool is not None else [],
+            streams=self._pool.positions(),
             queued=self.queued,
-            targets=[target.endpoint for target in self._subscriber.targets] if self._subscriber else [],
+            targets=[target.endpoint for target in self._subscriber.targets],
             skipped_messages=dict(losses.messages),
             skipped_events=dict(losses.events),
         )
@@ -186,6 +180,18 @@ class KvIndex:
             gauges |= {"index_blocks": size.blocks, "index_copies": size.copies, "events_pods": len(pods)}
         return self.index.metrics.render(gauges, losses.messages, losses.events, backend.times_lost)
 
+    def _open_when_free(self, retry_s: float) -> None:
+        complained = False
+        while not self._end.is_set():
+            try:
+                return self.open()
+            except zmq.ZMQError as error:
+                if not complained:
+                    log.warning("KV index: it cannot listen yet, trying on: %s", error)
+                complained = True
+                self._end.wait(retry_s)
+        return None
+
     def _refresh(self, source: TargetSource) -> None:
         """Refreshes the endpoints of a source periodically; each source has a greenlet, as some are slow."""
         while not self._end.is_set():
@@ -193,13 +199,13 @@ class KvIndex:
             self._end.wait(LOOK_AGAIN_S)
 
     def _subscribe(self) -> None:
-        while not self._end.is_set() and self._subscriber is not None:
+        while not self._end.is_set():
             if not self._step(self._subscriber.step):
                 self._subscriber.wait(LISTEN_S)
 
     def _work(self, shard: Shard) -> None:
         while not self._end.is_set():
-            if self._pool is not None and not self._step(partial(self._pool.work, shard)):
+            if not self._step(partial(self._pool.work, shard)):
                 shard.wake.wait(WAITING_S if shard.busy else IDLE_S)
 
     def _step(self, step: Callable[[float], bool]) -> bool:
@@ -216,7 +222,6 @@ class KvIndex:
 
 DEFAULT_BIND = "tcp://*:5557"
 """Default address of an indexer; the port is that of llm-d's manager."""
-RETRY_S = 1.0
 
 TOKENIZER_TIMEOUT_S = 10.0
 """Longest wait of a request, in seconds: for its tokenizer to load, and again for its prompt's tokens."""
@@ -280,33 +285,3 @@ def fed_encoded(index: KvIndex, model: str) -> Callable[[str, int, bytes], None]
         index.receive(PublishedMessage(pod, model, sequence, batch))
 
     return feed
-
-
-class Listening:
-    """The index beside a worker; retries `start` until its address is free.
-
-    During a reload, the previous worker still has the address.
-    """
-
-    def __init__(self, index: KvIndex, retry_s: float = RETRY_S) -> None:
-        self._index, self._retry_s = index, retry_s
-        self._end = Event()
-
-    def start(self) -> None:
-        gevent.spawn(self._start)
-
-    def close(self) -> None:
-        self._end.set()
-        self._index.close()
-
-    def _start(self) -> None:
-        complained = False
-        while not self._end.is_set():
-            try:
-                return self._index.start()
-            except zmq.ZMQError as error:
-                if not complained:
-                    log.warning("KV index: it cannot listen yet, trying on: %s", error)
-                complained = True
-                self._end.wait(self._retry_s)
-        return None

@@ -84,15 +84,14 @@ class PodSocket(Struct):
 class Subscriber:
     """Reads messages into a pool, and removes gone pods from the pool.
 
-    One thread calls `step` repeatedly; the first call opens the sockets. While a queue of the pool is full,
-    nothing is read. Messages beyond ZMQ's own queue are then lost, detected as a gap, and replayed.
+    After `open`, one thread calls `step` repeatedly. While a queue of the pool is full, nothing is read.
+    Messages beyond ZMQ's own queue are then lost, detected as a gap, and replayed.
     """
 
     def __init__(
         self,
         pool: Pool,
         losses: Losses,
-        context: Context,
         settings: SubscriberSettings = SubscriberSettings(),  # noqa: B008 (immutable)
         sources: Sequence[TargetSource] = (),
         resolve: Resolve = resolve_host,
@@ -100,7 +99,8 @@ class Subscriber:
         self.topics: Memo[bytes, Topic] = Memo(TOPICS_BYTES)
         self._resolve = resolve
         self._pool, self._losses = pool, losses
-        self._context, self._settings, self._sources = context, settings, sources
+        self._context: Context | None = None
+        self._settings, self._sources = settings, sources
         self._presence = PodTracker(settings.grace_s)
         self._lines: dict[PodEndpoint | None, PodSocket] = {}
         """Sockets by target; None is the socket that pods connect to."""
@@ -118,9 +118,10 @@ class Subscriber:
         """Connected targets, reachable or not."""
         return [target for target in self._lines if target is not None]
 
-    def open(self) -> None:
+    def open(self, context: Context) -> None:
         """Opens the socket for pods to connect to. ZMQError for an invalid address, or an address in use."""
-        if None not in self._lines and self._settings.bind is not None:
+        self._context = context
+        if self._settings.bind is not None:
             self._lines[None] = self._line(self._settings.bind, zmq.Socket.bind, self._settings.topic)
 
     def step(self, now: float) -> bool:
@@ -128,7 +129,6 @@ class Subscriber:
 
         `now` is monotonic, in seconds.
         """
-        self.open()
         if now >= self._look_at:
             self._look_at = now + LOOK_AGAIN_S
             self._follow(now)
@@ -163,6 +163,7 @@ class Subscriber:
         self, endpoint: str, attach: Callable[[zmq.Socket[bytes], str], object], topic: str
     ) -> PodSocket:
         """Opens a socket; `attach` binds or connects it. ZMQError for an endpoint that cannot be used."""
+        assert self._context is not None
         socket = self._context.socket(zmq.SUB)
         line = PodSocket(socket, socket.get_monitor_socket(_EVENTS))
         try:

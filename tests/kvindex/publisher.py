@@ -126,8 +126,8 @@ class Station:
         settings.setdefault("bind", f"{LOCAL}:*")
         made = SubscriberSettings(**settings)  # type: ignore[arg-type]
         self.sources = sources
-        self.subscriber = Subscriber(self.pool, self.index.losses, self.context, made, sources)
-        self.subscriber.open()
+        self.subscriber = Subscriber(self.pool, self.index.losses, made, sources)
+        self.subscriber.open(self.context)
         return self.subscriber
 
     def engine(self, topic: str = "kv@a@m", connect: bool = True, **more: object) -> FakeEngine:

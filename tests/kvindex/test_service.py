@@ -17,10 +17,10 @@ from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
-from app.kvindex.pods import PodEndpoint
+from app.kvindex.pods import PodEndpoint, TargetSource
 from app.kvindex.pool import PoolSettings
 from app.kvindex.redis_backend import RedisBackend
-from app.kvindex.service import TOKENIZER_TIMEOUT_S, KvIndex, Listening, fed, index_of, open_backend
+from app.kvindex.service import TOKENIZER_TIMEOUT_S, KvIndex, fed, index_of, open_backend
 from app.kvindex.streams import PublishedMessage, ReplayLimits
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import Tokenization, TokenizationSettings
@@ -50,7 +50,7 @@ def make(backend: Backend | None = None, subscriber: SubscriberSettings = SUBSCR
 @pytest.fixture
 def index() -> Iterator[KvIndex]:
     made = make()
-    made.start()
+    made.open()
     yield made
     made.close()
 
@@ -162,7 +162,7 @@ def test_after_an_error_a_thread_goes_on(
 
     monkeypatch.setattr(Subscriber, "step", fail_twice)
     made = make()
-    made.start()
+    made.open()
     until(lambda: len(steps) > 5)
     made.close()
     assert caplog.text.count("RuntimeError: a fault") == 2
@@ -181,8 +181,7 @@ def test_backends_are_chosen_by_name() -> None:
 
 
 def test_a_source_that_is_slow_delays_no_other(index: KvIndex, engine: FakeEngine) -> None:
-    class Slow:
-        targets: list[PodEndpoint] = []
+    class Slow(TargetSource):
         asked = 0
 
         def refresh(self) -> None:
@@ -192,8 +191,8 @@ def test_a_source_that_is_slow_delays_no_other(index: KvIndex, engine: FakeEngin
 
     slow = Slow()
     made = make(targets=["127.0.0.1:1"])
-    made._sources = [slow, *made._sources]
-    made.start()
+    made._sources.insert(0, slow)
+    made.open()
     until(lambda: made.stats().targets)
     assert made.stats().targets == ["tcp://127.0.0.1:1"] and slow.asked == 1
     until(lambda: len(made.stats().targets) == 2)
@@ -221,7 +220,7 @@ def made(**asked: Any) -> KvIndex:
 )
 def test_an_indexer_listens_unless_it_is_given_pods(asked: dict[str, Any], bind: str | None) -> None:
     index = made(**asked)
-    assert index._subscriber_settings.bind == bind
+    assert index._subscriber._settings.bind == bind
     index.close()
 
 
@@ -249,7 +248,7 @@ def test_an_address_that_is_none_is_told_by_its_setting(asked: dict[str, Any]) -
 @pytest.mark.parametrize(("topic", "pod"), [("kv@a@org/m", "a"), ("", ""), ("events", "events")])
 def test_what_our_own_publisher_publishes_is_taken(topic: str, pod: str) -> None:
     index = made(kv_index_block_size=4)
-    index.start()
+    index.open()
     fed(index, "org/m")(topic, 0, EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
     until(lambda: [score.pod for score in index.index.score("org/m", PROMPT)] == [pod])
     index.close()
@@ -257,16 +256,15 @@ def test_what_our_own_publisher_publishes_is_taken(topic: str, pod: str) -> None
 
 def test_it_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixture) -> None:
     first = made(kv_index_bind="tcp://127.0.0.1:*")
-    first.start()
+    first.open()
     second = made(kv_index_bind=str(first.address))
-    listening = Listening(second, retry_s=0.01)
-    listening.start()
+    second.start(retry_s=0.01)
     gevent.sleep(0.1)
     assert second._greenlets == [] and caplog.text.count("it cannot listen yet, trying on") == 1
     first.close()
     until(lambda: second._greenlets)
     assert second.address is not None and len(caplog.records) == 1
-    listening.close()
+    second.close()
 
 
 def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:

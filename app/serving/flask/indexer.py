@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from app.base.clock.clock import LiveClock
 from app.base.metrics.instruments import Exposition, Families
 from app.engine.kvcache.publisher import Publisher
-from app.kvindex.service import Listening, aliases, fed, fed_encoded, index_of
+from app.kvindex.service import aliases, fed, fed_encoded, index_of
 from app.serving.api import kv_index
 from app.serving.api.admin import reports
 from app.serving.api.openapi import document as openapi
@@ -85,7 +85,7 @@ def add_index(
         publisher.listen(fed(index, model))
     if engine is not None:
         engine.listen(fed_encoded(index, model))
-    app.services.append(Listening(index))
+    app.services.append(index)
     app.caches.append(lambda: index.caches)
     body = BodyLimits.of(server)
     rules = ChatRules.of(settings.api)
