@@ -7,9 +7,10 @@ unusable events are lost. Limits on bytes and events of a batch bound the work o
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import ClassVar, TypeAlias, get_type_hints
+from typing import ClassVar, TypeAlias
 
 import msgspec
 from msgspec import DecodeError, Raw, Struct, ValidationError
@@ -42,8 +43,8 @@ BROKEN = DecodeError, RecursionError, UnicodeDecodeError
 """Errors of msgspec for invalid msgpack, too deep nesting, and text that is not UTF-8."""
 
 MALFORMED: EventLoss = "malformed_event"
-AS_MSGPACK = (bytes,)
-"""Types that stay as in msgpack; otherwise msgspec reads text as base64 bytes."""
+PACKED = b"\xc4", b"\xc5", b"\xc6"
+"""First bytes of binary data in msgpack."""
 
 
 class Unreadable(Exception):
@@ -72,8 +73,13 @@ class PodBatch(Struct, frozen=True):
 
 
 class ArrayStored(BlockStored, gc=False, frozen=True, array_like=True, tag="BlockStored"):
-    """`BlockStored` as an array, from vLLM up to 0.23 and SGLang; trailing items may be missing."""
+    """`BlockStored` as an array, from vLLM up to 0.23 and SGLang; trailing items may be missing.
 
+    The first simulator has null for `token_ids`.
+    """
+
+    token_ids: list[int] | None  # type: ignore[assignment]
+    block_size: int
     lora_id: int | None = None
     medium: str | None = None
 
@@ -88,11 +94,14 @@ class ArrayCleared(AllBlocksCleared, gc=False, frozen=True, array_like=True, tag
     """`AllBlocksCleared` as an array."""
 
 
+ArrayEvent: TypeAlias = ArrayStored | ArrayRemoved | ArrayCleared
+
+
 class ArrayBatch(Struct, gc=False, array_like=True):
     """A batch of arrays, with or without a rank."""
 
     ts: float
-    events: list[ArrayStored | ArrayRemoved | ArrayCleared]
+    events: list[ArrayEvent]
     data_parallel_rank: int | None = None
 
 
@@ -104,25 +113,21 @@ class RawBatch(Struct, gc=False, array_like=True):
     data_parallel_rank: Raw = Raw(b"\xc0")
 
 
-ArrayEvent: TypeAlias = ArrayStored | ArrayRemoved | ArrayCleared
-_MAP_BATCH: Decoder[EventBatch] = Decoder(EventBatch)
-_ARRAY_BATCH: Decoder[ArrayBatch] = Decoder(ArrayBatch)
-_RAW_BATCH: Decoder[RawBatch] = Decoder(RawBatch)
-_RAW_EVENTS: Decoder[list[Raw]] = Decoder(list[Raw])
-_ARRAY_EVENT: Decoder[ArrayEvent] = Decoder(ArrayStored | ArrayRemoved | ArrayCleared)
+_MAP_BATCH = Decoder(EventBatch)
+_ARRAY_BATCH = Decoder(ArrayBatch)
+_RAW_BATCH = Decoder(RawBatch)
+_RAW_EVENTS = Decoder(list[Raw])
 _MAP_EVENT: Decoder[KVEvent] = Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
+_ARRAY_EVENT: Decoder[ArrayEvent] = Decoder(ArrayStored | ArrayRemoved | ArrayCleared)
 
-ARRAY_FIELDS = 11
-"""Fields of BlockStored that arrays have; arrays lack later fields."""
-STORED_TYPES = get_type_hints(ArrayStored) | {"token_ids": list[int] | None}
-REMOVED_TYPES = get_type_hints(ArrayRemoved)
-FIELDS: Mapping[str, Mapping[str, object]] = {
-    "BlockStored": {name: STORED_TYPES[name] for name in BlockStored.__struct_fields__[:ARRAY_FIELDS]},
-    "BlockRemoved": {name: REMOVED_TYPES[name] for name in ("block_hashes", "medium", "group_idx")},
-    "AllBlocksCleared": {},
+FIELDS: Mapping[object, Sequence[str]] = {
+    "BlockStored": ArrayStored.__struct_fields__,
+    "BlockRemoved": ArrayRemoved.__struct_fields__,
+    "AllBlocksCleared": (),
 }
-"""Name of an event -> field -> type, in the order of array items."""
-OPTIONAL = {"parent_block_hash", *BlockStored.__struct_fields__[4:]}
+"""Name of an event -> fields, in the order of array items."""
+PLACE = re.compile(r"`\$(?:\.(\w+)|\[(\d+)\])|required field `(\w+)`|length \d+, got (\d+)")
+"""Matches the place in msgspec's error: a field, the number of an item, a missing field, too few items."""
 
 
 def field_losses() -> list[str]:
@@ -199,43 +204,30 @@ def engine_keys(values: Sequence[BlockHash]) -> Sequence[int]:
 
 def _event(raw: Data | Raw) -> KVEvent | str:
     """Returns an event, or the reason of its loss."""
-    for read in (_MAP_EVENT.decode, _ARRAY_EVENT.decode):
-        try:
-            event: KVEvent = read(raw)
-            return event
-        except BROKEN:
-            continue
+    kind = bytes(memoryview(raw)[:1])
+    is_array = 0x90 <= kind[0] < 0xA0 or kind in (b"\xdc", b"\xdd") if kind else False
     try:
-        value: object = msgspec.msgpack.decode(raw)
+        if kind in PACKED:  # by itself, as llm-d's storage publishers do
+            packed: bytes = msgspec.msgpack.decode(raw)
+            return _event(packed) if packed[:1] not in PACKED else MALFORMED
+        return _ARRAY_EVENT.decode(raw) if is_array else _MAP_EVENT.decode(raw)
+    except ValidationError as error:
+        return _reason(msgspec.msgpack.decode(raw), str(error))
     except BROKEN:
         return MALFORMED
-    if isinstance(value, bytes):  # packed by itself, as llm-d's storage publishers do
-        return _event(value) if value[:1] not in (b"\xc4", b"\xc5", b"\xc6") else MALFORMED
-    return _explained(value)
 
 
-def _explained(value: object) -> KVEvent | str:
-    """Converts an event of an unusual form; returns the reason of the first wrong field otherwise."""
-    name: object = None
-    fields: Mapping[str, object] = {}
+def _reason(value: object, error: str) -> str:
+    """Returns the reason of the loss of an event, by msgspec's error."""
+    name = None
     if isinstance(value, dict):
-        name, fields = value.get("type"), value
-    elif isinstance(value, list) and value and isinstance(value[0], str):
-        name, fields = value[0], dict(zip(FIELDS.get(value[0], ()), value[1:], strict=False))
+        name = value.get("type")
+    elif isinstance(value, list) and value:
+        name = value[0]
     if not isinstance(name, str):
         return MALFORMED
-    types = FIELDS.get(name)
-    if types is None:
+    fields, found = FIELDS.get(name), PLACE.search(error)
+    if fields is None or found is None:
         return "unknown_event"
-    known: dict[str, object] = {}
-    for field, kind in types.items():
-        if field not in fields and field not in OPTIONAL:
-            return f"bad_{field}"
-        try:
-            known[field] = msgspec.convert(fields.get(field), kind, builtin_types=AS_MSGPACK)
-        except ValidationError:
-            return f"bad_{field}"
-    everything = {"type": name, "lora_id": None, **known, "token_ids": known.get("token_ids") or []}
-    kinds = BlockStored | BlockRemoved | AllBlocksCleared
-    event: KVEvent = msgspec.convert(everything, kinds, builtin_types=AS_MSGPACK)
-    return event
+    field, item, missing, items = found.groups()
+    return f"bad_{field or missing or fields[int(item or items) - 1]}"

@@ -59,7 +59,7 @@ def test_arrays_and_maps_may_be_mixed_and_packed_one_by_one() -> None:
 def test_the_first_simulator_had_no_tokens() -> None:
     batch = decode(pack([1.0, [["BlockStored", [5], None, None, 0, None]], 0]))
     stored = batch.events[0]
-    assert isinstance(stored, BlockStored) and stored.token_ids == []
+    assert isinstance(stored, BlockStored) and not stored.token_ids
 
 
 GOOD = ["BlockRemoved", [1]]
