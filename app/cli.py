@@ -1,20 +1,7 @@
 """Command line: `python -m app [flags]` checks the settings, then becomes gunicorn with the same settings.
 
-`python -m app serve MODEL [options]` does so with vLLM's command line (docs/serve.md). Other commands:
-
-- `dataset` makes a dataset (docs/datasets.md);
-- `fleet` starts several servers and shows the effect of routing (docs/fleet.md);
-- `simulate` predicts an engine's timing for a load;
-- `record` and `calibrate` make a profile of a real engine (docs/fidelity.md);
-- `record --proxy` records exchanges, `drift` compares them with a live server (docs/recording.md);
-- `script` checks and tries scripted replies (docs/scripts.md);
-- `generate` runs a real model (docs/llm.md);
-- `rehearse`, a benchmark, runs a real engine beside its simulation;
-- `plugins` lists the plugins (docs/plugins.md);
-- `completion` prints completions for shells.
-
-Exit status: 0; 1 for an invalid setting or file, or a failing server; 2 for a command line that cannot be
-parsed.
+COMMANDS has the other commands. Exit status: 0; 1 for an invalid setting or file, or a failing server; 2 for
+a command line that cannot be parsed.
 """
 
 from __future__ import annotations
@@ -138,18 +125,18 @@ def _rehearse(argv: Sequence[str]) -> int:
         if not (error.name or "").startswith("benchmarks"):
             raise
     told = "rehearse is a benchmark, which a clone of the repository has (docs/fidelity.md)"
-    if "--help" in argv or "-h" in argv:
-        print(told)
-        return 0
-    raise ConfigError(told)
+    if not {"--help", "-h"} & {*argv}:
+        raise ConfigError(told)
+    print(told)
+    return 0
 
 
 def _plugins(argv: Sequence[str]) -> int:
-    if "--help" in argv or "-h" in argv:  # works without pluggy, too
-        print(f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n")
-        print("Tell which plugins a server with these settings has, and what they can do (docs/plugins.md).")
-        return 0
-    return _runs("app.plugins.registry")(argv)
+    if not {"--help", "-h"} & {*argv}:
+        return _runs("app.plugins.registry")(argv)
+    print(f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n")  # works without pluggy, too
+    print("Tell which plugins a server with these settings has, and what they can do (docs/plugins.md).")
+    return 0
 
 
 def _script(argv: Sequence[str]) -> int:
@@ -199,13 +186,13 @@ COMMANDS: Mapping[str, Command] = {
 
 def _read(argv: Sequence[str]) -> Flags:
     word = argv[0] if argv else "-"
-    if not word.startswith("-"):
-        others = suggestion(word, names=[*COMMANDS, "help", "version"]) or ": see --help"
-        raise UsageError(f"unknown command {word!r}{others}")
-    return parse(argv, os.environ)
+    if word.startswith("-"):
+        return parse(argv, os.environ)
+    others = suggestion(word, names=[*COMMANDS, "help", "version"]) or ": see --help"
+    raise UsageError(f"unknown command {word!r}{others}")
 
 
 def _help(flags: Flags) -> str:
-    commands = [f"  {name:<12}{command.about}" for name, command in COMMANDS.items()]
-    head = ["Commands (each has a --help; without one a server starts, with the settings below):", *commands]
-    return "\n".join([*head, "", usage(table_of(flags.kind or Settings))])
+    head = "Commands (each has a --help; without one a server starts, with the settings below):"
+    commands = (f"  {name:<12}{command.about}" for name, command in COMMANDS.items())
+    return "\n".join([head, *commands, "", usage(table_of(flags.kind or Settings))])

@@ -48,22 +48,16 @@ def run(
         if name != "completion":
             with redirect_stdout(text), suppress(SystemExit):
                 command(["--help"])
-        flags[name] = sorted(set(_FLAG.findall(text.getvalue()))) or list(SHELLS)
+        flags[name] = " ".join(sorted(set(_FLAG.findall(text.getvalue()))) or SHELLS)
     first = [*commands, *OWN, *settings]
-    print(_fish(flags, first) if shell == "fish" else _bash(flags, first, shell == "zsh"), end="")
+    if shell == "fish":
+        alone = f"not __fish_seen_subcommand_from {' '.join(flags)}"
+        cases = {alone: " ".join(first)}
+        cases |= {f"__fish_seen_subcommand_from {name}": words for name, words in flags.items()}
+        print("\n".join(f"complete -c understudy -n '{case}' -a '{words}'" for case, words in cases.items()))
+        return 0
+    flags["*"] = " ".join(word for word in first if word.startswith("-"))
+    lines = "\n".join(f'    {name}) words="{words}" ;;' for name, words in flags.items())
+    zsh = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" if shell == "zsh" else ""
+    print(zsh + BASH % (lines, " ".join(first)), end="")
     return 0
-
-
-def _bash(flags: Mapping[str, Sequence[str]], first: Sequence[str], is_zsh: bool) -> str:
-    cases = [f'    {name}) words="{" ".join(words)}" ;;' for name, words in flags.items()]
-    cases.append(f'    *) words="{" ".join(word for word in first if word.startswith("-"))}" ;;')
-    head = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" if is_zsh else ""
-    return head + BASH % ("\n".join(cases), " ".join(first))
-
-
-def _fish(flags: Mapping[str, Sequence[str]], first: Sequence[str]) -> str:
-    alone = f"not __fish_seen_subcommand_from {' '.join(flags)}"
-    lines = [f"complete -c understudy -n '{alone}' -a '{' '.join(first)}'"]
-    for name, words in flags.items():
-        lines.append(f"complete -c understudy -n '__fish_seen_subcommand_from {name}' -a '{' '.join(words)}'")
-    return "\n".join([*lines, ""])

@@ -137,11 +137,11 @@ def _with_file(argv: list[str]) -> list[str]:
     if at is None:
         return argv
     _, equals, path = argv[at].partition("=")
+    rest = argv[:at] + argv[at + 1 :]
     if not equals:
-        path = next(iter(argv[at + 1 : at + 2]), "")
+        path = rest.pop(at) if at < len(rest) else ""
     if not path:
         raise UsageError(f"flag {CONFIG} needs a value")
-    rest = argv[:at] + argv[at + (1 if equals else 2) :]
     if any(word.partition("=")[0] == CONFIG for word in rest):
         raise UsageError(f"flag {CONFIG}: only one file can be given")
     model = rest[:1] if rest and not rest[0].startswith("-") else []

@@ -10,7 +10,7 @@ import pytest
 
 from app.engine.core.timing import PerRequestTiming
 from config import VERSION
-from config.document import PAGE, render
+from config.document import SETTINGS, settings_page
 from config.flags import usage
 from config.loader import load
 from config.settings import TABLE, Settings, table_of
@@ -20,11 +20,11 @@ EXAMPLES = sorted((ROOT / "config" / "examples").glob("*.yaml"))
 
 
 def test_the_page_is_not_stale() -> None:
-    assert PAGE.read_text("utf-8") == render(), "run: python -m config.document"
+    assert SETTINGS.read_text("utf-8") == settings_page(), "run: python -m config.document"
 
 
 def test_the_page_and_the_help_name_every_setting() -> None:
-    page, text = render(), usage(table_of(Settings))
+    page, text = settings_page(), usage(table_of(Settings))
     for row in TABLE:
         assert f"| `{row.name}` |" in page
         assert all(f"`{name}`" in page for name in row.env)

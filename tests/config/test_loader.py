@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config import ConfigError, Settings
-from config.document import render
+from config.document import settings_page
 from config.durations import LONGEST, RULE, format_duration, parse_duration
 from config.flags import parse
 from config.loader import load, resolve
@@ -145,7 +145,7 @@ def test_a_retired_setting_starts_the_server_with_a_warning(yaml_file: Write, na
     ):
         (warning,) = warnings(argv, environ)
         assert warning.endswith(f"is accepted and ignored: {reason}")
-    assert f"| `{name}` | {reason} |" in render() and name not in BY_NAME
+    assert f"| `{name}` | {reason} |" in settings_page() and name not in BY_NAME
 
 
 def test_a_setting_has_one_value_by_whichever_name(yaml_file: Write) -> None:

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config import ConfigError, Settings
+from config.document import OPTIONS, WHY, options_page
 from config.loader import load, resolve
 from config.settings import BY_NAME
 from config.sources import Flags, as_environment
 from config.vllm.command_line import names_of, read
-from config.vllm.document import PAGE, WHY, render
 from config.vllm.meanings import CONTEXT_LENGTH, MEANINGS, NO_LONGER, settings_of
 from config.vllm.options import Option, groups, options
 
@@ -121,8 +121,8 @@ def test_all_options_of_the_real_parser_are_known_with_their_choices() -> None:
 
 
 def test_the_page_is_not_stale_and_has_a_row_for_every_option() -> None:
-    page = PAGE.read_text("utf-8")
-    assert page == render(), "run: python -m config.vllm.document"
+    page = OPTIONS.read_text("utf-8")
+    assert page == options_page(), "run: python -m config.document"
     assert all(f"\n| `--{name}`" in page for name in options())
     assert set(WHY) == set(groups())
     assert not any(options()[name].unplayed for name in MEANINGS)
