@@ -14,6 +14,7 @@ from app.base.metrics.recorder import Recorder
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.client import EngineClient
 from app.engine.core.engine import Engine
+from app.engine.core.lifecycle import Lifecycle, Operations
 from app.engine.core.reply import Model
 from app.engine.dataset import open_datasets
 from app.engine.forms.schema import Schemas
@@ -42,10 +43,17 @@ from config.live import LiveSettings
 from config.settings import DatasetSettings, KVCacheSettings, ReplaySettings, ServerSettings
 
 if TYPE_CHECKING:
+    from app.engine.core.remote import RemoteEngine
     from app.engine.kvcache.publisher import Publisher
     from app.plugins.registry import PluginRegistry
     from app.serving.recording.replay import Replay
     from app.serving.scripts.script_set import ScriptSet
+
+
+LOOPBACK = "127.0.0.1"
+"""Name of a server that does not know its own address."""
+UNKNOWN_VOCABULARY = 2**31
+"""Assumed vocabulary size of a remote tokenizer that does not return one."""
 
 
 class Components:
@@ -88,28 +96,20 @@ def dataset_settings(settings: Settings) -> DatasetSettings:
 
 def _recorder(settings: Settings, rank: int) -> Recorder:
     """Builds the recorder, with the family of adapters if the settings allow any."""
-    lora, model = settings.lora, settings.model
+    lora, model, latency, kvcache = settings.lora, settings.model, settings.latency, settings.kvcache
     told = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
-    most = lora.max_loras if told else None
-    latency, connector = settings.latency, settings.kvcache.kv_connector
     fetching = latency.kv_cache_transfer_latency or latency.kv_cache_transfer_time_per_token
     return Recorder(
         model.served_names[0],
         model.max_model_len,
-        cache_config(settings.kvcache),
+        cache_config(kvcache),
         str(rank),
-        max_loras=most,
-        block_times=settings.kvcache.kv_cache_metrics,
+        max_loras=lora.max_loras if told else None,
+        block_times=kvcache.kv_cache_metrics,
         older_names=settings.metrics.simulator_metrics,
-        transfers=bool(fetching or connector == "nixl"),
+        transfers=bool(fetching or kvcache.kv_connector == "nixl"),
         steps=settings.steps.shared or settings.engine.is_real,
     )
-
-
-LOOPBACK = "127.0.0.1"
-"""Name of a server that does not know its own address."""
-UNKNOWN_VOCABULARY = 2**31
-"""Assumed vocabulary size of a remote tokenizer that does not return one."""
 
 
 def plugins_of(components: Components) -> PluginRegistry | None:
@@ -122,11 +122,20 @@ def plugins_of(components: Components) -> PluginRegistry | None:
     return PluginRegistry(plugins, lambda: components.settings, components.streams, components.clock.now)
 
 
-def service_of(
+def engine_of(
     components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
-) -> Engine:
-    """Builds the simulated engine and its model; steps are shared where the settings have a profile."""
+) -> tuple[Engine | RemoteEngine, Operations, RealModel | None]:
+    """Builds the engine and its lifecycle operations; for a real engine also the facts of its model.
+
+    The simulated engine shares steps where the settings have a profile.
+    """
     settings, profile = components.settings, None
+    if settings.engine.is_real:
+        from app.engine.core.remote import RemoteLifecycle
+        from app.wiring.real_engine import real_model, remote_engine  # imports ZMQ
+
+        remote = remote_engine(components)
+        return remote, RemoteLifecycle(remote), real_model(components)
     if settings.steps.shared:
         from config.datasheet import chosen_profile  # imports YAML
 
@@ -134,7 +143,7 @@ def service_of(
     cost = None if plugins is None or profile is None else plugins.step_cost(profile)
     engine = Engine(
         settings,
-        author_of(components, plugins),
+        _model_of(components, plugins),
         components.recorder,
         components.clock,
         components.streams,
@@ -144,10 +153,10 @@ def service_of(
         cost and cost[1],
     )
     components.live.subscribe(engine.on_settings)
-    return engine
+    return engine, Lifecycle(engine, components.recorder, cache), None
 
 
-def author_of(components: Components, plugins: PluginRegistry | None) -> Model:
+def _model_of(components: Components, plugins: PluginRegistry | None) -> Model:
     """Builds the model that writes the replies."""
     if components.settings.model.task != "generate":
         return NullModel()
@@ -166,7 +175,7 @@ def author_of(components: Components, plugins: PluginRegistry | None) -> Model:
     return model
 
 
-def book_of(components: Components) -> ScriptSet | None:
+def scripts_of(components: Components) -> ScriptSet | None:
     """Opens the scripts; None without any. ConfigError for an invalid script."""
     settings = components.settings
     if not settings.scripts.script or settings.model.mm_encoder_only:
@@ -179,55 +188,48 @@ def book_of(components: Components) -> ScriptSet | None:
 
 def build_pipeline(
     components: Components,
-    service: EngineClient,
+    engine: EngineClient,
     identity: Identity,
     load: ServerLoad,
     faults: FaultInjector,
-    book: ScriptSet | None,
+    scripts: ScriptSet | None,
     real: RealModel | None,
     asks_plugins: bool,
 ) -> RequestPipeline:
     """Builds the pipeline of all generating API families; `real` describes a real engine's model."""
-    scripts = None
-    if book is not None:
+    resolver = None
+    if scripts is not None:
         from app.serving.api.script import ScriptResolver
 
-        scripts = ScriptResolver(book, components.tokenizer, faults)
+        resolver = ScriptResolver(scripts, components.tokenizer, faults)
     settings, model, api = components.settings, components.settings.model, components.settings.api
     server, tokenizer = components.server, components.tokenizer
+    reasons = bool(settings.reply.reasoning_parser)
+    limits = ModelLimits(
+        max_model_len=model.max_model_len,
+        vocab_size=tokenizer.vocab_size or UNKNOWN_VOCABULARY,
+        max_logprobs=api.max_logprobs,
+        reasons=reasons,
+        parses=reasons or bool(settings.tools.tool_call_parser and settings.tools.enable_auto_tool_choice),
+        max_new_tokens=None if real is None else real.defaults.max_new_tokens,
+    )
+    keep_alive_s, timeout_s = max(0.0, api.sse_keep_alive_interval), server.write_timeout
     return RequestPipeline(
         live=components.live,
         body=BodyLimits.of(server),
         models=ServedModels(model.served_names, model.model, model.max_model_len, components.adapters),
         tokenizer=tokenizer,
         identity=identity,
-        responder=Responder(
-            service,
-            load,
-            pod_headers(server),
-            WriteBatcher(),
-            server.write_timeout,
-            max(0.0, api.sse_keep_alive_interval),
-        ),
+        responder=Responder(engine, load, pod_headers(server), WriteBatcher(), timeout_s, keep_alive_s),
         faults=faults,
-        limits=ModelLimits(
-            max_model_len=model.max_model_len,
-            vocab_size=tokenizer.vocab_size or UNKNOWN_VOCABULARY,
-            max_logprobs=api.max_logprobs,
-            reasons=bool(settings.reply.reasoning_parser),
-            parses=bool(
-                settings.reply.reasoning_parser
-                or (settings.tools.tool_call_parser and settings.tools.enable_auto_tool_choice)
-            ),
-            max_new_tokens=None if real is None else real.defaults.max_new_tokens,
-        ),
+        limits=limits,
         schemas=components.schemas,
         images=components.streams("images"),
         chat_rules=ChatRules.of(api),
         rank=components.rank,
         real=real,
         keeps_turns=bool(components.datasets) or asks_plugins,
-        scripts=scripts,
+        scripts=resolver,
         asks_plugins=asks_plugins,
     )
 
@@ -272,12 +274,13 @@ def families_of(components: Components) -> list[Families]:
         components.live.subscribe(fakes.on_settings)
         families.append(lambda: (fakes if fakes.active else recorder).render())
     if lora.lora_residency_metrics:
-
-        def rank_of_adapter(name: str) -> int:
-            return rank_of(components.adapters.adapter(name).path) or lora.max_lora_rank
-
-        server = {"model_name": model.served_names[0], "engine": rank}
-        residency = LoraResidency(components.adapter_memory, rank_of_adapter, server, time.time)
+        adapter, server = components.adapters.adapter, {"model_name": model.served_names[0], "engine": rank}
+        residency = LoraResidency(
+            components.adapter_memory,
+            lambda name: rank_of(adapter(name).path) or lora.max_lora_rank,
+            server,
+            time.time,
+        )
         families.append(residency.render)
     return families
 
@@ -291,10 +294,9 @@ def publishing(settings: Settings, server: ServerSettings, rank: int) -> Publish
     except ValueError as error:
         raise ConfigError(f"setting zmq-endpoint or kv-events-replay-endpoint: {error}") from None
     topic = at.kv_events_topic.replace("{address}", server.pod_ip or LOOPBACK)
-    topic = topic.replace("{port}", str(server.port)).replace("{model}", settings.model.model)
     return PublisherSettings(
         endpoint=at.zmq_endpoint or None,
-        topic=topic,
+        topic=topic.replace("{port}", str(server.port)).replace("{model}", settings.model.model),
         rank=rank,
         replay_endpoint=at.kv_events_replay_endpoint or None,
         replay_batches=at.kv_events_replay_queue_size,
@@ -304,45 +306,36 @@ def publishing(settings: Settings, server: ServerSettings, rank: int) -> Publish
     )
 
 
-def has_cache(settings: Settings) -> bool:
-    """True if a KV cache is simulated. An encoder has none, and a real engine has its own."""
-    played = not settings.model.mm_encoder_only and not settings.engine.is_real
-    return settings.kvcache.enable_kvcache and played
+def cache_of(
+    components: Components, told: PublisherSettings
+) -> tuple[KVCacheManager, Publisher | None] | tuple[None, None]:
+    """Builds the simulated KV cache of this rank, and the publisher of its events where one may receive them.
 
+    An encoder has no cache, and a real engine has its own.
+    """
+    settings, at, streams = components.settings, components.settings.kvcache, components.streams
+    if settings.model.mm_encoder_only or settings.engine.is_real or not at.enable_kvcache:
+        return None, None
+    publisher = None
+    if told.endpoint or told.replay_endpoint or settings.kvindex.kv_index or settings.server.speaks_grpc:
+        from app.engine.kvcache.publisher import Publisher  # imports ZMQ, which other servers do not need
 
-def publisher_of(components: Components, told: PublisherSettings) -> Publisher | None:
-    """Builds the publisher of cache events; None without a cache or without a possible receiver."""
-    settings = components.settings
-    heard = told.endpoint or told.replay_endpoint or settings.kvindex.kv_index or settings.server.speaks_grpc
-    if not heard or not has_cache(settings):
-        return None
-    from app.engine.kvcache.publisher import Publisher  # imports ZMQ, which other servers do not need
-
-    return Publisher(told)
-
-
-def cache_of(components: Components, publisher: Publisher | None) -> KVCacheManager | None:
-    """Builds the KV cache of this rank; None without one."""
-    if not has_cache(components.settings):
-        return None
-    at, streams, adapters = components.settings.kvcache, components.streams, components.adapters
+        publisher = Publisher(told)
     hasher = BlockHasher(at.prefix_caching_hash_algo, at.block_size, at.hash_seed, streams("hashes"))
     observer = None
     if at.kv_cache_metrics:
-        observer = Residency(
-            *(components.recorder, at.kv_cache_metrics_sample, streams("residency"), components.clock.now)
-        )
-
+        share, rng, now = at.kv_cache_metrics_sample, streams("residency"), components.clock.now
+        observer = Residency(components.recorder, share, rng, now)
     cache = KVCacheManager(
         at.kv_cache_size,
         hasher,
         components.recorder,
-        adapters.adapter,
+        components.adapters.adapter,
         None if publisher is None else publisher.put,
         store_of(at.kv_connector, at.block_size),
         observer,
     )
-    return cache
+    return cache, publisher
 
 
 def caches_of(
@@ -353,8 +346,6 @@ def caches_of(
     if (series := components.recorder.adapter_series) is not None:
         kept["adapter series"] = series
     rooms: list[Caches] = [lambda: kept, lambda: components.tokenizer.caches]
-    if cache is not None:
-        rooms.append(lambda: cache.caches)
-    if publisher is not None:
-        rooms.append(lambda: publisher.caches)
+    rooms += [] if cache is None else [lambda: cache.caches]
+    rooms += [] if publisher is None else [lambda: publisher.caches]
     return rooms

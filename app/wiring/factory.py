@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from app.base.clock.clock import Clock
 from app.base.metrics.instruments import Exposition
-from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
-from app.engine.core.lifecycle import Lifecycle, Operations, WeightUpdates
+from app.engine.core.lifecycle import Operations, WeightUpdates
 from app.engine.dataset import DatasetError
 from app.engine.dataset import prepare as prepare_datasets
 from app.engine.lora import adapters_of
@@ -31,7 +30,6 @@ from app.serving.api.pooling import routes as pooling
 from app.serving.api.responder import ServerLoad
 from app.serving.api.responses import routes as responses
 from app.serving.api.responses.store import ResponseStore
-from app.serving.api.sampling import RealModel
 from app.serving.faults.audit import AuditTrail
 from app.serving.faults.injector import FaultAudit, FaultInjector
 from app.serving.flask.application import Understudy
@@ -47,18 +45,17 @@ from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.text import Tokenizer, TokenizerError, load_tokenizer
 from app.wiring.assembly import (
     Components,
-    book_of,
     build_pipeline,
     cache_of,
     caches_of,
     check_replay,
     dataset_settings,
+    engine_of,
     families_of,
     plugins_of,
-    publisher_of,
     publishing,
     replay_of,
-    service_of,
+    scripts_of,
 )
 from config import ConfigError, Settings
 from config.live import LiveSettings
@@ -66,13 +63,10 @@ from config.loader import check_extras, load
 
 if TYPE_CHECKING:
     from app.engine.core.client import EngineClient
-    from app.engine.core.remote import RemoteEngine
     from app.engine.core.wire import EngineProcessOptions
     from app.engine.kvcache.publisher import Publisher
-    from app.plugins.registry import PluginRegistry
     from app.serving.api.pipeline import RequestPipeline
     from app.serving.http.rpc import RpcService
-    from app.serving.scripts.script_set import ScriptSet
 
 
 def create_app(settings: Settings | None = None) -> Understudy:
@@ -97,9 +91,9 @@ def create_app(settings: Settings | None = None) -> Understudy:
 
 def engine_options(settings: Settings) -> EngineProcessOptions:
     """Returns the options of a real engine's process. ConfigError when it cannot run here."""
-    from app.wiring.real_engine import engine_options as options_of
+    from app.wiring import real_engine
 
-    return options_of(settings)
+    return real_engine.engine_options(settings)
 
 
 def tokenizer_of(settings: Settings) -> Tokenizer:
@@ -147,76 +141,51 @@ def prepare(settings: Settings) -> None:
 def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
     """Builds and connects the components, and adds the routes. Raises the ConfigErrors of all components."""
     components = Components(settings, tokenizer, rank)
-    live, clock, server = components.live, components.clock, components.server
+    live, clock, server, streams = components.live, components.clock, components.server, components.streams
     publishes = publishing(settings, server, rank)
-    publisher = publisher_of(components, publishes)
-    cache = cache_of(components, publisher)
+    cache, publisher = cache_of(components, publishes)
     plugins = plugins_of(components)
     engine, lifecycle, real = engine_of(components, cache, plugins)
-    channel = settings.kvcache
-    host = channel.kv_side_channel_host or server.pod_ip or socket.gethostname()
-    identity = Identity(
-        settings.model,
-        host,
-        components.streams("ids"),
-        port=channel.kv_side_channel_port,
-        fingerprint=system_fingerprint(settings),
-        block_size=channel.block_size,
-        transfers=channel.transfers,
-    )
     load = ServerLoad(settings.api.enable_server_load_tracking)
-    failing = [] if plugins is None else plugins.faults()
-    injector = FaultInjector(components.streams("faults"), clock.now, failing)
-    live.subscribe(injector.on_settings)
-    book = book_of(components)
+    faults = FaultInjector(streams("faults"), clock.now, [] if plugins is None else plugins.faults())
+    live.subscribe(faults.on_settings)
+    scripts, identity = scripts_of(components), identity_of(components)
     asked = plugins is not None and not settings.engine.is_real and plugins.implements("reply", "length")
-    pipeline = build_pipeline(components, engine, identity, load, injector, book, real, asked)
-    peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
-    http_metrics = HttpMetrics(clock.now)
-    replay = replay_of(components, injector)
-    audit = FaultAudit(injector, AuditTrail(), clock.now)
-    limits = RateLimits(clock)
-    console = None
+    pipeline = build_pipeline(components, engine, identity, load, faults, scripts, real, asked)
+    replay, audit = replay_of(components, faults), FaultAudit(faults, AuditTrail(), clock.now)
+    limits, http_metrics, console = RateLimits(clock), HttpMetrics(clock.now), None
     if settings.api.console:
         from app.console.application import Console  # other servers do not need it
 
         console = Console(live, server, engine, lifecycle, clock, cache, publisher)
     innermost: list[Middleware] = [] if plugins is None else plugins.middleware()
-    innermost += [LoadReports(components.recorder.figures)]
-    innermost += [audit, *([] if replay is None else [replay]), *([] if console is None else [console.watch])]
+    innermost += [LoadReports(components.recorder.figures), audit]
+    innermost += [*([] if replay is None else [replay]), *([] if console is None else [console.watch])]
     middleware = middleware_of(settings, live, clock, http_metrics, limits, innermost)
-    app = Understudy(engine, middleware, components.streams("request ids"), server.root_path.rstrip("/"))
+    app = Understudy(engine, middleware, streams("request ids"), server.root_path.rstrip("/"))
 
-    app.caches.append(lambda: {"rate limits": limits, "fault scripts": injector, "client audit": audit.trail})
+    app.caches.append(lambda: {"rate limits": limits, "fault scripts": faults, "client audit": audit.trail})
     app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
-    families = families_of(components)
-    families += [] if plugins is None else plugins.families()
-    app.services += [publisher] if publisher is not None else []
     remote = None if isinstance(engine, Engine) else engine
+    app.services += [] if publisher is None else [publisher]
     app.services += [] if remote is None else [remote]
-    if book is not None:
-        add_scripts(app, book, peers)
+    families = [*families_of(components), *([] if plugins is None else plugins.families())]
+    peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
+    if scripts is not None:
+        app.caches.append(lambda: {"script counters": scripts})
+        app.services.append(scripts)
+        app.add_routes("script", admin.script_routes(scripts, peers))
     if settings.kvindex.kv_index:
         from app.serving.flask.indexer import add_index
 
         families.append(add_index(app, live, tokenizer, publisher, remote))
-    transfers = settings.server.weight_transfer and not settings.engine.is_real
-    weights = WeightUpdates(settings.model.model, settings.model.tensor_parallel_size, transfers)
-    if settings.model.task == "generate":
-        add_generation(app, components, pipeline, weights)
-    if pooling_routes := pooling.routes(pipeline, settings.model):
-        app.add_routes("pooling", pooling_routes)
-    app.add_routes("decisions", label_reads.decision_routes(pipeline, settings.model))
-    app.add_routes("invocations", invocations.routes(pipeline.body, lambda: app.routes))
-    app.add_routes("models", models.routes(pipeline.models, identity))
-    app.add_routes("tokens", tokens.routes(pipeline, settings.api.enable_tokenizer_info_endpoint))
     ready = reports.readiness(engine, clock, settings.server.startup_duration)
     if server.speaks_grpc:
         app.rpc = rpc_of(components, pipeline, engine, lifecycle, ready, publisher)
-    app.add_routes(
-        "health", reports.health_routes(lambda: engine.healthy, ready, load, settings.model.vllm_version)
-    )
+    add_api(app, components, pipeline, identity, lifecycle)
     exposition = Exposition([*families, http_metrics.text], http_metrics.process_text)
+    version = settings.model.vllm_version
+    app.add_routes("health", reports.health_routes(lambda: engine.healthy, ready, load, version))
     app.add_routes("metrics", reports.metrics_routes(exposition))
     if settings.engine.is_real:
         app.add_routes("stats", reports.statistics_routes(components.recorder.figures))
@@ -229,50 +198,74 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     if replay is not None:
         app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])
     app.add_routes("fake_metrics", admin.fake_metrics_routes(pipeline.body, live))
-    if settings.lora.allow_runtime_lora_updating:
-        app.add_routes("lora", models.adapter_routes(pipeline.body, pipeline.models))
     if console is not None:
-        ranks_here, streams = list(server.ranks), components.streams
-        console.add_to(app, tokenizer, peers, ranks_here, pipeline.body, streams)
-    if settings.server.server_dev_mode:
-        sleeps = settings.api.enable_sleep_mode
-        app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
-        app.add_routes(
-            "weights", lifecycle_routes.weight_routes(weights, pipeline.body, server.data_parallel_size)
-        )
-    if settings.server.profiling:
-        app.add_routes("profiler", lifecycle_routes.profiler(pipeline.body))
-    add_plugins(app, plugins)
-    plays = {"plays": f"vLLM {settings.model.vllm_version}", "models": settings.model.served_names}
+        console.add_to(app, tokenizer, peers, list(server.ranks), pipeline.body, streams)
+    app.add_routes("plugins", reports.plugin_routes(None if plugins is None else plugins.report))
+    for name, routes in () if plugins is None else plugins.routes(lambda: app.routes):
+        app.add_routes(name, routes)
+    plays = {"plays": f"vLLM {version}", "models": settings.model.served_names}
     app.add_routes("root", openapi.root_routes(lambda: app.routes, plays))
     if not settings.api.disable_fastapi_docs:
-        app.add_routes(
-            "openapi",
-            openapi.document_routes(lambda: app.routes, app.prefix, settings.model.served_names[0]),
-        )
+        title = settings.model.served_names[0]
+        app.add_routes("openapi", openapi.document_routes(lambda: app.routes, app.prefix, title))
     return app
 
 
-def add_generation(
-    app: Understudy, components: Components, pipeline: RequestPipeline, weights: WeightUpdates
+def identity_of(components: Components) -> Identity:
+    settings, server, cache = components.settings, components.server, components.settings.kvcache
+    return Identity(
+        settings.model,
+        cache.kv_side_channel_host or server.pod_ip or socket.gethostname(),
+        components.streams("ids"),
+        port=cache.kv_side_channel_port,
+        fingerprint=system_fingerprint(settings),
+        block_size=cache.block_size,
+        transfers=cache.transfers,
+    )
+
+
+def add_api(
+    app: Understudy,
+    components: Components,
+    pipeline: RequestPipeline,
+    identity: Identity,
+    lifecycle: Operations,
 ) -> None:
-    """Adds the families of routes that generate text."""
-    settings, live, server = components.settings, components.live, components.server
-    app.after_start.append(components.schemas.load)
-    plain_chats, plain_completions = PlainChats(pipeline), PlainCompletions(pipeline)
-    live.subscribe(plain_chats.on_settings)
-    live.subscribe(plain_completions.on_settings)
-    store = ResponseStore(settings.api.enable_responses_store)
-    memos = {"plain chats": plain_chats.known, "plain prompts": plain_completions.known}
-    app.caches.append(lambda: {**memos, "responses": store})
-    scale_out, aborts = settings.api.enable_scale_out, settings.server.server_dev_mode
-    app.add_routes("chat", chat.routes(pipeline, plain_chats))
-    app.add_routes("completions", completions.routes(pipeline, plain_completions))
-    app.add_routes("anthropic", anthropic.routes(pipeline))
-    app.add_routes("responses", responses.routes(pipeline, store))
-    app.add_routes("generate", generate.routes(pipeline, scale_out, weights, aborts))
-    app.add_routes("generative_scoring", label_reads.routes(pipeline))
-    app.add_routes("elastic", lifecycle_routes.elastic_routes(pipeline.body, server.data_parallel_size))
+    """Adds vLLM's routes: the families that generate text or pool, and what steers the model."""
+    settings, live, body = components.settings, components.live, pipeline.body
+    api, server, ranks = settings.api, settings.server, components.server.data_parallel_size
+    transfers = server.weight_transfer and not settings.engine.is_real
+    weights = WeightUpdates(settings.model.model, settings.model.tensor_parallel_size, transfers)
+    if settings.model.task == "generate":
+        app.after_start.append(components.schemas.load)
+        plain_chats, plain_completions = PlainChats(pipeline), PlainCompletions(pipeline)
+        live.subscribe(plain_chats.on_settings)
+        live.subscribe(plain_completions.on_settings)
+        store = ResponseStore(api.enable_responses_store)
+        memos = {"plain chats": plain_chats.known, "plain prompts": plain_completions.known}
+        app.caches.append(lambda: {**memos, "responses": store})
+        scale_out, aborts = api.enable_scale_out, server.server_dev_mode
+        app.add_routes("chat", chat.routes(pipeline, plain_chats))
+        app.add_routes("completions", completions.routes(pipeline, plain_completions))
+        app.add_routes("anthropic", anthropic.routes(pipeline))
+        app.add_routes("responses", responses.routes(pipeline, store))
+        app.add_routes("generate", generate.routes(pipeline, scale_out, weights, aborts))
+        app.add_routes("generative_scoring", label_reads.routes(pipeline))
+        app.add_routes("elastic", lifecycle_routes.elastic_routes(body, ranks))
+    if pooling_routes := pooling.routes(pipeline, settings.model):
+        app.add_routes("pooling", pooling_routes)
+    app.add_routes("decisions", label_reads.decision_routes(pipeline, settings.model))
+    app.add_routes("invocations", invocations.routes(body, lambda: app.routes))
+    app.add_routes("models", models.routes(pipeline.models, identity))
+    app.add_routes("tokens", tokens.routes(pipeline, api.enable_tokenizer_info_endpoint))
+    if settings.lora.allow_runtime_lora_updating:
+        app.add_routes("lora", models.adapter_routes(body, pipeline.models))
+    if server.server_dev_mode:
+        told = lifecycle_routes.routes(lifecycle, api.enable_sleep_mode, lambda: live.current.dump())
+        app.add_routes("lifecycle", told)
+        app.add_routes("weights", lifecycle_routes.weight_routes(weights, body, ranks))
+    if server.profiling:
+        app.add_routes("profiler", lifecycle_routes.profiler(body))
 
 
 def rpc_of(
@@ -283,10 +276,7 @@ def rpc_of(
     is_ready: Callable[[], bool],
     publisher: Publisher | None,
 ) -> RpcService:
-    from app.serving.api.grpc.service import (  # imports protobuf, which others do not need
-        ServerFacts,
-        rpc_service,
-    )
+    from app.serving.api.grpc.service import ServerFacts, rpc_service  # imports protobuf
 
     facts = ServerFacts(
         lambda: components.settings,
@@ -298,36 +288,6 @@ def rpc_of(
         components.clock.now(),
     )
     return rpc_service(pipeline, facts, is_ready, publisher)
-
-
-def engine_of(
-    components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
-) -> tuple[Engine | RemoteEngine, Operations, RealModel | None]:
-    """Builds the engine and its lifecycle operations; for a real engine also the facts of its model."""
-    if not components.settings.engine.is_real:
-        simulated = service_of(components, cache, plugins)
-        return simulated, Lifecycle(simulated, components.recorder, cache), None
-    from app.engine.core.remote import RemoteLifecycle
-    from app.wiring.real_engine import real_model, remote_engine  # imports ZMQ
-
-    engine = remote_engine(components)
-    return engine, RemoteLifecycle(engine), real_model(components)
-
-
-def add_scripts(app: Understudy, book: ScriptSet, peers: PeerRanks) -> None:
-    """Adds the counters, the watch and the report of a server's scripts."""
-    from app.serving.api.admin.config import script_routes
-
-    app.caches.append(lambda: {"script counters": book})
-    app.services.append(book)
-    app.add_routes("script", script_routes(book, peers))
-
-
-def add_plugins(app: Understudy, plugins: PluginRegistry | None) -> None:
-    """Adds the report on plugins, then their routes. ConfigError for a path that is taken."""
-    app.add_routes("plugins", reports.plugin_routes(None if plugins is None else plugins.report))
-    for name, routes in () if plugins is None else plugins.routes(lambda: app.routes):
-        app.add_routes(name, routes)
 
 
 def middleware_of(
