@@ -14,7 +14,6 @@ from app.base.metrics.recorder import Recorder
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.client import EngineClient
 from app.engine.core.engine import Engine
-from app.engine.core.lifecycle import Lifecycle, Operations
 from app.engine.core.reply import Model
 from app.engine.dataset import open_datasets
 from app.engine.forms.schema import Schemas
@@ -43,7 +42,6 @@ from config.live import LiveSettings
 from config.settings import DatasetSettings, KVCacheSettings, ReplaySettings, ServerSettings
 
 if TYPE_CHECKING:
-    from app.engine.core.remote import RemoteEngine
     from app.engine.kvcache.publisher import Publisher
     from app.plugins.registry import PluginRegistry
     from app.serving.recording.replay import Replay
@@ -122,20 +120,9 @@ def plugins_of(components: Components) -> PluginRegistry | None:
     return PluginRegistry(plugins, lambda: components.settings, components.streams, components.clock.now)
 
 
-def engine_of(
-    components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
-) -> tuple[Engine | RemoteEngine, Operations, RealModel | None]:
-    """Builds the engine and its lifecycle operations; for a real engine also the facts of its model.
-
-    The simulated engine shares steps where the settings have a profile.
-    """
+def engine_of(components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None) -> Engine:
+    """Builds the simulated engine and its model; steps are shared where the settings have a profile."""
     settings, profile = components.settings, None
-    if settings.engine.is_real:
-        from app.engine.core.remote import RemoteLifecycle
-        from app.wiring.real_engine import real_model, remote_engine  # imports ZMQ
-
-        remote = remote_engine(components)
-        return remote, RemoteLifecycle(remote), real_model(components)
     if settings.steps.shared:
         from config.datasheet import chosen_profile  # imports YAML
 
@@ -153,7 +140,7 @@ def engine_of(
         cost and cost[1],
     )
     components.live.subscribe(engine.on_settings)
-    return engine, Lifecycle(engine, components.recorder, cache), None
+    return engine
 
 
 def _model_of(components: Components, plugins: PluginRegistry | None) -> Model:

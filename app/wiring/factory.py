@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from app.base.clock.clock import Clock
 from app.base.metrics.instruments import Exposition
-from app.engine.core.engine import Engine
-from app.engine.core.lifecycle import Operations, WeightUpdates
+from app.engine.core.lifecycle import Lifecycle, Operations, WeightUpdates
 from app.engine.dataset import DatasetError
 from app.engine.dataset import prepare as prepare_datasets
 from app.engine.lora import adapters_of
@@ -145,7 +144,18 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     publishes = publishing(settings, server, rank)
     cache, publisher = cache_of(components, publishes)
     plugins = plugins_of(components)
-    engine, lifecycle, real = engine_of(components, cache, plugins)
+    engine: EngineClient
+    lifecycle: Operations
+    remote, real = None, None
+    if settings.engine.is_real:
+        from app.engine.core.remote import RemoteLifecycle
+        from app.wiring.real_engine import real_model, remote_engine  # imports ZMQ
+
+        engine = remote = remote_engine(components)
+        lifecycle, real = RemoteLifecycle(remote), real_model(components)
+    else:
+        engine = simulated = engine_of(components, cache, plugins)
+        lifecycle = Lifecycle(simulated, components.recorder, cache)
     load = ServerLoad(settings.api.enable_server_load_tracking)
     faults = FaultInjector(streams("faults"), clock.now, [] if plugins is None else plugins.faults())
     live.subscribe(faults.on_settings)
@@ -166,7 +176,6 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
 
     app.caches.append(lambda: {"rate limits": limits, "fault scripts": faults, "client audit": audit.trail})
     app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
-    remote = None if isinstance(engine, Engine) else engine
     app.services += [] if publisher is None else [publisher]
     app.services += [] if remote is None else [remote]
     families = [*families_of(components), *([] if plugins is None else plugins.families())]
