@@ -5,20 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
-from msgspec import NODEFAULT, Meta, Raw, Struct, UnsetType
+from msgspec import Meta, Raw, Struct, UnsetType
 
 from app.base.clock.pause import call_off_hub
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, get
+from app.serving.protocol.coercion import JsonObject
 from config import VERSION
 
 Schema = dict[str, Any]
 
 DOCUMENT = "/openapi.json"
+JSON = "application/json"
+REFERENCE = "#/components/schemas/"
 HTML = "text/html; charset=utf-8"
 CDN = "https://cdn.jsdelivr.net/npm"
 PAGE = (
@@ -81,49 +84,12 @@ _VARIABLE = re.compile(r"\{(\w+)\}")
 
 def document(routes: Iterable[Route], root_path: str, model: str) -> bytes:
     """Returns the document as JSON. Examples name `model` where they need a model."""
-    from app.serving.api.openapi.operations import (
-        JSON,
-        OPERATIONS,
-        REFINEMENTS,
-        TEXT,
-        UNKNOWN,
-        Error,
-        RoutingError,
-    )
-
-    schemas = Schemas(REFINEMENTS)
-    paths: dict[str, Schema] = {}
-    served = [(route, method) for route in routes for method in route.methods if method != "HEAD"]
-    for route, method in served:
-        about = OPERATIONS.get(f"{method} {route.path}", UNKNOWN)
-        query = about.query
-        if not isinstance(query, Mapping):
-            query = {field.encode_name: field.type for field in msgspec.structs.fields(query)}
-        text: Schema = {"type": "string", "minLength": 1}
-        variables = _VARIABLE.findall(route.path)
-        parameters = [{"name": name, "in": "path", "required": True, "schema": text} for name in variables]
-        parameters += [
-            {"name": name, "in": "query", "schema": schemas.of(kind)} for name, kind in query.items()
-        ]
-        content: Schema = {} if about.answer is None else {JSON: {"schema": schemas.of(about.answer)}}
-        content |= {kind: {"schema": {"type": "string"}} if kind == TEXT else {} for kind in about.media}
-        errors = [schemas.of(kind) for kind in dict.fromkeys((about.error, Error, RoutingError))]
-        bad = {"description": "Why not.", "content": {JSON: {"schema": {"anyOf": errors}}}}
-        good: Schema = {"description": "What was asked for."}
-        if content:
-            good["content"] = content
-        operation: Schema = {
-            "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', route.path.lower())}".rstrip("_"),
-            "summary": (route.handle.__doc__ or "").partition("\n")[0],
-            "parameters": parameters,
-            "responses": {str(about.status): good, "4XX": bad, "5XX": bad},
-        }
-        if about.body is not None:
-            body: Schema = {"schema": schemas.of(about.body)}
-            if about.example is not None:
-                body["example"] = {**about.example, **({"model": model} if "model" in about.example else {})}
-            operation["requestBody"] = {"required": about.needs_body, "content": {JSON: body}}
-        paths.setdefault(route.path, {})[method.lower()] = operation
+    schemas, paths = Schemas(), dict[str, Schema]()
+    for route in routes:
+        for method in route.methods:
+            if method != "HEAD":
+                told = _operation(method, route, schemas, model)
+                paths.setdefault(route.path, {})[method.lower()] = told
     info = {"title": "Understudy", "version": VERSION, "description": ABOUT}
     servers = {"servers": [{"url": root_path}]} if root_path else {}
     components = {"schemas": schemas.components}
@@ -132,7 +98,75 @@ def document(routes: Iterable[Route], root_path: str, model: str) -> bytes:
     )
 
 
-REFERENCE = "#/components/schemas/"
+def _operation(method: str, route: Route, schemas: Schemas, model: str) -> Schema:
+    from app.serving.api.openapi import operations as known  # imports all families
+
+    path = route.path
+    parameters: list[Schema] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in _VARIABLE.findall(path)
+    ]
+    if query := known.QUERIES.get(f"{method} {path}"):
+        its = schemas.properties(query).items()
+        parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in its]
+    content: Schema = {
+        kind: {} for kind in known.MEDIA.get(path, (JSON,) if path in known.ANSWERS else known.ANY_MEDIA)
+    }
+    if JSON in content:
+        content[JSON] = {"schema": schemas.of(known.ANSWERS.get(path, object))}
+    errors = [Error, RoutingError, *known.ERRORS.get(path, ())]
+    bad = {"description": "Why not.", "content": {JSON: {"schema": {"anyOf": [*map(schemas.of, errors)]}}}}
+    status = "204" if path == "/fake_metrics" else "200"
+    operation: Schema = {
+        "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', path.lower())}".rstrip("_"),
+        "summary": (route.handle.__doc__ or "").partition("\n")[0],
+        "parameters": parameters,
+        "responses": {
+            status: {"description": "What was asked for.", **({"content": content} if content else {})},
+            **{"4XX": bad, "5XX": bad},
+        },
+    }
+    if method == "POST" and path in known.BODIES:
+        kind, example = known.BODIES[path]
+        named = {**example, "model": model} if "model" in example else example
+        body = {JSON: {"schema": schemas.of(kind), "example": named}}
+        operation["requestBody"] = {"required": path not in known.OPTIONAL, "content": body}
+    return operation
+
+
+class ErrorInfo(Struct):
+    """An error; `param` is the field, `code` the status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class Error(Struct):
+    """The body of an error."""
+
+    error: ErrorInfo
+
+
+class RoutingError(Struct):
+    """The body when there is no such route, or not with this method."""
+
+    detail: str
+
+
+class ChatMessage(Struct):
+    """A message; what more it has depends on its role."""
+
+    role: str
+    content: str | list[JsonObject] | None = None
+
+
+_DESCRIBED: Mapping[object, object] = {
+    ("messages", list[JsonObject]): list[ChatMessage],
+    ("messages", list[list[JsonObject]]): list[list[ChatMessage]],
+}
+"""Types of fields, by name and type, that the protocol only knows as objects."""
 _PLAIN: Mapping[object, Schema] = {
     str: {"type": "string"},
     int: {"type": "integer"},
@@ -151,15 +185,11 @@ _LENGTHS = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItem
 
 
 class Schemas:
-    """Makes schemas; structs stand in `components`, by name, and are referred to.
+    """Makes schemas; structs stand in `components`, by name, and are referred to."""
 
-    `refinements` add to the schemas of fields.
-    """
-
-    def __init__(self, refinements: Mapping[tuple[type, str], Schema]) -> None:
+    def __init__(self) -> None:
         self.components: dict[str, Schema] = {}
         self._names: dict[type, str] = {}
-        self._refinements = refinements
 
     def of(self, kind: Any) -> Schema:
         """Returns the schema of a type; the empty schema for a type that can be anything."""
@@ -175,58 +205,43 @@ class Schemas:
             if not known or any(arg in (object, Any) for arg in known):
                 return {}
             return self.of(known[0]) if len(known) == 1 else {"anyOf": [self.of(arg) for arg in known]}
-        if isinstance(kind, type) and (issubclass(kind, Struct) or is_typeddict(kind)):
-            return self._reference(kind)
-        return self._container(origin or kind, args)
-
-    def _container(self, kind: Any, args: tuple[Any, ...]) -> Schema:
-        if not isinstance(kind, type) or kind in (object, Raw):
+        own = origin or kind
+        if not isinstance(own, type) or own in (object, Raw):
             return {}
-        if issubclass(kind, tuple) and args and args[-1] is not Ellipsis:
-            items = [self.of(arg) for arg in args]
-            return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
-        if issubclass(kind, Mapping):
+        if issubclass(own, Struct):
+            return self._reference(own)
+        if issubclass(own, Mapping):
             return {"type": "object", "additionalProperties": self.of(args[1]) if args else {}}
-        return (
-            {"type": "array", "items": self.of(args[0]) if args else {}} if issubclass(kind, Sequence) else {}
-        )
+        items = self.of(args[0]) if len(args) == 1 or args[1:] == (...,) else {}
+        return {"type": "array", "items": items} if issubclass(own, Sequence) else {}
 
-    def _reference(self, kind: Any) -> Schema:
+    def _reference(self, kind: type[Struct]) -> Schema:
         if kind not in self._names:
             taken = kind.__name__ in self.components
             name = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}" if taken else kind.__name__
             self._names[kind] = name
             self.components[name] = {}  # a struct may hold itself
-            if issubclass(kind, Struct):
-                properties, required = self._fields(kind)
-            else:
-                hints = get_type_hints(kind, include_extras=True)
-                properties = {field: self.of(hint) for field, hint in hints.items()}
-                required = [*kind.__required_keys__]
-            made: Schema = {"type": "object", "properties": properties}
-            if required:
-                made["required"] = sorted(required)
+            required = [field.encode_name for field in msgspec.structs.fields(kind) if field.required]
+            made: Schema = {"type": "object", "properties": self.properties(kind)}
+            config = kind.__struct_config__
+            if config.tag_field is not None:
+                made["properties"][config.tag_field] = {"const": config.tag}
+                required.append(config.tag_field)
+            made["required"] = sorted(required)
             if about := " ".join((kind.__doc__ or "").partition("\n\n")[0].split()):
                 made["description"] = about
             self.components[name] = made
         return {"$ref": REFERENCE + self._names[kind]}
 
-    def _fields(self, kind: type[Struct]) -> tuple[Schema, list[str]]:
-        """Returns the schemas of a struct's fields by name, and the names of the required ones."""
-        properties: Schema = {}
-        required: list[str] = []
-        config = kind.__struct_config__
-        if config.tag_field is not None:
-            properties[config.tag_field] = {"const": config.tag}
-            required.append(config.tag_field)
+    def properties(self, kind: type[Struct]) -> dict[str, Schema]:
+        """Returns the schemas of a struct's fields, by name."""
+        properties = {}
         for field in msgspec.structs.fields(kind):
             name = field.encode_name
-            properties[name] = {**self.of(field.type), **self._refinements.get((kind, name), {})}
-            if field.required:
-                required.append(name)
-            elif field.default is not NODEFAULT and isinstance(field.default, str | int | float):
+            properties[name] = self.of(_DESCRIBED.get((name, field.type), field.type))
+            if isinstance(field.default, str | int | float):
                 properties[name]["default"] = field.default
-        return properties, required
+        return properties
 
 
 def _limited(schema: Schema, extras: tuple[Any, ...]) -> Schema:
