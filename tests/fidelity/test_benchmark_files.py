@@ -139,7 +139,7 @@ def test_csv_packed_or_not_with_one_moment_or_both(tmp_path: Path) -> None:
         (CSV, "has no requests"),
         ("arrival_s,input_tokens,output_tokens,first_s\n", "line 1: there is no column last_s"),
         (CSV + "0,10,3,0,1\n", "line 2: has 5 cells, the header 6"),
-        (CSV + "0,10,3,0,1,2\n0,ten,3,0,1,2\n", "line 3: input_tokens 'ten' must be a whole number"),
+        (CSV + "0,10,3,0,1,2\n0,ten,3,0,1,2\n", "line 3: Expected `int`, got `str` - at `$.input_tokens`"),
         (CSV + "0,10,3,0,nan,2\n", "line 2: moments must be finite numbers"),
         (CSV + "1,10,3,1,2,3\n0,10,3,0,1,2\n", "line 3: rows must be in order of arrival"),
         (CSV + "1,10,3,0,2,3\n", "line 2: sent at 0 s, before its arrival at 1 s"),

@@ -12,9 +12,8 @@ import csv
 import gzip
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -26,10 +25,10 @@ MOST_BYTES = 1 << 30
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 TOKENS = ("input_tokens", "output_tokens")
 MOMENTS = ("arrival_s", "send_s", "first_s", "last_s")
-TYPE = TypeVar("TYPE", bound=Struct)
+Document = Mapping[str, object]
 
 
-class Row(Struct):
+class Row(Struct, kw_only=True):
     """A request of a file; `place` is its place, for error messages."""
 
     place: str
@@ -63,13 +62,13 @@ def read_recordings(path: str) -> list[MeasuredRun]:
     """Returns the runs in a file. Raises ConfigError, in one line, for any mistake."""
     text = _text(path)
     if not text.lstrip().startswith("{"):
-        return [_csv(path, text)]
+        return [_run(path, list(_csv(path, text)))]
     documents = list(_documents(path, text))
     first = documents[0][1]
     if "benchmarks" in first:
-        return _guidellm(path, first)
+        return list(_guidellm(path, first))
     if "metrics" in first and "metadata" in first:
-        return [_aiperf(path, documents)]
+        return [_run(path, list(_aiperf(path, documents)))]
     if "ttfts" in first or "total_output_tokens" in first:
         return [_vllm(path, document, place) for place, document in documents]
     if "input_config" in first or "aiperf_version" in first:
@@ -93,7 +92,7 @@ def _text(path: str) -> str:
     return text
 
 
-def _documents(path: str, text: str) -> Iterator[tuple[str, dict[str, object]]]:
+def _documents(path: str, text: str) -> Iterator[tuple[str, Document]]:
     """Yields place and content of the JSON object, or of each line's object."""
     lines: Sequence[tuple[str, str]] = [("", text)]
     try:
@@ -112,27 +111,26 @@ def _wrong(path: str, place: str, rule: str) -> ConfigError:
     return ConfigError(": ".join(filter(None, (path, place, rule))))
 
 
-def _request(part: str, number: int) -> str:
-    """Returns the place of a request in a file that may have several parts."""
-    return f"{part}, request {number}" if part else f"request {number}"
-
-
-def _as(path: str, place: str, document: object, type: type[TYPE]) -> TYPE:
+def _row(path: str, place: str, columns: Document) -> Row:
+    """Checks a request. One of `arrival_s` and `send_s` stands for both."""
+    at_s = columns.get("arrival_s", columns.get("send_s"))
     try:
-        return msgspec.convert(document, type)
+        row = msgspec.convert(
+            {"send_s": at_s, "arrival_s": at_s, **columns, "place": place}, Row, strict=False
+        )
     except msgspec.ValidationError as error:
         raise _wrong(path, place, str(error)) from None
+    if row.flaw:
+        raise _wrong(path, place, row.flaw)
+    return row
 
 
-def _recording(
-    path: str, rows: list[Row], in_flight: int | None = None, part: str = "", notes: Sequence[str] = ()
+def _run(
+    path: str, rows: list[Row], part: str = "", in_flight: int | None = None, notes: Sequence[str] = ()
 ) -> MeasuredRun:
-    """Checks rows, and sorts them by arrival; the first arrives at 0."""
+    """Returns the run of rows, sorted by arrival; the first arrives at 0."""
     if not rows:
         raise _wrong(path, part, "has no requests")
-    for row in rows:
-        if flaw := row.flaw:
-            raise _wrong(path, row.place, flaw)
     if all(row.output_tokens == 1 for row in rows):
         raise _wrong(path, part, "no request has more than one output token, so none has an ITL")
     rows = sorted(rows, key=lambda row: row.arrival_s)
@@ -146,9 +144,9 @@ def _recording(
     )
 
 
-def _csv(path: str, text: str) -> MeasuredRun:
-    """Reads the CSV of `python -m app record`, which may lack one of arrival and send."""
-    lines = csv.reader(io.StringIO(text))
+def _csv(path: str, text: str) -> Iterator[Row]:
+    """Yields the rows of a CSV file, which may lack one of arrival and send."""
+    lines, before_s = csv.reader(io.StringIO(text)), 0.0
     try:
         header = [name.strip() for name in next(lines)]
         missing = [name for name in (*TOKENS, "first_s", "last_s") if name not in header]
@@ -156,34 +154,17 @@ def _csv(path: str, text: str) -> MeasuredRun:
             missing.insert(0, "arrival_s or send_s")
         if missing:
             raise _wrong(path, "line 1", f"there is no column {missing[0]}")
-        rows: list[Row] = []
         for cells in filter(None, lines):
-            row = _csv_row(path, f"line {lines.line_num}", header, cells)
-            if rows and row.arrival_s < rows[-1].arrival_s:
-                raise _wrong(path, row.place, "rows must be in order of arrival")
-            rows.append(row)
+            place = f"line {lines.line_num}"
+            if len(cells) != len(header):
+                raise _wrong(path, place, f"has {len(cells)} cells, the header {len(header)}")
+            row = _row(path, place, dict(zip(header, cells, strict=True)))
+            if row.arrival_s < before_s:
+                raise _wrong(path, place, "rows must be in order of arrival")
+            before_s = row.arrival_s
+            yield row
     except csv.Error as error:
         raise _wrong(path, f"line {lines.line_num}", str(error)) from None
-    return _recording(path, rows)
-
-
-def _csv_row(path: str, place: str, header: Sequence[str], cells: Sequence[str]) -> Row:
-    if len(cells) != len(header):
-        raise _wrong(path, place, f"has {len(cells)} cells, the header {len(header)}")
-    given, moments = dict(zip(header, cells, strict=True)), {}
-    for name in MOMENTS:
-        if name in given:
-            try:
-                moments[name] = float(given[name])
-            except ValueError:
-                raise _wrong(path, place, f"{name} {given[name]!r} must be a number") from None
-    for name in TOKENS:
-        if not (given[name].isascii() and given[name].isdecimal()):
-            raise _wrong(path, place, f"{name} {given[name]!r} must be a whole number")
-    send_s = moments.get("send_s", moments.get("arrival_s", 0.0))
-    arrival_s = moments.get("arrival_s", send_s)
-    counts = (int(given[name]) for name in TOKENS)
-    return Row(place, arrival_s, send_s, moments["first_s"], moments["last_s"], *counts)
 
 
 class _Vllm(Struct):
@@ -199,149 +180,113 @@ class _Vllm(Struct):
 VLLM_LACKS = {
     "ttfts": "has no single requests: vllm bench serve wants --save-detailed for them",
     "start_times": "has no start_times: vllm bench serve writes them from vLLM 0.15 on",
-    **{name: f"has no {name}" for name in ("input_lens", "output_lens", "itls")},
 }
 
 
-def _vllm(path: str, document: dict[str, object], part: str) -> MeasuredRun:
+def _vllm(path: str, document: Document, part: str) -> MeasuredRun:
     """Reads a result of vllm bench serve; `start_times` are on its own clock, `itls` between chunks."""
     for name, rule in VLLM_LACKS.items():
         if name not in document:
             raise _wrong(path, part, rule)
-    it = _as(path, part, document, _Vllm)
-    columns = (it.start_times, it.ttfts, it.itls, it.input_lens, it.output_lens)
+    try:
+        its = msgspec.convert(document, _Vllm)
+    except msgspec.ValidationError as error:
+        raise _wrong(path, part, str(error)) from None
+    columns = (its.start_times, its.ttfts, its.itls, its.input_lens, its.output_lens)
     if len({len(column) for column in columns}) != 1:
         raise _wrong(path, part, "start_times, ttfts, itls, input_lens and output_lens differ in length")
-    for number, failure in enumerate(it.errors, 1):
+    for number, failure in enumerate(its.errors, 1):
         if failure:
             short = " ".join(failure.split())[:100]
             raise _wrong(path, part, f"request {number}: has failed ({short}); all must have succeeded")
     rows = []
-    for number, (start_s, ttft_s, itls, tokens, output) in enumerate(zip(*columns, strict=True), 1):
-        first_s = start_s + ttft_s
-        moments = start_s, start_s, first_s, first_s + sum(itls)
-        rows.append(Row(_request(part, number), *moments, tokens, output))
-    return _recording(path, rows, it.max_concurrency, part)
+    for number, (send_s, ttft_s, itls, *tokens) in enumerate(zip(*columns, strict=True), 1):
+        first_s = send_s + ttft_s
+        moments = {"send_s": send_s, "first_s": first_s, "last_s": first_s + sum(itls)}
+        place = ", ".join(filter(None, (part, f"request {number}")))
+        rows.append(_row(path, place, moments | dict(zip(TOKENS, tokens, strict=True))))
+    return _run(path, rows, part, its.max_concurrency)
 
 
-class _Timings(Struct, frozen=True):
-    request_start: float | None = None
-    first_token_iteration: float | None = None
-    last_token_iteration: float | None = None
-    first_iteration: float | None = None
-    last_iteration: float | None = None
+INFOS = ("info.timings", "info.request_timings", "scheduler_info.request_timings")
+GUIDELLM = {
+    "send_s": (*(f"{info}.request_start" for info in INFOS), "start_time"),
+    "first_s": (
+        *(f"{info}.{name}" for info in INFOS for name in ("first_token_iteration", "first_iteration")),
+        "first_token_time",
+    ),
+    "last_s": (
+        *(f"{info}.{name}" for info in INFOS for name in ("last_token_iteration", "last_iteration")),
+        "last_token_time",
+    ),
+    "input_tokens": ("prompt_tokens",),
+    "output_tokens": ("output_tokens",),
+}
+"""Paths of each column in a request: of tokens from guidellm 0.5 on, of iterations in 0.4, flat in 0.3."""
 
 
-class _Info(Struct):
-    timings: _Timings = _Timings()
-    request_timings: _Timings = _Timings()
-
-
-class _GuidellmRequest(Struct):
-    """A request with times in `info.timings`: of tokens from 0.5 on, of iterations in 0.4; flat in 0.3."""
-
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    info: _Info | None = None
-    scheduler_info: _Info | None = None
-    start_time: float | None = None
-    first_token_time: float | None = None
-    last_token_time: float | None = None
-
-
-class _GuidellmRequests(Struct):
-    successful: list[_GuidellmRequest]
-    incomplete: list[object] = []
-    errored: list[object] = []
-
-
-class _GuidellmBenchmark(Struct):
-    requests: _GuidellmRequests
-
-
-class _Guidellm(Struct):
-    benchmarks: list[_GuidellmBenchmark]
-
-
-def _guidellm(path: str, document: dict[str, object]) -> list[MeasuredRun]:
-    benchmarks = _as(path, "", document, _Guidellm).benchmarks
+def _guidellm(path: str, document: Document) -> Iterator[MeasuredRun]:
+    benchmarks = _list(document, "benchmarks")
     if not benchmarks:
         raise ConfigError(f"{path}: has no benchmarks")
-    recordings = []
     for number, benchmark in enumerate(benchmarks, 1):
         part = f"benchmark {number}" if len(benchmarks) > 1 else ""
-        requests = benchmark.requests
-        if requests.errored:
-            failed = f"{len(requests.errored)} requests have failed; all must have succeeded"
-            raise _wrong(path, part, failed)
-        rows = [
-            _guidellm_row(path, _request(part, place), request)
-            for place, request in enumerate(requests.successful, 1)
-        ]
-        cut = len(requests.incomplete)
+        if errored := _list(benchmark, "requests.errored"):
+            raise _wrong(path, part, f"{len(errored)} requests have failed; all must have succeeded")
+        rows = []
+        for place, request in enumerate(_list(benchmark, "requests.successful"), 1):
+            at = ", ".join(filter(None, (part, f"request {place}")))
+            columns = {name: _first(request, paths) for name, paths in GUIDELLM.items()}
+            if None in [columns[name] for name in MOMENTS[1:]]:
+                raise _wrong(path, at, "has no moments of its first and last token; guidellm must stream")
+            rows.append(_row(path, at, columns))
+        cut = len(_list(benchmark, "requests.incomplete"))
         notes = [f"{cut} requests that the end of the run cut off are left out"] if cut else []
-        recordings.append(_recording(path, rows, None, part, notes))
-    return recordings
+        yield _run(path, rows, part, notes=notes)
 
 
-def _guidellm_row(path: str, place: str, request: _GuidellmRequest) -> Row:
-    send_s, first_s, last_s = request.start_time, request.first_token_time, request.last_token_time
-    info = request.info or request.scheduler_info
-    if info is not None:
-        timings = info.timings if info.timings.request_start is not None else info.request_timings
-        send_s = timings.request_start
-        first_s = timings.first_token_iteration or timings.first_iteration
-        last_s = timings.last_token_iteration or timings.last_iteration
-    if send_s is None or first_s is None or last_s is None:
-        raise _wrong(path, place, "has no moments of its first and last token; guidellm must stream")
-    if request.prompt_tokens is None or request.output_tokens is None:
-        raise _wrong(path, place, "has no numbers of tokens")
-    return Row(place, send_s, send_s, first_s, last_s, request.prompt_tokens, request.output_tokens)
+def _first(document: object, paths: Sequence[str]) -> object:
+    """Returns the first value that is there at one of the dotted `paths`; None without any."""
+    for path in paths:
+        value = document
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            return value
+    return None
 
 
-class _Value(Struct):
-    value: float
-    unit: str = ""
+def _list(document: object, path: str) -> list[object]:
+    found = _first(document, (path,))
+    return found if isinstance(found, list) else []
 
 
-class _Metadata(Struct):
-    request_start_ns: int
-    benchmark_phase: str = "profiling"
-    was_cancelled: bool = False
-
-
-class _Aiperf(Struct):
-    metadata: _Metadata
-    metrics: dict[str, object]
-    error: object = None
-
-
-AIPERF_METRICS = ("time_to_first_token", "request_latency", "input_sequence_length", "output_sequence_length")
-
-
-def _aiperf(path: str, documents: Sequence[tuple[str, dict[str, object]]]) -> MeasuredRun:
-    rows = []
+def _aiperf(path: str, documents: Sequence[tuple[str, Document]]) -> Iterator[Row]:
     for number, (given, document) in enumerate(documents, 1):
         place = given or f"line {number}"
-        record = _as(path, place, document, _Aiperf)
-        if record.metadata.benchmark_phase != "profiling":
+        if _first(document, ("metadata.benchmark_phase",)) not in (None, "profiling"):
             continue
-        if record.error is not None or record.metadata.was_cancelled:
+        if document.get("error") is not None or _first(document, ("metadata.was_cancelled",)):
             raise _wrong(path, place, "the request has failed; all must have succeeded")
-        ttft_s, latency_s, tokens, output = (_metric(path, place, record, name) for name in AIPERF_METRICS)
-        send_s = record.metadata.request_start_ns / 1e9
-        rows.append(Row(place, send_s, send_s, send_s + ttft_s, send_s + latency_s, int(tokens), int(output)))
-    return _recording(path, rows)
+        started_ns = _first(document, ("metadata.request_start_ns",))
+        send_s = started_ns / 1e9 if isinstance(started_ns, int) else math.nan
+        moments = {
+            "send_s": send_s,
+            "first_s": send_s + _metric(path, place, document, "time_to_first_token"),
+            "last_s": send_s + _metric(path, place, document, "request_latency"),
+        }
+        counts = [_metric(path, place, document, f"{end}_sequence_length") for end in ("input", "output")]
+        yield _row(path, place, moments | dict(zip(TOKENS, map(int, counts), strict=True)))
 
 
-def _metric(path: str, place: str, record: _Aiperf, name: str) -> float:
+def _metric(path: str, place: str, document: Document, name: str) -> float:
     """Returns a metric in seconds or tokens."""
-    if name not in record.metrics:
+    value, unit = (_first(document, (f"metrics.{name}.{part}",)) for part in ("value", "unit"))
+    if not isinstance(value, int | float):
         hint = "; aiperf must run with --streaming" if name == "time_to_first_token" else ""
         raise _wrong(path, place, f"has no {name}{hint}")
-    metric = _as(path, f"{place}: {name}", record.metrics[name], _Value)
     if name.endswith("_length"):
-        return metric.value
-    if metric.unit not in UNITS:
-        raise _wrong(path, place, f"{name}: unit {metric.unit!r} is none of {', '.join(UNITS)}")
-    return metric.value * UNITS[metric.unit]
+        return value
+    if unit not in UNITS:
+        raise _wrong(path, place, f"{name}: unit {unit!r} is none of {', '.join(UNITS)}")
+    return value * UNITS[str(unit)]
