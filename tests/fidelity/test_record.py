@@ -37,8 +37,8 @@ ANSWER = [
 
 
 @contextmanager
-def answering(pieces: Sequence[bytes], close: bool = False) -> Iterator[tuple[str, list[float]]]:
-    """A server that sends `pieces`, one by one, for each request; its URL, and when it sent each."""
+def answering(pieces: Sequence[bytes]) -> Iterator[tuple[str, list[float]]]:
+    """A server that sends `pieces` for one request a connection; its URL, and when it sent each piece."""
     listener = socket.create_server(("127.0.0.1", 0))
     sent_s: list[float] = []
 
@@ -50,13 +50,11 @@ def answering(pieces: Sequence[bytes], close: bool = False) -> Iterator[tuple[st
                 return
             with connection, suppress(OSError):  # the client goes when an answer is wrong
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                while connection.recv(1 << 20):
-                    for piece in pieces:
-                        sent_s.append(perf_counter())
-                        connection.sendall(piece)
-                        gap.wait(0.01)
-                    if close:
-                        break
+                assert b"Connection: close" in connection.recv(1 << 20)
+                for piece in pieces:
+                    sent_s.append(perf_counter())
+                    connection.sendall(piece)
+                    gap.wait(0.01)
 
     gap = threading.Event()
     thread = threading.Thread(target=serve, daemon=True)
@@ -116,7 +114,7 @@ def test_moments_are_those_of_the_first_and_the_last_token(size: int) -> None:
     ],
 )
 def test_an_answer_that_is_none_ends_it(pieces: list[bytes], rule: str) -> None:
-    with answering(pieces, close=len(pieces) == 2) as (url, _), pytest.raises(RecordError) as told:
+    with answering(pieces) as (url, _), pytest.raises(RecordError) as told:
         client(url).run(Two())
     assert rule in str(told.value) and "\n" not in str(told.value)
 

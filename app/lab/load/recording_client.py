@@ -7,17 +7,15 @@ engine, therefore delays no recorded time.
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Protocol
 
 import gevent
 from gevent.pool import Pool
 from gevent.socket import wait
 from msgspec import Struct
-from urllib3.util.wait import wait_for_read
 
 from app.serving.http.client import (
     COMPLETIONS,
@@ -30,12 +28,8 @@ from app.serving.http.client import (
     read_stream,
 )
 
-END = b"0\r\n\r\n"
-"""End of a chunked body."""
 HEAD_END = b"\r\n\r\n"
 RECEIVE_BYTES = 1 << 18
-REUSE_S = 2.0
-"""Longest idle time in seconds of a reused connection; servers close idle ones after a few seconds."""
 AHEAD = 64
 """Requests that are composed before they are due."""
 PATIENCE_S = 300.0
@@ -100,15 +94,13 @@ class RecordingClient:
         `failed` receives the error of each failed request; without it the first failure ends the run.
         """
         self._target = target
-        given = {"Host": target.address, **JSON, **headers}
+        given = {"Host": target.address, "Connection": "close", **JSON, **headers}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in given.items())
         self._running = Pool(in_flight)
         self._now = now
         self._progress = progress
         self._failed = failed
         self._start_s = self._woken_s = 0.0
-        self._idle: deque[tuple[float, HttpConnection]] = deque()
-        """Idle connections, the most recently used last."""
         self._measured: list[Measured] = []
 
     def run(self, load: Load) -> list[Measured]:
@@ -125,8 +117,6 @@ class RecordingClient:
                 self._running.join()
         finally:
             self._running.kill()
-            for _, connection in self._idle:
-                connection.close()
         return sorted(self._measured, key=lambda it: it.number)
 
     @contextmanager
@@ -174,68 +164,29 @@ class RecordingClient:
                 gevent.kill(caller, RecordError(f"request {number + 1}: {text}"))
 
     def _exchange(self, wanted: Wanted) -> tuple[float, Pieces]:
-        """Returns the time of sending, and the pieces of the response."""
-        connection = self._connection()
-        try:
+        """Returns the time of sending, and the pieces of the response, which ends with its connection."""
+        pieces: Pieces = []
+        with closing(HttpConnection(self._target.address, CONNECT_S)) as connection:
+            try:
+                connection.connect()
+            except OSError as error:
+                raise RecordError(f"cannot connect: {error.strerror or error}") from None
             head = f"POST {self._target.prefix}{COMPLETIONS} HTTP/1.1\r\n{self._headers}"
             request = f"{head}Content-Length: {len(wanted.body)}\r\n\r\n".encode() + wanted.body
             send_s = self._passed_s()
             with suppress(BrokenPipeError, ConnectionResetError):  # the response so far has the reason
                 connection.sock.sendall(request)
-            pieces, is_whole = self._received(connection.sock)
-        except BaseException:
-            connection.close()
-            raise
-        if is_whole:
-            self._idle.append((self._now(), connection))
-        else:
-            connection.close()
-        return send_s, pieces
-
-    def _received(self, sock: socket.socket) -> tuple[Pieces, bool]:
-        """Returns the pieces, and whether the response is whole rather than cut by the connection's end."""
-        pieces: Pieces = []
-        tail, size, received = b"", None, 0
-        readable = gevent.get_hub().loop.io(sock.fileno(), 1)
-        try:
-            while True:
-                wait(readable, PATIENCE_S)
-                at_s = self._woken_s
-                data = sock.recv(RECEIVE_BYTES)
-                if not data:
-                    return pieces, False
-                pieces.append((at_s, data))
-                received += len(data)
-                tail = (tail + data)[-len(END) :]
-                if size is None:
-                    size = _size(b"".join(piece for _, piece in pieces))
-                if received >= size if size else tail == END:
-                    return pieces, True
-        finally:
-            readable.close()
-
-    def _connection(self) -> HttpConnection:
-        while self._idle:
-            idle_s, connection = self._idle.pop()
-            if self._now() - idle_s < REUSE_S and not wait_for_read(connection.sock, 0):
-                return connection
-            connection.close()
-        connection = HttpConnection(self._target.address, CONNECT_S)
-        try:
-            connection.connect()
-        except OSError as error:
-            raise RecordError(f"cannot connect: {error.strerror or error}") from None
-        return connection
-
-
-def _size(begun: bytes) -> int | None:
-    """Returns the size in bytes of a response from its beginning; 0 if chunked, None before the head ends."""
-    head, found, _ = begun.partition(HEAD_END)
-    if not found:
-        return None
-    _, found, rest = head.lower().partition(b"\r\ncontent-length:")
-    digits = rest.partition(b"\r\n")[0].strip()
-    return len(head) + len(HEAD_END) + int(digits) if found and digits.isdigit() else 0
+            readable = gevent.get_hub().loop.io(connection.sock.fileno(), 1)
+            try:
+                while True:
+                    wait(readable, PATIENCE_S)
+                    at_s = self._woken_s
+                    data = connection.sock.recv(RECEIVE_BYTES)
+                    if not data:
+                        return send_s, pieces
+                    pieces.append((at_s, data))
+            finally:
+                readable.close()
 
 
 def _measured(number: int, wanted: Wanted, send_s: float, pieces: Pieces) -> Measured:
