@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from random import Random
 
@@ -10,8 +11,8 @@ import gevent
 import pytest
 
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.lab.fleet.command import FleetOptions, read
-from app.lab.fleet.fleet import Fleet, make_plan, running_fleet
+from app.lab.fleet.command import read
+from app.lab.fleet.fleet import Fleet, Processes, running_fleet
 from app.lab.load.workload import Workload, make_workload
 from app.wiring.factory import tokenizer_of
 from config.loader import load
@@ -20,13 +21,13 @@ FAST = ["--prefill-time-per-token", "20us", "--prefill-overhead", "2ms", "--inte
 
 
 @pytest.fixture(scope="session")
-def options() -> FleetOptions:
+def options() -> Namespace:
     flags = ["--pods", "2", "--requests", "24", "--groups", "4", "--prefix-tokens", "320"]
     return read(flags)[0]
 
 
 @pytest.fixture(scope="session")
-def workload(options: FleetOptions) -> Workload:
+def workload(options: Namespace) -> Workload:
     book = Corpus(tokenizer_of(load(())), sample_sentences())
 
     def compose(tokens: int, rng: Random) -> str:
@@ -36,8 +37,8 @@ def workload(options: FleetOptions) -> Workload:
 
 
 @pytest.fixture(scope="session")
-def fleet(workload: Workload, options: FleetOptions) -> Iterator[Fleet]:
+def fleet(workload: Workload, options: Namespace) -> Iterator[Fleet]:
     """Two pods and an indexer. Leave them running."""
-    plan = make_plan(load(FAST), FAST, workload, options.pods, options.seed)
-    with running_fleet(plan, options.pods, time.monotonic, gevent.sleep, lambda: None) as running:
+    given, processes = (options.pods, options.seed), Processes(time.monotonic, gevent.sleep)
+    with running_fleet(load(FAST), FAST, workload, *given, processes, lambda: None) as running:
         yield running

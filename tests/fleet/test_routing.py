@@ -273,7 +273,7 @@ def test_a_summary_counts_what_was_answered() -> None:
     assert (at.ttfts_s, at.cached_share, at.requests_per_s) == ((0.1, 0.2, 0.3), 0.5, 1.5)
     assert at.per_pod == {"a": 2, "b": 1, "c": 0}
     told = json.loads(msgspec.json.encode(at))
-    assert told["ttfts_s"] == [0.1, 0.2, 0.3] and set(told) == set(PolicySummary.__slots__)
+    assert told["ttfts_s"] == [0.1, 0.2, 0.3] and set(told) == set(PolicySummary.__struct_fields__)
 
 
 def test_the_table_has_a_row_for_each_policy_and_failures_are_told_below_it() -> None:

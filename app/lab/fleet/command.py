@@ -6,10 +6,10 @@ import math
 import signal
 import sys
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import accumulate, count, islice
 from pathlib import Path
 from random import Random
@@ -17,16 +17,17 @@ from typing import NoReturn, TextIO
 
 import gevent
 import msgspec
+from msgspec import Struct
 
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.lab.fleet.fleet import HOST, REPLY_TOKENS, Fleet, FleetError, check_flags, make_plan, running_fleet
+from app.lab.fleet.fleet import HOST, REPLY_TOKENS, Fleet, FleetError, Processes, check_flags, running_fleet
 from app.lab.fleet.proxy import Proxy, server_of
 from app.lab.fleet.routing import PolicyMaker, policies_of
 from app.lab.load.policies import POLICIES
 from app.lab.load.report import BLUE, GREY, RED, check_target, four, markdown, new_figure, progress_of
 from app.lab.load.workload import Completions, Sample, Workload, arrivals, make_workload, play
 from app.text import Tokenizer, TokenizerError
-from config import ConfigError, Settings, UsageError
+from config import ConfigError, Settings
 from config.flags import FlagParser, number_of, whole_number
 from config.installation import COMMAND, check_installed, install, missing
 from config.loader import load
@@ -36,8 +37,7 @@ COLORS = (GREY, BLUE, RED)
 QUANTILES = ("mean", "p50", "p90", "p99")
 
 
-@dataclass(frozen=True, slots=True)
-class PolicySummary:
+class PolicySummary(Struct, frozen=True, kw_only=True):
     """Figures of a policy. Times are seconds; NaN without an answered request.
 
     JSON has the fields by these names, with null for NaN.
@@ -63,23 +63,24 @@ class PolicySummary:
     errors: tuple[str, ...]
     """Distinct errors, the most frequent first."""
 
+    @property
+    def quantiles_s(self) -> Sequence[float]:
+        return self.ttft_mean_s, self.ttft_p50_s, self.ttft_p90_s, self.ttft_p99_s
+
 
 def summarize(
     policy: str, samples: Sequence[Sample], took_s: float, pods: Sequence[str], fallbacks: int
 ) -> PolicySummary:
     answered = [sample for sample in samples if not sample.error]
     ttfts_s = tuple(sorted(sample.ttft_s for sample in answered))
-    mean, p50, p90, p99 = four(ttfts_s) if ttfts_s else [math.nan] * 4
+    names = ("ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s")
     prompt_tokens = sum(sample.prompt_tokens for sample in answered)
     counts = Counter(sample.pod for sample in answered)
     return PolicySummary(
         policy=policy,
         requests=len(samples),
         failed=len(samples) - len(answered),
-        ttft_mean_s=mean,
-        ttft_p50_s=p50,
-        ttft_p90_s=p90,
-        ttft_p99_s=p99,
+        **dict(zip(names, four(ttfts_s) if ttfts_s else [math.nan] * 4, strict=True)),
         ttfts_s=ttfts_s,
         cached_share=sum(sample.cached_tokens for sample in answered) / max(1, prompt_tokens),
         requests_per_s=len(answered) / took_s if took_s > 0 else 0.0,
@@ -93,12 +94,11 @@ def table(summaries: Sequence[PolicySummary]) -> str:
     """Returns a Markdown table, a row for each policy."""
     rows: list[tuple[str, ...]] = [HEADINGS]
     for at in summaries:
-        times_s = (at.ttft_mean_s, at.ttft_p50_s, at.ttft_p90_s, at.ttft_p99_s)
         counts = at.per_pod.values()
         rows.append(
             (
                 at.policy,
-                *("-" if math.isnan(time_s) else f"{time_s * 1000:.0f} ms" for time_s in times_s),
+                *("-" if math.isnan(time_s) else f"{time_s * 1000:.0f} ms" for time_s in at.quantiles_s),
                 f"{at.cached_share:.0%}",
                 f"{at.requests_per_s:.1f}",
                 f"{min(counts, default=0)}-{max(counts, default=0)}",
@@ -129,9 +129,8 @@ def draw(summaries: Sequence[PolicySummary], title: str, path: Path) -> None:
         percents = [(rank + 1) / len(at.ttfts_s) * 100 for rank in range(len(at.ttfts_s))]
         times_ms = [time_s * 1000 for time_s in at.ttfts_s]
         shares.step(times_ms, percents, where="post", label=at.policy, color=color)
-        quantiles_s = (at.ttft_mean_s, at.ttft_p50_s, at.ttft_p90_s, at.ttft_p99_s)
         places = [place + (number - (len(summaries) - 1) / 2) * width for place in range(len(QUANTILES))]
-        bars.bar(places, [time_s * 1000 for time_s in quantiles_s], width, label=at.policy, color=color)
+        bars.bar(places, [time_s * 1000 for time_s in at.quantiles_s], width, label=at.policy, color=color)
     shares.set(title="requests that have their first token", xlabel="ms", ylabel="%", ylim=(0, 102))
     shares.set_xlim(left=0)
     shares.legend(frameon=False, loc="lower right")
@@ -153,70 +152,37 @@ and the indexer get them.
 MOST_PODS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class FleetOptions:
-    """Options of the command. `concurrency` (requests at once) or `rate` (requests a second) is None."""
+def read(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Returns the options and the remaining flags. Raises ConfigError, in one line, for wrong values.
 
-    pods: int
-    requests: int
-    groups: int
-    prefix_tokens: int
-    concurrency: int | None
-    rate: float | None
-    policies: tuple[str, ...]
-    """Names of policies; empty is the default choice of `policies_of`."""
-    seed: int
-    png: Path | None
-    json: Path | None
-    serve: bool
-
-
-def read(argv: Sequence[str]) -> tuple[FleetOptions, list[str]]:
-    """Returns the options and the remaining flags. Raises ConfigError, in one line, for wrong values."""
+    Of `concurrency` (requests at once) and `rate` (requests a second) one is None.
+    """
     flags = FlagParser(prog=f"{COMMAND} fleet", description=ABOUT, allow_abbrev=False)
-    whole = whole_number(1)
-    flags.add_argument("--pods", type=whole_number(1, MOST_PODS), default=4, help="servers to start [4]")
-    flags.add_argument("--requests", type=whole, default=200, help="requests to send under each policy [200]")
-    flags.add_argument("--groups", type=whole, default=10, help="system prompts that they share [10]")
-    flags.add_argument("--prefix-tokens", type=whole, default=2000, help="length of a system prompt [2000]")
-    pace = flags.add_mutually_exclusive_group()
-    pace.add_argument("--concurrency", type=whole, default=12, help="requests that run at once [12]")
-    pace.add_argument(
-        "--rate", type=number_of(0, 1e6), help="requests a second instead, however many then run at once"
-    )
-    flags.add_argument(
-        "--policies",
-        nargs="+",
-        help=f"ways of routing: {', '.join(POLICIES)}, and those of plugins [all but least-requests]",
-        metavar="POLICY",
-    )
-    flags.add_argument(
-        "--seed", type=whole_number(0, 2**31), default=1, help="of workload, routing and pods [1]"
-    )
-    picture = flags.add_mutually_exclusive_group()
-    picture.add_argument("--png", type=Path, help="picture to draw [fleet.png, with matplotlib]")
-    picture.add_argument("--no-png", action="store_true", help="draw none")
-    flags.add_argument("--json", type=Path, help="file for the figures, every TTFT among them")
-    flags.add_argument("--serve", action="store_true", help="play nothing: serve until Ctrl-C, tell the URLs")
+    add, whole, seed = flags.add_argument, whole_number(1), whole_number(0, 2**31)
+    add("--pods", type=whole_number(1, MOST_PODS), default=4, help="servers to start [4]")
+    add("--requests", type=whole, default=200, help="requests to send under each policy [200]")
+    add("--groups", type=whole, default=10, help="system prompts that they share [10]")
+    add("--prefix-tokens", type=whole, default=2000, help="length of a system prompt [2000]")
+    pace = flags.add_mutually_exclusive_group().add_argument
+    pace("--concurrency", type=whole, default=12, help="requests that run at once [12]")
+    at_rate = "requests a second instead, however many then run at once"
+    pace("--rate", type=number_of(0, 1e6), help=at_rate)
+    ways = f"ways of routing: {', '.join(POLICIES)}, and those of plugins [all but least-requests]"
+    add("--policies", nargs="+", default=(), help=ways, metavar="POLICY")
+    add("--seed", type=seed, default=1, help="of workload, routing and pods [1]")
+    picture = flags.add_mutually_exclusive_group().add_argument
+    picture("--png", type=Path, help="picture to draw [fleet.png, with matplotlib]")
+    picture("--no-png", action="store_true", help="draw none")
+    add("--json", type=Path, help="file for the figures, every TTFT among them")
+    add("--serve", action="store_true", help="play nothing: serve until Ctrl-C, tell the URLs")
     given, others = flags.parse_beside_settings(argv)
-    if given.png is not None and not given.no_png:
+    if given.png is not None:
         check_installed("fleet", "--png")
     for path in (given.png, given.json):
         check_target(path)
-    options = FleetOptions(
-        pods=given.pods,
-        requests=given.requests,
-        groups=given.groups,
-        prefix_tokens=given.prefix_tokens,
-        concurrency=None if given.rate else given.concurrency,
-        rate=given.rate,
-        policies=tuple(dict.fromkeys(given.policies or ())),
-        seed=given.seed,
-        png=None if given.no_png else given.png or Path("fleet.png"),
-        json=given.json,
-        serve=given.serve,
-    )
-    return options, others
+    given.concurrency = None if given.rate else given.concurrency
+    given.png = None if given.no_png else given.png or Path("fleet.png")
+    return given, others
 
 
 CHECK_EVERY_S = 1.0
@@ -237,13 +203,7 @@ def run(
         options, flags = read(argv)
         check_flags(flags)
         settings = load(flags, {}, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
-        more = plugged(settings)
-        try:
-            policies = policies_of(options.policies, more)
-        except KeyError as error:
-            known = ", ".join(map(repr, (*POLICIES, *more)))
-            told = f"invalid choice: {error.args[0]!r} (choose from {known})"
-            raise UsageError(f"argument --policies: {told}") from None
+        policies = policies_of(options.policies, plugged(settings))
         with _ended_by_signals():
             _run(options, settings, flags, tokenizer_of(settings), policies)
     except (ConfigError, FleetError, TokenizerError) as error:
@@ -263,7 +223,7 @@ def run(
 
 
 def _run(
-    options: FleetOptions,
+    options: Namespace,
     settings: Settings,
     flags: Sequence[str],
     tokenizer: Tokenizer,
@@ -275,17 +235,18 @@ def _run(
         return "".join(corpus.compose(tokens, rng)[1])
 
     workload = make_workload(options.requests, options.groups, options.prefix_tokens, options.seed, compose)
-    plan = make_plan(settings, flags, workload, options.pods, options.seed)
+    pods, seed, processes = options.pods, options.seed, Processes(time.monotonic, gevent.sleep)
     with ExitStack() as ends:
-        with phase(sys.stderr, "starting indexer and pods", options.pods + 1) as step:
-            fleet = ends.enter_context(running_fleet(plan, options.pods, time.monotonic, gevent.sleep, step))
+        with phase(sys.stderr, "starting indexer and pods", pods + 1) as step:
+            running = running_fleet(settings, flags, workload, pods, seed, processes, step)
+            fleet = ends.enter_context(running)
         if options.serve:
             _serve(fleet, options, policies)
         summaries = demonstrate(fleet, workload, options, policies, time.perf_counter, sys.stderr)
     _show(summaries, options, workload)
 
 
-def _serve(fleet: Fleet, options: FleetOptions, policies: Mapping[str, PolicyMaker]) -> NoReturn:
+def _serve(fleet: Fleet, options: Namespace, policies: Mapping[str, PolicyMaker]) -> NoReturn:
     """Serves a proxy for every policy until a signal raises KeyboardInterrupt.
 
     Raises FleetError when a process ends.
@@ -308,7 +269,7 @@ def _serve(fleet: Fleet, options: FleetOptions, policies: Mapping[str, PolicyMak
 def demonstrate(
     fleet: Fleet,
     workload: Workload,
-    options: FleetOptions,
+    options: Namespace,
     policies: Mapping[str, PolicyMaker],
     now: Callable[[], float],
     stream: TextIO,
@@ -344,7 +305,7 @@ def proxied(fleet: Fleet, make: PolicyMaker, rng: Random) -> Iterator[tuple[str,
         server.stop(timeout=1)
 
 
-def _show(summaries: Sequence[PolicySummary], options: FleetOptions, workload: Workload) -> None:
+def _show(summaries: Sequence[PolicySummary], options: Namespace, workload: Workload) -> None:
     print(table(summaries))
     for line in notes(summaries):
         print(line)

@@ -13,11 +13,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 import msgspec
@@ -36,16 +33,10 @@ START_LIMIT_S = 60.0
 STOP_LIMIT_S = 4.0
 LOOK_AGAIN_S = 0.02
 TAIL_BYTES = 4096
-TRIES = 3
-"""Most ports that are tried for a server when another process has taken its port."""
-TAKEN = ("in use", "address already")
 
 SETTINGS = {name for row in TABLE for name in row.env} - {"HF_TOKEN"}
 STRANGE = ("SIM_", "GUNICORN_", "VLLM_", "POD_", "OTEL_", "UNDERSTUDY_", "WEB_CONCURRENCY")
 """Variables that configure servers: names, and beginnings of names. `HF_TOKEN` stays, as the user's own."""
-
-Command = Callable[[int], Sequence[str]]
-"""Returns the command line of a server for a port."""
 
 
 class FleetError(Exception):
@@ -55,13 +46,12 @@ class FleetError(Exception):
 class ServerProcess:
     """One server process and its log. `address` is host:port."""
 
-    def __init__(self, name: str, command: Command, port: int, environ: Mapping[str, str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], port: int, environ: Mapping[str, str]) -> None:
         self.name = name
-        self.command = command
         self.address = f"{HOST}:{port}"
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
         self.process = subprocess.Popen(
-            command(port),
+            command,
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=self.log,
@@ -76,12 +66,11 @@ class ServerProcess:
         except OSError:
             return False
 
-    def end(self) -> str | None:
-        """Returns the exit status and last log line of an ended process, as one line; None while it runs."""
+    def check(self) -> None:
+        """Raises FleetError when the process has ended."""
         status = self.process.poll()
-        if status is None:
-            return None
-        return f"{self.name} ({self.address}) ended with status {status}: {self.last_line()}"
+        if status is not None:
+            raise FleetError(f"{self.name} ({self.address}) ended with status {status}: {self.last_line()}")
 
     def last_line(self) -> str:
         """Returns the last line of the log with "error", else the last line."""
@@ -99,29 +88,19 @@ class ServerProcess:
 
 
 class Processes:
-    """Server processes that end with the `with` block, also after an error."""
+    """Server processes, in the order of their start; `now` returns seconds, `sleep` waits for seconds."""
 
     def __init__(self, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        """`now` returns seconds, `sleep` waits for seconds."""
-        self._now, self._sleep = now, sleep
+        self.now, self._sleep = now, sleep
         self.servers: list[ServerProcess] = []
-        """Servers in the order of their start."""
         self._reserved: list[socket.socket] = []
-
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def port(self) -> int:
         """Returns a port that was free, each time another one, and reserves it until `close`.
 
         On Linux a socket that never listens stays bound to each port. The kernel then never picks the port
         for another process. A server that names the port and sets SO_REUSEADDR, as gunicorn and ZMQ do, gets
-        it. On other systems another process may take the port first.
+        it. Other systems refuse that, and another process may take the port first.
         """
         reserved = socket.socket()
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -133,47 +112,38 @@ class Processes:
             reserved.close()
         return port
 
-    def start(self, name: str, command: Command) -> ServerProcess:
-        """Starts a server on a free port; call `wait` before use."""
-        server = ServerProcess(name, command, self.port(), inherited(os.environ))
+    def start(self, name: str, port: int, command: Sequence[str]) -> ServerProcess:
+        """Starts a server that listens at a port; call `wait` before use."""
+        server = ServerProcess(name, command, port, inherited(os.environ))
         self.servers.append(server)
         return server
 
-    def wait(self, server: ServerProcess, limit_s: float = START_LIMIT_S) -> ServerProcess:
-        """Waits until the server is healthy, and returns it; on another port if its own was taken.
+    def wait(self, server: ServerProcess, limit_s: float = START_LIMIT_S) -> None:
+        """Waits until the server is healthy. Raises FleetError when it ends, and after `limit_s`."""
+        give_up_s = self.now() + limit_s
+        while not server.is_healthy():
+            server.check()
+            complaint = f"{server.name} is not healthy after {limit_s:g} s: {server.last_line()}"
+            self.pause(give_up_s, complaint)
 
-        Raises FleetError when the server ends or takes longer than `limit_s`.
-        """
-        give_up_s = self._now() + limit_s
-        for tried in range(TRIES):
-            while (ended := server.end()) is None:
-                if server.is_healthy():
-                    return server
-                if self._now() > give_up_s:
-                    raise FleetError(
-                        f"{server.name} is not healthy after {limit_s:g} s: {server.last_line()}"
-                    )
-                self._sleep(LOOK_AGAIN_S)
-            if tried == TRIES - 1 or not any(words in ended.lower() for words in TAKEN):
-                break
-            self.servers.remove(server)
-            server.log.close()
-            server = self.start(server.name, server.command)
-        raise FleetError(ended)
+    def pause(self, give_up_s: float, complaint: str) -> None:
+        """Waits a moment. Raises FleetError with the complaint when it is late."""
+        if self.now() > give_up_s:
+            raise FleetError(complaint)
+        self._sleep(LOOK_AGAIN_S)
 
     def check(self) -> None:
         """Raises FleetError when a server has ended."""
         for server in self.servers:
-            if ended := server.end():
-                raise FleetError(ended)
+            server.check()
 
     def close(self) -> None:
         """Ends all servers: by SIGTERM, and after `STOP_LIMIT_S` by SIGKILL."""
         try:
             for server in self.servers:
                 server.signal(signal.SIGTERM)
-            give_up_s = self._now() + STOP_LIMIT_S
-            while self._now() < give_up_s and any(server.end() is None for server in self.servers):
+            give_up_s = self.now() + STOP_LIMIT_S
+            while self.now() < give_up_s and any(it.process.poll() is None for it in self.servers):
                 self._sleep(LOOK_AGAIN_S)
         finally:
             # A second Ctrl-C gets here, too.
@@ -182,10 +152,8 @@ class Processes:
             for server in self.servers:
                 server.process.wait()
                 server.log.close()
-            self.servers.clear()
             for reserved in self._reserved:
                 reserved.close()
-            self._reserved.clear()
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -228,29 +196,6 @@ MARK = "Mark {number}:"
 MARK_WORD = " and"
 
 
-@dataclass(frozen=True, slots=True)
-class FleetPlan:
-    """Flags of the pods and of the indexer, for `python -m app`, and facts of the model."""
-
-    pod_flags: tuple[str, ...]
-    indexer_flags: tuple[str, ...]
-    seed: int
-    model: str
-    """Name of the model in requests."""
-    block_size: int
-    """Tokens of a pod's block."""
-
-    def indexer(self, port: int, events: str) -> Sequence[str]:
-        """Returns the command of the indexer, which receives KV events at the ZMQ address `events`."""
-        own = ("--role", "indexer", "--kv-index-bind", events)
-        return (*MODULE, *self.indexer_flags, *_at(port), *own)
-
-    def pod(self, number: int, port: int, events: str) -> Sequence[str]:
-        """Returns the command of a pod, which the indexer knows by its address."""
-        seed = ("--seed", str(self.seed + number))
-        return (*MODULE, *seed, *self.pod_flags, *_at(port), "--pod-ip", HOST, "--zmq-endpoint", events)
-
-
 def check_flags(flags: Sequence[str]) -> None:
     """Raises UsageError for flags that are no settings, and for settings in `OWN`."""
     given = parse(flags)
@@ -261,64 +206,45 @@ def check_flags(flags: Sequence[str]) -> None:
             raise UsageError(f"flag --{name} cannot be given: the fleet sets it itself")
 
 
-def make_plan(
-    settings: Settings, flags: Sequence[str], workload: Workload, pods: int, seed: int
-) -> FleetPlan:
-    """Returns the plan of a fleet for `workload`. `flags`, parsed as `settings`, override its defaults."""
+def pod_flags(settings: Settings, flags: Sequence[str], workload: Workload, pods: int) -> list[str]:
+    """Returns the flags of one of so many pods; `flags`, parsed as `settings`, override the fleet's own."""
     block = settings.kvcache.block_size
     length = workload.longest_tokens + REPLY_TOKENS
     # A pod's part of the workload, but room for two prompts at least, and the block that is never used.
     part = math.ceil(workload.distinct_tokens / CACHE_SHARE / pods / block)
-    blocks = 1 + max(part, 2 * math.ceil(length / block))
     usual = {
         **RHYTHM,
         "log-level": "warning",
         "graceful-timeout": "1s",
         "max-model-len": str(max(4096, length * 5 // 4)),
-        "kv-cache-size": str(blocks),
+        "kv-cache-size": str(1 + max(part, 2 * math.ceil(length / block))),
         "event-flush-interval": "20ms",
     }
-    switches = ("--enable-kvcache", "--enable-prompt-tokens-details", "--server-dev-mode")
-    words = (word for name, value in usual.items() for word in (f"--{name}", value))
-    return FleetPlan(
-        pod_flags=(*words, *switches, *flags),
-        indexer_flags=("--log-level", "warning", *flags),
-        seed=seed,
-        model=settings.model.served_names[0],
-        block_size=block,
-    )
-
-
-def _at(port: int) -> tuple[str, ...]:
-    return ("--host", HOST, "--port", str(port))
+    words = [word for name, value in usual.items() for word in (f"--{name}", value)]
+    return [*words, "--enable-kvcache", "--enable-prompt-tokens-details", "--server-dev-mode", *flags]
 
 
 class Fleet:
     """Pods that send KV events to an indexer. A pod's address, host:port, is also its name in the index."""
 
     def __init__(
-        self,
-        pods: tuple[str, ...],
-        indexer: Indexer,
-        plan: FleetPlan,
-        processes: Processes,
-        now: Callable[[], float],
-        sleep: Callable[[float], None],
+        self, pods: Sequence[str], indexer: Indexer, processes: Processes, settings: Settings
     ) -> None:
-        self.pods, self.indexer, self.processes = pods, indexer, processes
-        self.model = plan.model
+        self.pods, self.indexer, self.processes = tuple(pods), indexer, processes
+        self.model = settings.model.served_names[0]
         # Long enough to fill a block with any tokenizer.
-        self._mark = MARK + MARK_WORD * (2 * plan.block_size)
-        self._now, self._sleep = now, sleep
+        self._mark = MARK + MARK_WORD * (2 * settings.kvcache.block_size)
         self._marks = count()
 
     def forget(self) -> None:
         """Empties the pods' caches and waits until the index follows. Raises FleetError when that fails."""
-        give_up_s = self._now() + SETTLE_LIMIT_S
+        give_up_s = self.processes.now() + SETTLE_LIMIT_S
         for pod in self.pods:
             # Refused while requests run: a client that left may have some for a moment.
-            while not self._reset(pod):
-                self._wait_until(give_up_s, f"pod {pod} does not empty its cache")
+            while not msgspec.json.decode(_post(pod, "/reset_prefix_cache", b"") or b"{}").get(
+                "success", True
+            ):
+                self.processes.pause(give_up_s, f"pod {pod} does not empty its cache")
         self.settle()
 
     def settle(self) -> None:
@@ -327,79 +253,72 @@ class Fleet:
         Each pod serves a prompt that is new to all pods. A pod's events keep their order: an index with
         this prompt has all earlier events, too.
         """
-        give_up_s = self._now() + SETTLE_LIMIT_S
-        while True:
-            mark = self._marked()
-            expected_by_s = self._now() + EVENT_LIMIT_S
-            missing = self._missing(mark)
-            while missing and self._now() < expected_by_s:
-                self._wait_until(give_up_s, f"KV events of {', '.join(missing)} do not reach the indexer")
-                missing = self._missing(mark)
-            if not missing:
-                return
-
-    def _reset(self, pod: str) -> bool:
-        status, body = _post(pod, "/reset_prefix_cache", b"")
-        if status != 200:
-            raise FleetError(f"pod {pod} answers /reset_prefix_cache with status {status}")
-        reply = msgspec.json.decode(body) if body else {}
-        return bool(reply.get("success", True))
+        processes = self.processes
+        give_up_s, mark_until_s = processes.now() + SETTLE_LIMIT_S, -math.inf
+        missing = list(self.pods)
+        while missing:
+            if processes.now() > mark_until_s:
+                mark, mark_until_s = self._marked(), processes.now() + EVENT_LIMIT_S
+            processes.check()
+            processes.pause(give_up_s, f"KV events of {', '.join(missing)} do not reach the indexer")
+            try:
+                scores = self.indexer.scores(mark)
+            except IndexerError as error:
+                processes.check()
+                raise FleetError(f"the indexer gives no scores: {error}") from error
+            missing = [pod for pod in self.pods if pod not in scores]
 
     def _marked(self) -> Incoming:
         """Returns a request with a new prompt, which every pod has served."""
         prompt = self._mark.format(number=next(self._marks))
         body = msgspec.json.encode({"model": self.model, "prompt": prompt, "max_tokens": 1})
         for pod in self.pods:
-            status, answer = _post(pod, COMPLETIONS, body)
-            if status != 200:
-                raise FleetError(f"pod {pod} answers with status {status}: {answer.decode(errors='replace')}")
+            _post(pod, COMPLETIONS, body)
         return Incoming(COMPLETIONS, body)
-
-    def _missing(self, mark: Incoming) -> list[str]:
-        try:
-            scores = self.indexer.scores(mark)
-        except IndexerError as error:
-            self.processes.check()
-            raise FleetError(f"the indexer gives no scores: {error}") from error
-        return [pod for pod in self.pods if pod not in scores]
-
-    def _wait_until(self, give_up_s: float, complaint: str) -> None:
-        self.processes.check()
-        if self._now() > give_up_s:
-            raise FleetError(complaint)
-        self._sleep(LOOK_AGAIN_S)
 
 
 @contextmanager
 def running_fleet(
-    plan: FleetPlan,
+    settings: Settings,
+    flags: Sequence[str],
+    workload: Workload,
     pods: int,
-    now: Callable[[], float],
-    sleep: Callable[[float], None],
+    seed: int,
+    processes: Processes,
     started: Callable[[], None],
 ) -> Iterator[Fleet]:
-    """Yields a fleet that is ready; `started` is called once for each process.
+    """Yields a fleet for `workload` that is ready; `started` is called once for each process.
 
-    Raises FleetError, with the last line of the log, when a process does not start.
+    `flags` are those of the user, parsed as `settings`. Raises FleetError, with the last line of the log,
+    when a process does not start.
     """
-    with Processes(now, sleep) as processes:
+    of_pods = pod_flags(settings, flags, workload, pods)
+    try:
         events = f"tcp://{HOST}:{processes.port()}"
-        servers = [processes.start("indexer", partial(plan.indexer, events=events))]
-        servers += [
-            processes.start(f"pod {number}", partial(plan.pod, number, events=events))
-            for number in range(pods)
-        ]
-        addresses = []
-        for server in servers:
-            addresses.append(processes.wait(server).address)
+        for number in range(-1, pods):
+            port = processes.port()
+            own = ["--seed", str(seed + number), *of_pods, "--pod-ip", HOST, "--zmq-endpoint", events]
+            if number < 0:
+                own = ["--log-level", "warning", *flags, "--role", "indexer", "--kv-index-bind", events]
+            name = "indexer" if number < 0 else f"pod {number}"
+            processes.start(name, port, [*MODULE, *own, "--host", HOST, "--port", str(port)])
+        for server in processes.servers:
+            processes.wait(server)
             started()
-        fleet = Fleet(tuple(addresses[1:]), Indexer(addresses[0]), plan, processes, now, sleep)
+        first, *others = (server.address for server in processes.servers)
+        fleet = Fleet(others, Indexer(first), processes, settings)
         fleet.settle()
         yield fleet
+    finally:
+        processes.close()
 
 
-def _post(pod: str, path: str, body: bytes) -> tuple[int, bytes]:
+def _post(pod: str, path: str, body: bytes) -> bytes:
+    """Returns the body of a pod's answer. Raises FleetError for anything but a 200."""
     try:
-        return exchange(pod, "POST", path, body, timeout_s=30.0)
+        status, answer = exchange(pod, "POST", path, body, timeout_s=30.0)
     except OSError as error:
         raise FleetError(f"pod {pod} does not answer: {error}") from error
+    if status != 200:
+        raise FleetError(f"pod {pod} answers {path} with status {status}: {answer.decode(errors='replace')}")
+    return answer

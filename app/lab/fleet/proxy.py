@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from http.client import HTTPException
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -24,8 +24,6 @@ from app.serving.http.relay import (
     watched,
 )
 
-Choose = Callable[[Incoming, Sequence[str], Mapping[str, int]], str]
-
 
 class Proxy:
     """Forwards POST /v1/completions and /v1/chat/completions, and GET /v1/models to the least loaded pod.
@@ -45,33 +43,18 @@ class Proxy:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Handles a WSGI request. The client's socket in `environ` shows that a client has disconnected."""
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-
-        def least_loaded(incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
-            return min(pods, key=in_flight.__getitem__)
-
         incoming = Incoming(path, environ["wsgi.input"].read())
-        if method == "POST" and path in GENERATING:
-            return self._forward(incoming, environ, start_response, self.policy.choose)
-        if method == "GET" and path == "/v1/models":
-            return self._forward(incoming, environ, start_response, least_loaded)
         if method == "GET" and path in ("/health", "/routing"):
             return reply(start_response, "200 OK", self.statistics())
-        return refuse(start_response, "404 Not Found", f"{method} {path} is not forwarded")
-
-    def statistics(self) -> dict[str, object]:
-        return {
-            "routed": dict(self.routed),
-            "in_flight": dict(self.in_flight),
-            "unreachable": dict(self.unreachable),
-            "fallbacks": self.policy.fallbacks,
-        }
-
-    def _forward(
-        self, incoming: Incoming, environ: WSGIEnvironment, start_response: StartResponse, choose: Choose
-    ) -> Iterable[bytes]:
+        generates = method == "POST" and path in GENERATING
+        if not generates and (method, path) != ("GET", "/v1/models"):
+            return refuse(start_response, "404 Not Found", f"{method} {path} is not forwarded")
         left = list(self.pods)
         while left:
-            pod = choose(incoming, left, self.in_flight)
+            if generates:
+                pod = self.policy.choose(incoming, left, self.in_flight)
+            else:
+                pod = min(left, key=self.in_flight.__getitem__)
             connection = HttpConnection(pod, READ_TIMEOUT_S)
             self.in_flight[pod] += 1
             try:
@@ -81,26 +64,35 @@ class Proxy:
                 self.unreachable[pod] += 1
                 left.remove(pod)
                 continue
-            return self._relayed(pod, connection, incoming, environ, start_response)
+            return self._relayed(pod, connection, incoming.body, environ, start_response)
         return refuse(start_response, "502 Bad Gateway", "no pod can be reached")
+
+    def statistics(self) -> dict[str, object]:
+        return {
+            "routed": dict(self.routed),
+            "in_flight": dict(self.in_flight),
+            "unreachable": dict(self.unreachable),
+            "fallbacks": self.policy.fallbacks,
+        }
 
     def _relayed(
         self,
         pod: str,
         connection: HttpConnection,
-        incoming: Incoming,
+        body: bytes,
         environ: WSGIEnvironment,
         start_response: StartResponse,
     ) -> Iterable[bytes]:
         """Returns the pod's response, which counts as in flight until it is closed."""
+
+        def release() -> None:
+            self.in_flight[pod] -= 1
+
         self.routed[pod] += 1
-        relay = Relay(connection, watched(environ.get(CLIENT), connection.cut), lambda: self._release(pod))
-        target, query = incoming.path, environ.get("QUERY_STRING")
-        if query:
-            target += f"?{query}"
+        relay = Relay(connection, watched(environ.get(CLIENT), connection.cut), release)
+        target = "?".join(filter(None, (environ["PATH_INFO"], environ.get("QUERY_STRING"))))
         try:
-            method, body = environ["REQUEST_METHOD"], incoming.body or None
-            connection.request(method, target, body, request_headers(environ))
+            connection.request(environ["REQUEST_METHOD"], target, body or None, request_headers(environ))
             response = connection.getresponse()
         except (OSError, HTTPException) as error:
             relay.close()
@@ -111,9 +103,6 @@ class Proxy:
         headers = [(name, value) for name, value in response.getheaders() if name.lower() not in HOP_BY_HOP]
         start_response(f"{response.status} {response.reason}", [*headers, (ROUTED_TO, pod)])
         return relay.of(response)
-
-    def _release(self, pod: str) -> None:
-        self.in_flight[pod] -= 1
 
 
 def server_of(application: WSGIApplication, port: int = 0) -> WSGIServer:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from app.lab.load.policies import POLICIES, PREFIX_AWARE, RANDOM, ROUND_ROBIN, IndexerError, make_policy
 from app.serving.http.client import COMPLETIONS, exchange
+from config import UsageError
 
 CHAT = "/v1/chat/completions"
 GENERATING = frozenset({COMPLETIONS, CHAT})
@@ -122,8 +123,12 @@ PolicyMaker = Callable[[Scores, Random], Policy]
 
 def policies_of(names: Sequence[str], plugged: Mapping[str, PolicyMaker]) -> dict[str, PolicyMaker]:
     """Returns the makers of these policies of `POLICIES` or of plugins; without names, the default ones and
-    all of plugins. KeyError for an unknown name.
+    all of plugins. UsageError for an unknown name.
     """
     known: dict[str, PolicyMaker] = {name: partial(make_policy, name) for name in POLICIES}
     known |= plugged
+    for name in names:
+        if name not in known:
+            told = f"invalid choice: {name!r} (choose from {', '.join(map(repr, known))})"
+            raise UsageError(f"argument --policies: {told}")
     return {name: known[name] for name in names or (*COMPARED, *plugged)}

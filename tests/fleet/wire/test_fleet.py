@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from app.lab.fleet.command import FleetOptions, demonstrate, proxied
+from app.lab.fleet.command import demonstrate, proxied
 from app.lab.fleet.fleet import Fleet
 from app.lab.fleet.routing import Incoming, policies_of
 from app.lab.load.workload import Workload
@@ -28,9 +29,7 @@ def completion(address: str, body: dict[str, object], path: str = "/v1/completio
         return response.getheader("x-routed-to") or "", details.get("cached_tokens") or 0
 
 
-def test_every_policy_is_played(
-    fleet: Fleet, workload: Workload, options: FleetOptions, tmp_path: Path
-) -> None:
+def test_every_policy_is_played(fleet: Fleet, workload: Workload, options: Namespace, tmp_path: Path) -> None:
     with (tmp_path / "progress").open("w") as told:
         played = demonstrate(fleet, workload, options, POLICIES, time.perf_counter, told)
     summaries = {at.policy: at for at in played}
