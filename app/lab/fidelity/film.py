@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
 from app.console.frames import FIGURES, Frame, Picture
+from app.console.page import report_of
 from app.engine.core.batch import Batch, Phase
 from app.lab.fidelity.pod import OfflineRequest, Pod
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
@@ -77,6 +78,9 @@ class Film:
     def frames(self, outcome: SimulationOutcome) -> Iterator[Frame]:
         """Yields the frames from the first request to the last token."""
         return Projection(self, outcome).frames()
+
+    def page(self, outcome: SimulationOutcome) -> str:
+        return report_of(self.picture(), self.frames(outcome))
 
 
 def _every(requests: int) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,7 +27,6 @@ from app.lab.fidelity.simulation import (
 )
 from app.lab.fidelity.summary import (
     MOST,
-    Objective,
     Point,
     RunSummary,
     Sweep,
@@ -45,9 +44,7 @@ from app.lab.load.policies import POLICIES, RANDOM
 from app.lab.load.report import check_target, progress_of, whole_file
 from app.lab.load.synthetic import (
     ARRIVALS,
-    BURSTINESS,
     BURSTY,
-    POISSON,
     RAMP,
     Recipe,
     draw_load,
@@ -73,9 +70,6 @@ from config.settings import Settings, Table, table_of
 from config.validation import check
 from config.validation import read as read_setting
 
-if TYPE_CHECKING:
-    pass
-
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of them, on virtual time: the steps that timing steps plays live
 (docs/fidelity.md). The load is a trace, or it is drawn. A DURATION is 60us, 250ms or 1.5s. LENGTHS are N,
@@ -96,30 +90,59 @@ DRAWN = ("rate", "arrivals", "burstiness", "ramp_from", "input_tokens", "output_
     *("num_requests", "prefix_groups", "prefix_tokens"),
 )
 """Flags of a synthetic load."""
+TRACE_COLUMNS = (
+    "columns arrival_s, input_tokens, output_tokens; where prompts share a beginning, also "
+    "prefix_group and prefix_tokens; others are ignored"
+)
 NO_LOAD = "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests"
 ENDLESS = "a load that has a rate alone never ends: give --seconds or --num-requests"
 NO_TOP = "--arrivals ramp needs --seconds: by then it has come to its rate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateOptions:
-    """Options of the command; either `trace` or `recipe` is None."""
+class Job:
+    """A load and the fleet that gets it; either `trace` or `recipe` is None."""
 
     profile_name: str
     plan: SimulationPlan
     trace: Path | None
     recipe: Recipe | None
-    sweep: Sweep | None
-    slo: tuple[Objective, ...] | None
-    processes: int
-    json: Path | None
-    requests: Path | None
-    plot: Path | None
-    html: Path | None
+
+    def load(self, told: Told = lambda done: None) -> LoadTrace:
+        engine = self.plan.profile.engine
+        if self.recipe is not None:
+            load = draw_load(self.recipe, longest_tokens(engine), told)
+        else:
+            assert self.trace is not None
+            load = read_trace(self.trace, told)
+        check_load(load, engine)
+        return load
+
+    def at(self, name: str, value: float) -> Job:
+        """Returns the run of a sweep in which the setting `name` has this value."""
+        if name == "rate":
+            assert self.recipe is not None
+            return replace(self, recipe=replace(self.recipe, rate=value))
+        plan, count = self.plan, int(value)
+        return replace(
+            self, plan=replace(plan, pods=count) if name == "pods" else replace(plan, in_flight=count)
+        )
+
+    def head(self, swept: str) -> str:
+        """Returns the heading of a table: profile, load and fleet; `swept` is the setting of a sweep."""
+        plan, recipe = self.plan, self.recipe
+        load = f"trace {self.trace}" if recipe is None else f"drawn load, {recipe}, seed {recipe.seed}"
+        if recipe is not None and swept == "rate":
+            load = load.replace(f" at {recipe.rate:g}/s", "", 1)
+        if plan.in_flight is not None and swept != "in-flight":
+            load += f", {plan.in_flight} in flight at most"
+        one = plan.pods == 1 and swept != "pods"
+        fleet = "" if one else f"; {'' if swept == 'pods' else f'{plan.pods} '}pods, {plan.policy}"
+        return f"{self.profile_name}: {load}{fleet}"
 
 
-def read(argv: Sequence[str], plugged: Plugged) -> SimulateOptions:
-    """Returns the options. Raises ConfigError, in one line, for wrong values and for conflicts."""
+def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
+    """Returns the job and the flags. Raises ConfigError, in one line, for wrong values and for conflicts."""
     kind = kind_of(argv, {})
     given = parser(table_of(kind)).parse_args(list(argv))
     profile = profile_of(given.profile, given.device, given.tensor_parallel_size, given.model_config)
@@ -146,12 +169,10 @@ def read(argv: Sequence[str], plugged: Plugged) -> SimulateOptions:
     if kind.PLUGINS and (found := plugged(_plugin_settings(given, kind), profile)):
         name, plan = f"{name}, steps by {found[0]}", replace(plan, step_costs=found[1])
     _check_files(given)
-    same = ("trace", "sweep", "slo", "processes", "json", "requests", "plot", "html")
-    values = {name: getattr(given, name) for name in same}
-    return SimulateOptions(profile_name=name, plan=plan, recipe=recipe, **values)
+    return Job(profile_name=name, plan=plan, trace=given.trace, recipe=recipe), given
 
 
-def _plugin_settings(given: argparse.Namespace, kind: type[Settings]) -> Settings:
+def _plugin_settings(given: Namespace, kind: type[Settings]) -> Settings:
     """Returns the settings with the flags of plugins."""
     table = table_of(kind)
     groups = plugin_groups(table)
@@ -163,30 +184,24 @@ def _plugin_settings(given: argparse.Namespace, kind: type[Settings]) -> Setting
     return settings
 
 
-def _recipe(given: argparse.Namespace, rate_is_swept: bool) -> Recipe | None:
-    named = [name for name in DRAWN if getattr(given, name) is not None]
+def _recipe(given: Namespace, rate_is_swept: bool) -> Recipe | None:
+    flags = {name: getattr(given, name) for name in DRAWN}
+    named = [name for name, value in flags.items() if value is not None]
     if given.trace is not None:
         if named or rate_is_swept:
             other = "--sweep rate" if rate_is_swept else "--" + named[0].replace("_", "-")
             raise UsageError(f"{other} is of a load that is drawn, and --trace is a whole load")
         return None
     _check_drawn(given, rate_is_swept)
-    return Recipe(
-        input_tokens=given.input_tokens or read_lengths(INPUT_TOKENS, "input"),
-        output_tokens=given.output_tokens or read_lengths(OUTPUT_TOKENS, "output"),
-        rate=given.sweep.values[0] if rate_is_swept else given.rate,
-        arrivals=given.arrivals or POISSON,
-        burstiness=given.burstiness or BURSTINESS,
-        ramp_from=given.ramp_from or 0.0,
-        seconds=given.seconds,
-        requests=given.num_requests,
-        prefix_groups=given.prefix_groups or 0,
-        prefix_tokens=given.prefix_tokens or 0,
-        seed=given.seed,
-    )
+    fields = {"requests" if name == "num_requests" else name: flags[name] for name in named}
+    if rate_is_swept:
+        fields["rate"] = given.sweep.values[0]
+    usual = {"input_tokens": read_lengths(INPUT_TOKENS, "input")}
+    usual["output_tokens"] = read_lengths(OUTPUT_TOKENS, "output")
+    return Recipe(**{**usual, **fields}, seed=given.seed)
 
 
-def _check_drawn(given: argparse.Namespace, rate_is_swept: bool) -> None:
+def _check_drawn(given: Namespace, rate_is_swept: bool) -> None:
     timed = given.rate is not None or rate_is_swept
     has_seconds, has_count = given.seconds is not None, given.num_requests is not None
     needs_rate = has_seconds or given.arrivals is not None
@@ -207,7 +222,7 @@ def _check_drawn(given: argparse.Namespace, rate_is_swept: bool) -> None:
             raise UsageError(rule)
 
 
-def _check_files(given: argparse.Namespace) -> None:
+def _check_files(given: Namespace) -> None:
     """Raises ConfigError for files that cannot be written, before the simulation."""
     for name in ("requests", "html"):
         if given.sweep is not None and getattr(given, name) is not None:
@@ -233,11 +248,7 @@ def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
     add("--tensor-parallel-size", type=whole_number(1, 1024), default=1, metavar="N", help="devices [1]")
 
     add = flags.add_argument_group("A load from a file").add_argument
-    columns = (
-        "columns arrival_s, input_tokens, output_tokens; where prompts share a beginning, also "
-        "prefix_group and prefix_tokens; others are ignored"
-    )
-    add("--trace", type=Path, metavar="FILE.csv[.gz]", help=columns)
+    add("--trace", type=Path, metavar="FILE.csv[.gz]", help=TRACE_COLUMNS)
 
     add = flags.add_argument_group("A load that is drawn").add_argument
     add("--rate", type=rate(), help="requests a second; without it they are there from the start")
@@ -296,22 +307,19 @@ def plugin_groups(table: Table) -> list[str]:
     return ["plugins", *(name for name in table.sections if name not in PLAIN.sections)]
 
 
-Write = Callable[[Path], object]
-
-
 @as_command()
 def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) -> int:
     """Returns the exit status. `plugged` returns step costs from plugins; by default none."""
     try:
-        options = read(argv, plugged)
-        if options.plot is not None:
+        job, given = read(argv, plugged)
+        if given.plot is not None:
             check_installed("fleet", "--plot")
         # Millions of objects without reference cycles: collections would find nothing.
         gc.disable()
-        if options.sweep is None:
-            _run_once(options)
+        if given.sweep is None:
+            _run_once(job, given)
         else:
-            _run_sweep(options, options.sweep)
+            _run_sweep(job, given, given.sweep)
     except BrokenPipeError:  # for the caller: standard output is closed
         raise
     except OSError as error:
@@ -322,104 +330,62 @@ def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) 
     return 0
 
 
-def _run_once(options: SimulateOptions) -> None:
-    recipe, trace, plan = options.recipe, options.trace, options.plan
+def _run_once(job: Job, given: Namespace) -> None:
+    recipe, trace, plan = job.recipe, job.trace, job.plan
     # The load's size, for progress: bytes of a trace, or expected requests.
     size = trace.stat().st_size if trace is not None and trace.is_file() else 0
     name, total, unit = ("read", size, "bytes")
     if recipe is not None:
         name, total, unit = ("drawn", round(recipe.expected), "requests")
     with progress_of(sys.stderr, name, total, unit) as progress:
-        load = _load(options, progress)
-    origin = "drawn" if trace is None else trace.name
-    title = f"{options.profile_name}: {len(load):,} requests, {origin}"
+        load = job.load(progress)
+    title = f"{job.profile_name}: {len(load):,} requests, {'drawn' if trace is None else trace.name}"
     title += f", {plan.pods} pods, {plan.policy}" if plan.pods > 1 else ""
     film = None
-    if options.html is not None:
+    if given.html is not None:
         from app.lab.fidelity.film import Film  # and the console
 
         film = Film(load, plan, title)
     with progress_of(sys.stderr, "simulated", len(load), "requests") as progress:
-        watch = None if film is None else film.watch
-        outcome = simulate(load, plan, options.processes, progress, watch)
-        summary = summarize(load, plan, outcome, options.profile_name)
-    files: dict[Path, Write] = {}
-    if options.requests is not None:
-        files[options.requests] = lambda path: write_requests(path, load, outcome)
-    if options.html is not None and film is not None:
-        from app.console.page import report_of
-
-        page = report_of(film.picture(), film.frames(outcome))
-        files[options.html] = lambda path: path.write_text(page, "utf-8")
-    if options.plot is not None:
-        files[options.plot] = lambda path: draw_run(load, plan, outcome, title, path)
-    verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in options.slo or ()]
-    _give(options, summary, "\n".join([_head(options), table(summary), *verdicts]), files)
+        outcome = simulate(load, plan, given.processes, progress, None if film is None else film.watch)
+        summary = summarize(load, plan, outcome, job.profile_name)
+    verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in given.slo or ()]
+    with _given(given, summary, "\n".join([job.head(""), table(summary), *verdicts])) as parts:
+        if given.requests is not None:
+            write_requests(parts.enter_context(whole_file(given.requests)), load, outcome)
+        if film is not None:
+            page = film.page(outcome)
+            parts.enter_context(whole_file(given.html)).write_text(page, "utf-8")
+        if given.plot is not None:
+            draw_run(load, plan, outcome, title, parts.enter_context(whole_file(given.plot)))
 
 
-def _run_sweep(options: SimulateOptions, sweep: Sweep) -> None:
-    jobs = [_at(options, sweep.name, value) for value in sweep.values]
+def _run_sweep(job: Job, given: Namespace, sweep: Sweep) -> None:
+    jobs = [job.at(sweep.name, value) for value in sweep.values]
     summaries: dict[int, RunSummary] = {}
     with progress_of(sys.stderr, f"swept {sweep.name}", len(jobs), "points") as progress:
-        for number, summary in each(_summary, jobs, options.processes, lambda: progress(len(summaries))):
+        for number, summary in each(_summary, jobs, given.processes, lambda: progress(len(summaries))):
             summaries[number] = summary
-    points = [Point.of(value, summaries[number], options.slo) for number, value in enumerate(sweep.values)]
+    points = [Point.of(value, summaries[number], given.slo) for number, value in enumerate(sweep.values)]
     word, value = best(sweep.name, points)
-    files: dict[Path, Write] = {}
-    if options.plot is not None:
-        files[options.plot] = lambda path: draw_sweep(sweep.name, points, options.profile_name, path)
-    text = f"{_head(options)}\n{curve(sweep.name, points, options.slo or ())}"
-    _give(options, {"sweep": sweep.name, word: value, "points": points}, text, files)
+    text = f"{job.head(sweep.name)}\n{curve(sweep.name, points, given.slo or ())}"
+    with _given(given, {"sweep": sweep.name, word: value, "points": points}, text) as parts:
+        if given.plot is not None:
+            draw_sweep(sweep.name, points, job.profile_name, parts.enter_context(whole_file(given.plot)))
 
 
-def _at(options: SimulateOptions, name: str, value: float) -> SimulateOptions:
-    """Returns the options of a sweep's run."""
-    if name == "rate":
-        assert options.recipe is not None
-        return replace(options, recipe=replace(options.recipe, rate=value))
-    plan, count = options.plan, int(value)
-    plan = replace(plan, pods=count) if name == "pods" else replace(plan, in_flight=count)
-    return replace(options, plan=plan)
-
-
-def _summary(options: SimulateOptions) -> RunSummary:
+def _summary(job: Job) -> RunSummary:
     gc.disable()
-    load = _load(options, lambda done: None)
-    outcome = simulate(load, options.plan, 1, lambda done: None)
-    return summarize(load, options.plan, outcome, options.profile_name)
+    load = job.load()
+    return summarize(load, job.plan, simulate(load, job.plan, 1, lambda done: None), job.profile_name)
 
 
-def _load(options: SimulateOptions, told: Told) -> LoadTrace:
-    engine = options.plan.profile.engine
-    if options.recipe is not None:
-        load = draw_load(options.recipe, longest_tokens(engine), told)
-    else:
-        assert options.trace is not None
-        load = read_trace(options.trace, told)
-    check_load(load, engine)
-    return load
-
-
-def _head(options: SimulateOptions) -> str:
-    """Returns the heading of a table: profile, load and fleet."""
-    swept = "" if options.sweep is None else options.sweep.name
-    plan, recipe = options.plan, options.recipe
-    load = f"trace {options.trace}" if recipe is None else f"drawn load, {recipe}, seed {recipe.seed}"
-    if recipe is not None and swept == "rate":
-        load = load.replace(f" at {recipe.rate:g}/s", "", 1)
-    if plan.in_flight is not None and swept != "in-flight":
-        load += f", {plan.in_flight} in flight at most"
-    one = plan.pods == 1 and swept != "pods"
-    fleet = "" if one else f"; {'' if swept == 'pods' else f'{plan.pods} '}pods, {plan.policy}"
-    return f"{options.profile_name}: {load}{fleet}"
-
-
-def _give(options: SimulateOptions, figures: object, text: str, files: dict[Path, Write]) -> None:
-    """Writes all files, or none; then prints the table, or the figures for `--json -`."""
+@contextmanager
+def _given(given: Namespace, figures: object, text: str) -> Iterator[ExitStack]:
+    """Yields a stack for files, which are all written or none; then prints the table, or figures for `-`."""
     document = msgspec.json.format(msgspec.json.encode(figures)) + b"\n"
-    if options.json is not None and options.json != STDOUT:
-        files[options.json] = lambda path: path.write_bytes(document)
     with ExitStack() as parts:
-        for path, write in files.items():
-            write(parts.enter_context(whole_file(path)))
-    print(document.decode() if options.json == STDOUT else f"{text}\n", end="")
+        yield parts
+        if given.json is not None and given.json != STDOUT:
+            parts.enter_context(whole_file(given.json)).write_bytes(document)
+    print(document.decode() if given.json == STDOUT else f"{text}\n", end="")
