@@ -45,14 +45,6 @@ def text(said: str) -> dict[str, Any]:
     return {"type": "text", "text": said}
 
 
-def change(kind: str, tool: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "system", "content": [{"type": kind, "tool": tool}]}
-
-
-TOOL = {"type": "tool_reference", "name": "weather"}
-DEFINED = {"type": "tool_definition", "definition": WEATHER}
-
-
 def refusal(**fields: Any) -> tuple[int, str, str | None]:
     return refused(lambda: chat(**fields))
 
@@ -61,8 +53,7 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
     ("fields", "param"),
     [
         ({"messages": [{"role": "robot", "content": "hi"}]}, "body.messages.0.role"),
-        ({"messages": [user({"type": "tool_addition", "tool": TOOL})]}, "body.messages.0"),
-        ({"messages": [change("tool_removal", DEFINED)]}, "body.messages.0.content"),
+        ({"messages": [user({"type": "tool_addition"})]}, "body.messages.0.content"),
         ({"max_tokens": 0}, "body.max_tokens"),
         ({"tool_choice": {"type": "tool"}}, "body.tool_choice"),
         (
@@ -100,22 +91,6 @@ def test_system_turns_stay_unless_the_template_wants_all_of_them_first() -> None
         {"role": "system", "content": "Be brief. Now be long.!"},
         HELLO,
     ]
-
-
-def test_system_turns_add_and_remove_tools() -> None:
-    later, other = {**WEATHER, "defer_loading": True}, {**WEATHER, "name": "time"}
-    defined = {"type": "tool_definition", "definition": other}
-    added = [change("tool_addition", TOOL), change("tool_addition", defined)]
-    for turns, names in (
-        ([], ["weather"]),
-        (added, ["weather", "time"]),
-        ([change("tool_removal", TOOL)], []),
-    ):
-        tools = chat(messages=[HELLO, *turns], tools=[later]).tools or []
-        assert [tool.function.name for tool in tools] == names
-    assert (chat(messages=[HELLO, *added], tools=[later]).tools or [])[0].function.defer_loading is None
-    unknown = change("tool_removal", {"type": "tool_reference", "name": "oven"})
-    assert refusal(messages=[HELLO, unknown]) == (400, "BadRequestError", None)
 
 
 def test_a_round_of_tools_becomes_calls_and_their_results() -> None:

@@ -6,16 +6,15 @@ Answers have their keys in vLLM's order; UNSET fields are omitted.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
-from msgspec.structs import replace
 
-from app.serving.http.errors import bad_request, malformed
+from app.serving.http.errors import malformed
 from app.serving.protocol.chat import ChatCompletionRequest
-from app.serving.protocol.coercion import JsonObject, Misfit, convert_value
+from app.serving.protocol.coercion import JsonObject, Misfit
 from app.serving.protocol.common import ECTransferParams, KVTransferParams
 from app.serving.protocol.decoding import Request
 from app.serving.protocol.messages import Message
@@ -34,10 +33,6 @@ from app.serving.protocol.options import (
 Name = Annotated[str, Meta(min_length=1)]
 
 
-TOOL_CHANGES = ("tool_addition", "tool_removal")
-"""Types of blocks that change the tools; allowed only in system turns."""
-
-
 class ToolParam(Struct, kw_only=True):
     """A tool for the model; the type of its schema defaults to object."""
 
@@ -51,18 +46,6 @@ class ToolParam(Struct, kw_only=True):
         self.input_schema.setdefault("type", "object")
 
 
-class ToolReference(Struct, tag_field="type", tag="tool_reference"):
-    """A tool that the request declares."""
-
-    name: str
-
-
-class ToolDefinition(Struct, tag_field="type", tag="tool_definition"):
-    """A tool that a turn declares."""
-
-    definition: ToolParam
-
-
 class AnthropicBlock(Struct, kw_only=True):
     """One content block; its type decides which fields are used, and all others are ignored."""
 
@@ -74,8 +57,6 @@ class AnthropicBlock(Struct, kw_only=True):
         "tool_reference",
         "thinking",
         "redacted_thinking",
-        "tool_addition",
-        "tool_removal",
     ]
     text: str | None = None
     source: JsonObject | None = None
@@ -91,28 +72,6 @@ class AnthropicBlock(Struct, kw_only=True):
     thinking: str | None = None
     signature: str | None = None
     data: str | None = None
-    tool: ToolReference | ToolDefinition | None = None
-    """The tool in a change of the tools."""
-
-    def __post_init__(self) -> None:
-        if self.type not in TOOL_CHANGES:
-            return
-        if self.tool is None:
-            raise Misfit(f"a tool in a block of type {self.type}")
-        if self.type == "tool_removal" and isinstance(self.tool, ToolDefinition):
-            raise Misfit("the reference of a tool that is removed")
-
-
-def check_content(content: str | list[AnthropicBlock] | None) -> None:
-    for block in content if isinstance(content, list) else ():
-        if block.type in TOOL_CHANGES:
-            raise Misfit(f'blocks of type {block.type} in messages of role "system" only')
-
-
-def convert_system(value: object) -> object:
-    system = convert_value(str | list[AnthropicBlock] | None, value)
-    check_content(system)
-    return system
 
 
 class MessageParam(Struct, kw_only=True):
@@ -120,10 +79,6 @@ class MessageParam(Struct, kw_only=True):
 
     role: Literal["user", "assistant", "system"]
     content: str | list[AnthropicBlock]
-
-    def __post_init__(self) -> None:
-        if self.role != "system":
-            check_content(self.content)
 
 
 class ToolChoiceParam(Struct, kw_only=True):
@@ -190,7 +145,6 @@ class MessagesRequest(SharedFields, kw_only=True):
     tools: list[ToolParam] | None = None
     chat_template_kwargs: JsonObject | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
     order: ClassVar[str] = (
         "model messages max_tokens metadata output_config thinking stop_sequences stream system temperature "
         "tool_choice tools top_k top_p mm_payload return_mm_kwargs cache_salt watermarking "
@@ -216,8 +170,6 @@ class CountTokensRequest(Request, kw_only=True):
     tool_choice: ToolChoiceParam | None = None
     tools: list[ToolParam] | None = None
     chat_template_kwargs: JsonObject | None = None
-
-    lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
 
 
 BILLING_HEADER = "x-anthropic-billing-header"
@@ -248,7 +200,7 @@ def chat_request(
         messages=_messages(asked.system, asked.messages, inline and merges_system()),
         chat_template_kwargs=asked.chat_template_kwargs,
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
-        tools=[Tool(function=_function(tool)) for tool in _tools_now(asked)] or None,
+        tools=[Tool(function=_function(tool)) for tool in asked.tools or ()] or None,
     )
     if choice is not None and choice.type == "tool":
         chat.tool_choice = NamedToolChoice(function=NamedFunction(name=choice.name or ""))
@@ -282,26 +234,6 @@ def _function(tool: ToolParam) -> FunctionDefinition:
         strict=tool.strict,
         defer_loading=tool.defer_loading,
     )
-
-
-def _tools_now(asked: Asked) -> Sequence[ToolParam]:
-    contents = [turn.content for turn in asked.messages if isinstance(turn.content, list)]
-    changes = [block for content in contents for block in content if block.type in TOOL_CHANGES]
-    if not changes:
-        return asked.tools or ()
-    tools, removed = {tool.name: tool for tool in asked.tools or ()}, set[str]()
-    for block in changes:
-        change = block.tool
-        assert change is not None
-        if isinstance(change, ToolDefinition):
-            name = change.definition.name
-            tools[name] = change.definition
-        elif (name := change.name) not in tools:
-            raise bad_request(f"{block.type} names the tool {name!r}, which is not declared in tools")
-        elif block.type == "tool_addition":
-            tools[name] = replace(tools[name], defer_loading=None)
-        (removed.add if block.type == "tool_removal" else removed.discard)(name)
-    return [tool for name, tool in tools.items() if name not in removed]
 
 
 def _messages(

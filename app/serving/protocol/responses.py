@@ -136,34 +136,15 @@ NEEDED = {
     "reasoning": ("summary",),
 }
 """Fields that an item of each type must have."""
-UNSUPPORTED = {
-    "additional_tools": ("role", "tools"),
-    "apply_patch_call": ("call_id", "operation", "status"),
-    "apply_patch_call_output": ("call_id", "status"),
-    "code_interpreter_call": ("id", "code", "container_id", "outputs", "status"),
-    "compaction": ("encrypted_content",),
-    "compaction_trigger": (),
-    "computer_call": ("id", "call_id", "pending_safety_checks", "status"),
-    "computer_call_output": ("call_id", "output"),
-    "configuration_update": (),
-    "file_search_call": ("id", "queries", "status"),
-    "image_generation_call": ("id", "result", "status"),
-    "item_reference": ("id",),
-    "local_shell_call": ("id", "action", "call_id", "status"),
-    "local_shell_call_output": ("id", "output"),
-    "mcp_approval_request": ("id", "arguments", "name", "server_label"),
-    "mcp_approval_response": ("approval_request_id", "approve"),
-    "mcp_call": ("id", "arguments", "name", "server_label"),
-    "mcp_list_tools": ("id", "server_label", "tools"),
-    "program": ("id", "call_id", "code", "fingerprint"),
-    "program_output": ("id", "call_id", "result", "status"),
-    "shell_call": ("action", "call_id"),
-    "shell_call_output": ("call_id", "output"),
-    "tool_search_call": ("arguments",),
-    "tool_search_output": ("tools",),
-    "web_search_call": ("id", "action", "status"),
-}
-"""Required fields, by type, of items that fit the schema but are not supported in a conversation."""
+UNSUPPORTED = frozenset(
+    ("additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call")
+    + ("compaction", "compaction_trigger", "computer_call", "computer_call_output", "configuration_update")
+    + ("file_search_call", "image_generation_call", "item_reference", "local_shell_call")
+    + ("local_shell_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call")
+    + ("mcp_list_tools", "program", "program_output", "shell_call", "shell_call_output")
+    + ("tool_search_call", "tool_search_output", "web_search_call")
+)
+"""Types of items that vLLM's schema has, and no conversation may have."""
 
 
 def convert_input(value: object) -> str | list[InputItem]:
@@ -179,11 +160,10 @@ def convert_input(value: object) -> str | list[InputItem]:
     unsupported = ""
     for index, item in enumerate(value):
         kind = item.get("type") if isinstance(item, dict) else None
-        if kind is None and isinstance(item, dict) and "role" not in item:
+        if isinstance(item, dict) and kind is None and "role" not in item and "id" in item:
             kind = "item_reference"
-        needed = UNSUPPORTED.get(kind) if isinstance(kind, str) else None
-        if needed is not None and item.keys() >= set(needed) and isinstance(item.get("id", ""), str):
-            unsupported = unsupported or str(kind)
+        if isinstance(kind, str) and kind in UNSUPPORTED:
+            unsupported = unsupported or kind
             continue
         try:
             items.append(convert_value(InputItem, item))
@@ -412,55 +392,6 @@ class CustomCallItem(Struct, kw_only=True):
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
-class InputTokensDetails(Struct):
-    """Prompt tokens by source; the lists per turn are for servers that call tools themselves."""
-
-    cached_tokens: int
-    cache_write_tokens: int
-    input_tokens_per_turn: tuple[()] = ()
-    cached_tokens_per_turn: tuple[()] = ()
-
-
-class OutputTokensDetails(Struct):
-    """Reply tokens by kind."""
-
-    reasoning_tokens: int
-    tool_output_tokens: int = 0
-    output_tokens_per_turn: tuple[()] = ()
-    tool_output_tokens_per_turn: tuple[()] = ()
-
-
-class ResponseUsage(Struct):
-    """`usage` of a response."""
-
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
-
-
-class IncompleteDetails(Struct):
-    """Reason why a response is incomplete."""
-
-    reason: str
-
-
-class ResponseError(Struct):
-    """Code and message of a failed response's error."""
-
-    code: str
-    message: str
-
-
-class RawMessage(Struct):
-    """Prompt or reply in the model's form: text and token ids."""
-
-    message: str | Raw
-    tokens: Sequence[int] | Raw
-    type: str = "raw_message_tokens"
-
-
 class ResponseObject(Struct, kw_only=True):
     """A response in one of its states, with keys in vLLM's order. `created_at` is in Unix seconds.
 
@@ -469,7 +400,7 @@ class ResponseObject(Struct, kw_only=True):
 
     id: str
     created_at: int
-    incomplete_details: IncompleteDetails | None = None
+    incomplete_details: JsonObject | None = None
     instructions: str | None
     metadata: Mapping[str, str] | None
     model: str
@@ -491,13 +422,13 @@ class ResponseObject(Struct, kw_only=True):
     text: Raw
     top_logprobs: int | None
     truncation: str
-    usage: ResponseUsage | None = None
+    usage: JsonObject | None = None
     user: str | None
     metrics: PerRequestMetrics | UnsetType = UNSET
     presence_penalty: float
     frequency_penalty: float
     kv_transfer_params: KVTransferParams | None = None
     ec_transfer_params: ECTransferParams | None = None
-    input_messages: Sequence[RawMessage] | None = None
-    output_messages: Sequence[RawMessage] | None = None
-    error: ResponseError | UnsetType = UNSET
+    input_messages: Sequence[JsonObject] | None = None
+    output_messages: Sequence[JsonObject] | None = None
+    error: JsonObject | UnsetType = UNSET

@@ -18,24 +18,19 @@ from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import ItemLogprobs, rendered
 from app.serving.api.writer import Segment
 from app.serving.http.errors import bad_request
+from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import GAP, HOLE, ECTransferParams, ItemLogprob, KVTransferParams, encode
 from app.serving.protocol.response_tools import CalledTool, custom_input
 from app.serving.protocol.responses import (
     CustomCallItem,
     FunctionCallItem,
-    IncompleteDetails,
-    InputTokensDetails,
     MessageItem,
     OutputItem,
     OutputText,
-    OutputTokensDetails,
-    RawMessage,
     ReasoningItem,
     ReasoningText,
-    ResponseError,
     ResponseObject,
     ResponsesRequest,
-    ResponseUsage,
 )
 
 Logprobs = Sequence[ItemLogprob] | Raw | None
@@ -86,6 +81,9 @@ def _event(kind: str, fields: Mapping[str, object]) -> bytes:
     return named_event(name, dict(sorted([*fields.items(), ("type", name)])))
 
 
+INPUT_TURNS: JsonObject = {"input_tokens_per_turn": (), "cached_tokens_per_turn": ()}
+OUTPUT_TURNS: JsonObject = {"output_tokens_per_turn": (), "tool_output_tokens_per_turn": ()}
+"""Lists of servers that call tools themselves."""
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """Error codes of a response by status; other statuses are `server_error`."""
 STATUS = {"length": "incomplete", "abort": "cancelled", "content_filter": "incomplete"}
@@ -298,16 +296,17 @@ class ResponsesWriter(BlockWriter):
         reason = choice.finish.reason
         status = STATUS.get(reason, "completed")
         prompt_tokens, tokens = self.usage.told(len(options.prompt_ids), choice.tokens)
-        usage = ResponseUsage(
-            prompt_tokens,
-            InputTokensDetails(self.told_cached, self.told_created),
-            tokens,
-            OutputTokensDetails(choice.reasoning_tokens),
-            prompt_tokens + tokens,
-        )
+        read, created, thoughts = self.told_cached, self.told_created, choice.reasoning_tokens
+        usage: JsonObject = {
+            "input_tokens": prompt_tokens,
+            "input_tokens_details": {"cached_tokens": read, "cache_write_tokens": created, **INPUT_TURNS},
+            "output_tokens": tokens,
+            "output_tokens_details": {"reasoning_tokens": thoughts, "tool_output_tokens": 0, **OUTPUT_TURNS},
+            "total_tokens": prompt_tokens + tokens,
+        }
         response = replace(
             options.response,
-            incomplete_details=IncompleteDetails(INCOMPLETE[reason]) if status == "incomplete" else None,
+            incomplete_details={"reason": INCOMPLETE[reason]} if status == "incomplete" else None,
             output=items,
             status=status,
             usage=usage,
@@ -317,16 +316,18 @@ class ResponsesWriter(BlockWriter):
         )
         if options.prompt_text is not None:
             said = "".join(segment.text for segment in choice.segments)
-            response.input_messages = [RawMessage(options.prompt_text, options.prompt_ids)]
-            response.output_messages = [RawMessage(said, choice.ids)]
+            kind = {"type": "raw_message_tokens"}
+            asked: JsonObject = {"message": options.prompt_text, "tokens": options.prompt_ids, **kind}
+            response.input_messages = [asked]
+            response.output_messages = [{"message": said, "tokens": choice.ids, **kind}]
         return response
 
 
-def _error(error: Exception) -> ResponseError:
+def _error(error: Exception) -> JsonObject:
     known = as_stream_error(error)
     # A message may quote a lone surrogate of the client.
     message = known.message.encode("utf-8", "replace").decode()
-    return ResponseError(ERROR_CODES.get(known.status, "server_error"), message)
+    return {"code": ERROR_CODES.get(known.status, "server_error"), "message": message}
 
 
 REPEATED = (
