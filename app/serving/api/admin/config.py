@@ -38,19 +38,20 @@ def routes(
     """Returns the routes. A request with `?ranks=all` concerns all ranks, and is answered by rank."""
 
     def config(context: RequestContext) -> object:
+        """All settings by name; secrets masked."""
         return siblings.answers(context, live.current.dump())
 
     def live_help(context: RequestContext) -> object:
+        """The settings that may change, with their meaning."""
         return {row.name: row.help for row in live.current.table.rows if row.live}
 
     def change(context: RequestContext) -> object:
+        """Changes some settings, all or none; the answer has all settings. `?check=true` changes nothing."""
         data = body.read(context)
         try:
-            values = msgspec.json.decode(data)
+            values = msgspec.json.decode(data, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise malformed(f"body: {error}", "body") from None
-        if not isinstance(values, dict):
-            raise malformed("body: expected an object", "body")
         try:
             if FAKES in values:
                 values[FAKES] = merged(live.current.metrics.fake_metrics, values[FAKES])
@@ -64,20 +65,16 @@ def routes(
         return siblings.answers(context, live.change(values).dump(), data)
 
     def drain(context: RequestContext) -> object:
+        """Stops admitting requests and reports not ready; running requests continue."""
         lifecycle.drain()
         counts = {"running": service.running, "waiting": service.waiting}
         return siblings.answers(context, {"status": "draining", **counts})
 
-    about_change = (
-        "Changes some settings, all or none; the answer has all settings. `?check=true` changes nothing."
-    )
-    about_drain = "Stops admitting requests and reports not ready; running requests continue."
-    about_live = "The settings that may change, with their meaning."
     return [
-        action("GET", "/admin/config", "All settings by name; secrets masked.", config),
-        action("GET", "/admin/config/live", about_live, live_help),
-        action("POST", "/admin/config", about_change, change),
-        action("POST", "/admin/drain", about_drain, drain),
+        action("GET /admin/config", config),
+        action("GET /admin/config/live", live_help),
+        action("POST /admin/config", change),
+        action("POST /admin/drain", drain),
     ]
 
 
@@ -153,12 +150,13 @@ class PeerRanks:
 def script_routes(book: ScriptSet, siblings: PeerRanks) -> list[Route]:
     """Returns routes to read and restart the report of `book`; `?ranks=all` is for all ranks."""
 
+    def report(context: RequestContext) -> object:
+        """Number of answers of each rule of each script."""
+        return siblings.answers(context, book.report())
+
     def begin_anew(context: RequestContext) -> object:
+        """Restarts the counts of all rules, for the next test."""
         book.restart()
         return siblings.answers(context, book.report())
 
-    about, path = "Number of answers of each rule of each script.", "/admin/script"
-    return [
-        action("GET", path, about, lambda context: siblings.answers(context, book.report())),
-        action("DELETE", path, "Restarts the counts of all rules, for the next test.", begin_anew),
-    ]
+    return [action("GET /admin/script", report), action("DELETE /admin/script", begin_anew)]

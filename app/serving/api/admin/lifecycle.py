@@ -24,6 +24,7 @@ from app.serving.protocol.admin import (
     WeightVersionRequest,
     WorldSizeQuery,
 )
+from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.decoding import (
     Request,
     check_content_type,
@@ -60,6 +61,7 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], Mapping[s
     """Returns the routes. `sleeps` is `enable-sleep-mode`; `settings` returns all settings for display."""
 
     def sleep(context: RequestContext) -> object:
+        """Puts the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."""
         query = decode_query(context.query(), SleepQuery)
         if sleeps:
             with leaving(context.connection) as left:
@@ -67,57 +69,56 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], Mapping[s
         return {"status": "sleeping", "level": query.level}
 
     def release_kv_cache_memory(context: RequestContext) -> object:
+        """Frees the KV cache of a paused server; POST /wake_up?tags=kv_cache takes the memory back."""
         if sleeps:
             lifecycle.release_cache()
         return {"status": "kv_cache_released"}
 
     def wake_up(context: RequestContext) -> object:
+        """Wakes the model up, or only the parts that `tags` name."""
         tags = list(context.arguments("tags")) or None
         return {"status": "awake" if lifecycle.wake_up(tags) else "sleeping", "tags": tags}
 
+    def is_sleeping(context: RequestContext) -> object:
+        """True while the model sleeps or is paused."""
+        return {"is_sleeping": lifecycle.is_sleeping or lifecycle.paused}
+
     def pause(context: RequestContext) -> object:
+        """Stops starting requests; `mode` decides about running requests."""
         query = decode_query(context.query(), PauseQuery)
         with leaving(context.connection) as left:
             lifecycle.pause(query.mode, left, query.clear_cache)
         return {"status": "paused"}
 
     def resume(context: RequestContext) -> object:
+        """Starts requests again."""
         lifecycle.resume()
         return {"status": "resumed"}
 
+    def is_paused(context: RequestContext) -> object:
+        """True while new requests have to wait."""
+        return {"is_paused": lifecycle.paused}
+
     def reset_prefix_cache(context: RequestContext) -> object:
+        """Empties the prefix cache."""
         query = decode_query(context.query(), ResetQuery)
         return {"success": lifecycle.reset_prefix_cache(query.reset_running_requests)}
 
+    def reset_media(context: RequestContext) -> None:
+        """Succeeds: no media are cached here."""
+
     def server_info(context: RequestContext) -> object:
-        query = decode_query(context.query(), InfoQuery)
-        settings_now: object = settings()
-        if query.config_format == "text":
-            settings_now = ", ".join(f"{name}={value!r}" for name, value in settings().items())
-        return {"vllm_config": settings_now, "vllm_env": {}, "system_env": {}}
+        """The settings, as text or as JSON."""
+        now: object = settings()
+        if decode_query(context.query(), InfoQuery).config_format == "text":
+            now = ", ".join(f"{name}={value!r}" for name, value in settings().items())
+        return {"vllm_config": now, "vllm_env": {}, "system_env": {}}
 
-    def is_sleeping(context: RequestContext) -> object:
-        return {"is_sleeping": lifecycle.is_sleeping or lifecycle.paused}
-
-    about_sleep = "Puts the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."
-    about_release = (
-        "Frees the memory of the KV cache of a paused server; POST /wake_up?tags=kv_cache takes it back."
-    )
-    about_pause = "Stops starting requests; `mode` decides about running requests."
-    no_cache = "Succeeds: no media are cached here."
-    paused = "True while new requests have to wait."
+    posts = (sleep, release_kv_cache_memory, wake_up, pause, resume, reset_prefix_cache)
     return [
-        action("POST", "/sleep", about_sleep, sleep),
-        action("POST", "/release_kv_cache_memory", about_release, release_kv_cache_memory),
-        action("POST", "/wake_up", "Wakes the model up, or only the parts that `tags` name.", wake_up),
-        action("GET", "/is_sleeping", "True while the model sleeps or is paused.", is_sleeping),
-        action("POST", "/pause", about_pause, pause),
-        action("POST", "/resume", "Starts requests again.", resume),
-        action("GET", "/is_paused", paused, lambda context: {"is_paused": lifecycle.paused}),
-        action("POST", "/reset_prefix_cache", "Empties the prefix cache.", reset_prefix_cache),
-        action("POST", "/reset_mm_cache", no_cache, lambda context: None),
-        action("POST", "/reset_encoder_cache", no_cache, lambda context: None),
-        action("GET", "/server_info", "The settings, as text or as JSON.", server_info),
+        *(action(f"POST /{work.__name__}", work) for work in posts),
+        *(action(f"GET /{work.__name__}", work) for work in (is_sleeping, is_paused, server_info)),
+        *(action(f"POST /{name}", reset_media) for name in ("reset_mm_cache", "reset_encoder_cache")),
     ]
 
 
@@ -125,44 +126,53 @@ def profiler(limits: BodyLimits) -> list[Route]:
     """The routes of a profiler that has nothing to profile."""
 
     def start_profile(context: RequestContext) -> None:
+        """Succeeds, if the options of the session are valid."""
         if body := limits.read(context):
             decode(body, context.content_type, StartProfileRequest)
 
-    about = "Succeeds, if the options of the session are valid."
-    return [
-        action("POST", "/start_profile", about, start_profile),
-        action("POST", "/stop_profile", "Succeeds.", lambda context: None),
-    ]
+    def stop_profile(context: RequestContext) -> None:
+        """Succeeds."""
+
+    return [action("POST /start_profile", start_profile), action("POST /stop_profile", stop_profile)]
 
 
 DRAIN_TIMEOUT_S = 120
 
 
+def _object(body: BodyLimits, context: RequestContext, error: ApiError) -> JsonObject:
+    """Returns the body. Raises `error` for anything but a JSON object."""
+    asked = read_json(body.read(context))
+    if not isinstance(asked, dict):
+        raise error
+    return asked
+
+
 def elastic_routes(body: BodyLimits, ranks: int) -> list[Route]:
 
     def scale_elastic_ep(context: RequestContext) -> object:
+        """Succeeds for the present number of ranks; others need vLLM's Ray backend."""
         check_content_type(context.content_type)
-        asked = read_json(body.read(context))
-        if not isinstance(asked, dict):
-            raise internal("The body is not an object.")
-        wanted, timeout = asked.get("new_data_parallel_size"), asked.get("drain_timeout", DRAIN_TIMEOUT_S)
+        asked = {
+            "drain_timeout": DRAIN_TIMEOUT_S,
+            **_object(body, context, internal("The body is no object.")),
+        }
+        wanted = asked.get("new_data_parallel_size")
         if wanted is None:
             raise malformed("new_data_parallel_size is required")
-        for name, value in (("new_data_parallel_size", wanted), ("drain_timeout", timeout)):
+        for name in ("new_data_parallel_size", "drain_timeout"):
+            value = asked[name]
             if not isinstance(value, int) or value <= 0:
                 raise malformed(f"{name} must be a positive integer")
         if wanted != ranks:
             raise ApiError(500, "Internal Server Error", "Scale failed")
-        return {"message": f"Scaled to {int(wanted)} data parallel engines"}
+        return {"message": f"Scaled to {ranks} data parallel engines"}
 
-    about = "Succeeds for the present number of ranks; others need vLLM's Ray backend."
-    never = {"is_scaling_elastic_ep": False}
-    return [
-        action("POST", "/scale_elastic_ep", about, scale_elastic_ep),
-        action(
-            "POST", "/is_scaling_elastic_ep", "Always false: ranks never come or go.", lambda context: never
-        ),
-    ]
+    def is_scaling_elastic_ep(context: RequestContext) -> object:
+        """Always false: ranks never come or go."""
+        return {"is_scaling_elastic_ep": False}
+
+    works = (scale_elastic_ep, is_scaling_elastic_ep)
+    return [action(f"POST /{work.__name__}", work) for work in works]
 
 
 T = TypeVar("T", bound=Request)
@@ -176,9 +186,7 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
     def read(context: RequestContext, kind: type[T]) -> T:
         return decode_embedded(body.read(context), context.content_type, kind)
 
-    def step(
-        path: str, summary: str, answer: str, work: Callable[[], None], kind: type[Request] | None = None
-    ) -> Route:
+    def step(path: str, work: Callable[[], None], answer: str, kind: type[Request] | None = None) -> Route:
         """Returns the route of one step of an update, whose body is a valid `kind`."""
 
         def handle(context: RequestContext) -> object:
@@ -187,17 +195,25 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
             work()
             return {"message": answer}
 
-        return action("POST", path, summary, handle)
+        handle.__doc__ = f"A step of an update of weights: {answer.lower()}."
+        return action(f"POST /{path}", handle)
 
     def finish_weight_update(context: RequestContext) -> object:
+        """Ends an update; the weights then have a new version, if one is named."""
         weights.finish(read(context, FinishUpdateRequest).weight_version)
         return {"message": "Weight update finished"}
 
     def update_weight_version(context: RequestContext) -> object:
+        """Sets the version of the weights."""
         weights.version = read(context, WeightVersionRequest).new_version
         return {"success": True, "new_version": weights.version}
 
+    def weight_info(context: RequestContext) -> object:
+        """The version of the weights."""
+        return {"weight_version": weights.version}
+
     def weight_checker(context: RequestContext) -> object:
+        """Digests the weights, compares the digests with a baseline, or zeroes the weights."""
         asked = read(context, WeightCheckRequest)
         if asked.action == "reset":
             weights.reset()
@@ -211,6 +227,7 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
         return {"match": not others, "mismatches": others}
 
     def get_world_size(context: RequestContext) -> object:
+        """Devices of all ranks, or of one."""
         asked = decode_query(context.query(), WorldSizeQuery)
         return {"world_size": weights.devices * (ranks if asked.include_dp else 1)}
 
@@ -223,9 +240,8 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
     }
 
     def collective_rpc(context: RequestContext) -> object:
-        asked = read_json(body.read(context))
-        if not isinstance(asked, dict):
-            raise malformed("the body must be a JSON object")
+        """Calls a method of the workers; the answer has a result for each device."""
+        asked = _object(body, context, malformed("the body must be a JSON object"))
         method = asked.get("method")
         if method is None:
             raise malformed("the body has no 'method'")
@@ -233,44 +249,17 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
             raise bad_request("the body's 'args' must be a list")
         if method not in methods:
             raise internal(f"Method {method!r} is not implemented.")
-        return {"results": [methods[method]()] * weights.devices}
+        return {"results": [methods[str(method)]()] * weights.devices}
 
-    update, drafts = "Begins an update of the weights.", "Begins an update of a draft model."
-    finish = "Ends an update; the weights then have a new version, if one is named."
-    check = "Digests the weights, compares the digests with a baseline, or zeroes the weights."
-    rpc = "Calls a method of the workers; the answer has a result for each device."
+    posts = (finish_weight_update, update_weight_version, weight_checker, collective_rpc)
     return [
         step(
-            "/init_weight_transfer_engine",
-            "Prepares to receive weights from a trainer.",
-            "Weight transfer initialized",
-            weights.connect,
-            InitTransferRequest,
+            "init_weight_transfer_engine", weights.connect, "Weight transfer initialized", InitTransferRequest
         ),
-        step(
-            "/shutdown_weight_transfer_engine",
-            "Ends the transfer of weights from a trainer.",
-            "Weight transfer shut down",
-            weights.disconnect,
-        ),
-        step("/start_weight_update", update, "Weight update started", weights.start),
-        step("/start_draft_weight_update", drafts, "Draft weight update started", weights.start_draft),
-        step(
-            "/update_weights",
-            "Receives weights in an update.",
-            "Weights updated",
-            weights.update,
-            UpdateWeightsRequest,
-        ),
-        action("POST", "/finish_weight_update", finish, finish_weight_update),
-        action("POST", "/update_weight_version", "Sets the version of the weights.", update_weight_version),
-        action(
-            "GET",
-            "/weight_info",
-            "The version of the weights.",
-            lambda context: {"weight_version": weights.version},
-        ),
-        action("POST", "/weight_checker", check, weight_checker),
-        action("GET", "/get_world_size", "Devices of all ranks, or of one.", get_world_size),
-        action("POST", "/collective_rpc", rpc, collective_rpc),
+        step("shutdown_weight_transfer_engine", weights.disconnect, "Weight transfer shut down"),
+        step("start_weight_update", weights.start, "Weight update started"),
+        step("start_draft_weight_update", weights.start_draft, "Draft weight update started"),
+        step("update_weights", weights.update, "Weights updated", UpdateWeightsRequest),
+        *(action(f"POST /{work.__name__}", work) for work in posts),
+        *(action(f"GET /{work.__name__}", work) for work in (weight_info, get_world_size)),
     ]

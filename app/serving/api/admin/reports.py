@@ -15,7 +15,7 @@ from app.serving.api.responder import ServerLoad
 from app.serving.faults.audit import AuditReport
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response, json_response
-from app.serving.http.route import Route, get, probe
+from app.serving.http.route import Route, probe
 from config.plugins import API
 
 
@@ -41,14 +41,15 @@ def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], b
 Work = Callable[[RequestContext], object]
 
 
-def action(method: str, path: str, summary: str, work: Work) -> Route:
-    """Returns a route that answers what `work` returns: JSON, or an empty 200 for None."""
+def action(operation: str, work: Work) -> Route:
+    """Returns the route of "METHOD /path": it answers the JSON that `work` returns, or an empty 200 for None."""
 
     def handle(context: RequestContext) -> Response:
         answer = work(context)
         return Response() if answer is None else json_response(answer)
 
-    handle.__doc__ = summary
+    handle.__doc__ = work.__doc__
+    method, _, path = operation.partition(" ")
     return Route(methods=(method,), path=path, handle=handle)
 
 
@@ -98,19 +99,18 @@ def metrics_routes(exposition: Exposition) -> list[Route]:
 def statistics_routes(figures: Callable[[], Figures]) -> list[Route]:
     """Statistics of a server whose model computes; vLLM has no such route."""
 
-    def stats(context: RequestContext) -> Response:
+    def stats(context: RequestContext) -> object:
         """Choices, tokens and mean seconds since the start of this rank, and choices of now."""
         now = figures()
-        statistics = {
+        return {
             "requests_served": int(sum(now.finished.values())),
             "total_tokens_generated": int(now.generated),
             "average_response_time": now.e2e.sum / max(1, sum(now.e2e.counts)),
             "queue_length": int(now.waiting),
             "active_requests": int(now.running),
         }
-        return json_response(statistics)
 
-    return [get("/stats", stats)]
+    return [action("GET /stats", stats)]
 
 
 Caches = Callable[[], Mapping[str, Bounded]]
@@ -120,7 +120,7 @@ Caches = Callable[[], Mapping[str, Bounded]]
 def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
     """`rooms` is read anew at each request: it may grow."""
 
-    def memory(context: RequestContext) -> Response:
+    def memory(context: RequestContext) -> object:
         """Bytes of each cache, and their sum."""
         caches = {name: cache for room in rooms for name, cache in room().items()}
         sizes = {
@@ -128,33 +128,34 @@ def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
             for name, cache in sorted(caches.items())
         }
         sums = {key: sum(size[key] for size in sizes.values()) for key in ("size_bytes", "limit_bytes")}
-        return json_response({**sums, "caches": sizes})
+        return {**sums, "caches": sizes}
 
-    return [get("/admin/memory", memory)]
+    return [action("GET /admin/memory", memory)]
 
 
 def plugin_routes(report: Callable[[], Mapping[str, object]] | None) -> list[Route]:
     """`report` is None where there are no plugins."""
-    about = "The plugins, their settings, and how often each hook was asked, failed or held the event loop."
-    none = {"api": API, "plugins": []}
-    return [action("GET", "/admin/plugins", about, lambda context: report() if report else none)]
+
+    def plugins(context: RequestContext) -> object:
+        """The plugins, their settings, and how often each hook was asked, failed or held the event loop."""
+        return report() if report else {"api": API, "plugins": []}
+
+    return [action("GET /admin/plugins", plugins)]
 
 
 def verdict_routes(report: Callable[[bool], AuditReport], restart: Callable[[], None]) -> list[Route]:
     """Returns the routes; `report(True)` gives the verdict as if no client came back any more."""
 
     def verdict(context: RequestContext) -> AuditReport:
+        """Verdict on the clients' behaviour; with `?over=true`, as if no client came back any more."""
         return report(context.argument("over").lower() in ("1", "true", "yes"))
 
     def begin_anew(context: RequestContext) -> AuditReport:
+        """Restarts the audit, for the next test."""
         restart()
         return report(False)
 
-    about = "Verdict on the clients' behaviour; with `?over=true`, as if no client came back any more."
-    return [
-        action("GET", "/admin/verdict", about, verdict),
-        action("DELETE", "/admin/verdict", "Restarts the audit, for the next test.", begin_anew),
-    ]
+    return [action("GET /admin/verdict", verdict), action("DELETE /admin/verdict", begin_anew)]
 
 
 def publisher_routes(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> list[Route]:
@@ -173,10 +174,11 @@ def publisher_routes(settings: PublisherSettings, enabled: bool, ranks: Iterable
             "topic": settings.topic,
         }
 
-    about = "The publisher of every rank, by its number."
-    return [
-        action("GET", "/kv_event_sources", about, lambda context: {str(rank): source(rank) for rank in ranks})
-    ]
+    def sources(context: RequestContext) -> object:
+        """The publisher of every rank, by its number."""
+        return {str(rank): source(rank) for rank in ranks}
+
+    return [action("GET /kv_event_sources", sources)]
 
 
 def bootstrap_routes(server: str, ranks: int) -> list[Route]:
@@ -184,7 +186,10 @@ def bootstrap_routes(server: str, ranks: int) -> list[Route]:
 
     The ids follow from that URL: all ranks, which are separate processes, answer the same.
     """
-    engines = {
-        str(rank): {"engine_id": str(uuid5(NAMESPACE_URL, f"{server}/{rank}"))} for rank in range(ranks)
-    }
-    return [action("GET", "/query", "The engine of every rank, by its number.", lambda context: engines)]
+
+    def query(context: RequestContext) -> object:
+        """The engine of every rank, by its number."""
+        ids = (str(uuid5(NAMESPACE_URL, f"{server}/{rank}")) for rank in range(ranks))
+        return {str(rank): {"engine_id": engine_id} for rank, engine_id in enumerate(ids)}
+
+    return [action("GET /query", query)]
