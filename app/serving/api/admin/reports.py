@@ -42,7 +42,7 @@ Work = Callable[[RequestContext], object]
 
 
 def action(operation: str, work: Work) -> Route:
-    """Returns the route of "METHOD /path" that answers what `work` returns: JSON, or an empty 200 for None."""
+    """Returns the route of "METHOD /path" that answers the JSON that `work` returns, or an empty 200."""
 
     def handle(context: RequestContext) -> Response:
         answer = work(context)
