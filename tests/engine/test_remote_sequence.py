@@ -10,7 +10,7 @@ import pytest
 from app.base.metrics.recorder import Recorder
 from app.engine.core.errors import EngineFailed, RequestRefused
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, PartReader, Piece, Started, Tokens
-from app.engine.core.remote_sequence import RemoteSequence
+from app.engine.core.remote import RemoteSequence
 from app.engine.core.request import SequenceOutcome
 from app.engine.core.sequence import Submission
 from app.engine.core.wire import EngineCoreOutput

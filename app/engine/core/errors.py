@@ -17,8 +17,6 @@ class EngineError(Exception):
 
 
 class Draining(EngineError):
-    """The server is shutting down."""
-
     text = "The server is shutting down and takes no new requests."
 
 
@@ -41,8 +39,6 @@ class KVCacheFull(EngineError):
 
 
 class PromptExceedsCache(EngineError):
-    """The prompt exceeds the whole KV cache. Sizes are in tokens."""
-
     text = "The prompt of {} tokens exceeds the KV cache of {} tokens."
 
 
@@ -53,8 +49,6 @@ class Aborted(EngineError):
 
 
 class EngineDead(EngineError):
-    """The engine process has ended, and its successor is not ready."""
-
     text = "The engine has stopped and is being started again; retry later."
 
 
@@ -71,24 +65,16 @@ class RequestRefused(EngineError):
 
 
 class SchemaUnsatisfiable(EngineError):
-    """No reply satisfies the requested schema or grammar."""
-
     text = "No reply can have the form that is asked for: {}."
 
 
 class CallerLeft(EngineError):
-    """The client disconnected before its operation finished."""
-
     text = "The client left before what it had asked for was done."
 
 
 class PauseNotComplete(EngineError):
-    """The KV cache's memory can be released only while the engine is paused and nothing runs."""
-
     text = "To release the KV cache requires a completed pause first."
 
 
 class MemoryNotResident(EngineError):
-    """Memory to release has been released already."""
-
     text = "To release the KV cache requires all memory to be resident."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from gevent.event import Event
 
@@ -14,52 +14,17 @@ from app.engine.core.engine import Engine
 from app.engine.core.errors import CallerLeft, CommandFailed, MemoryNotResident, PauseNotComplete
 from app.engine.core.wire import MEMORY, PauseMode, woken_by
 
+if TYPE_CHECKING:
+    from app.engine.core.remote import RemoteLifecycle
+
+Operations: TypeAlias = "Lifecycle | RemoteLifecycle"
+"""An operator's commands to a server, for every kind of engine."""
 LOOK_AGAIN_S = 0.01
 """Interval, in seconds, at which a pause checks that running requests have ended."""
 
 
-class Operations(Protocol):
-    """An operator's commands to a server, for every kind of engine."""
-
-    @property
-    def is_sleeping(self) -> bool:
-        """True until all memory freed by sleep is back."""
-
-    @property
-    def paused(self) -> bool:
-        """True from a pause or sleep until a resume, or until all memory is back."""
-
-    def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
-        """Puts the server to sleep at level 0, 1 or 2; running requests are treated as by `pause`."""
-
-    def release_cache(self) -> None:
-        """Frees the KV cache's memory of a paused engine."""
-
-    def wake_up(self, tags: Collection[str] | None) -> bool:
-        """Restores all memory, or the memory that `tags` name; nothing if one of the tags is not asleep.
-
-        Returns True, and resumes requests, when all memory is back.
-        """
-
-    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
-        """Starts no more requests; running ones are aborted, awaited (`wait`) or continued (`keep`).
-
-        Empties the prefix cache afterwards if `clear_cache`. Raises CallerLeft if `caller_left` is set before
-        running requests end.
-        """
-
-    def resume(self) -> None:
-        """Starts requests again."""
-
-    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
-        """Empties the prefix cache; returns False if requests run, unless `under_requests`."""
-
-    def drain(self) -> None:
-        """Admits no more requests."""
-
-
 class Lifecycle:
-    """`Operations` of the simulated engine. Sleep at level 0 only pauses; 1 and 2 pretend to free memory.
+    """Commands to the simulated engine. Sleep at level 0 only pauses; 1 and 2 pretend to free memory.
 
     Requests that arrive during sleep at level 1 or 2 are served, since a simulator needs no weights
     (simulator.md 2.13). During a pause they wait.
@@ -72,17 +37,17 @@ class Lifecycle:
         """True after sleep at level 1 or 2, which `paused` reports as a pause."""
         self._sleepers = 0
         """Calls of `sleep` in progress. No request starts meanwhile, or the calls might wait forever."""
-        self._cache = cache
         self._asleep: set[str] = set()
-        self._engine = engine
-        self._recorder = recorder
+        self._engine, self._recorder, self._cache = engine, recorder, cache
 
     @property
     def is_sleeping(self) -> bool:
+        """True until all memory freed by sleep is back."""
         return bool(self._asleep)
 
     @property
     def paused(self) -> bool:
+        """True from a pause or sleep until a resume, or until all memory is back."""
         return self._holds or self._slept
 
     @property
@@ -90,9 +55,10 @@ class Lifecycle:
         return self._is_paused or self._sleepers > 0
 
     def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
-        """See `Operations`. A sleep that awaits requests blocks all new ones.
+        """Puts the server to sleep at level 0, 1 or 2; running requests are treated as by `pause`.
 
-        Raises CallerLeft, and stays awake, if `caller_left` is set first.
+        A sleep that awaits requests blocks all new ones. Raises CallerLeft, and stays awake, if `caller_left`
+        is set first.
         """
         self._sleepers += 1
         self._engine.pause()
@@ -101,9 +67,8 @@ class Lifecycle:
             if level == 0:
                 self._is_paused = True
             else:
-                self._slept, self._asleep = True, set(MEMORY)
-                if self._cache is not None:
-                    self._cache.sleep()
+                self._slept = True
+                self._free(MEMORY)
             self._recorder.sleeping(level)
             self._recorder.slept("sleep", 0.0)
         finally:
@@ -119,13 +84,15 @@ class Lifecycle:
             raise PauseNotComplete
         if self._asleep:
             raise MemoryNotResident
-        if self._cache is not None:
-            self._cache.sleep()
-        self._asleep.add("kv_cache")
+        self._free({"kv_cache"})
         self._recorder.sleeping(0)
         self._recorder.slept("release_kv_cache_memory", 0.0)
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
+        """Restores all memory, or the memory that `tags` name; nothing if one of the tags is not asleep.
+
+        Returns True, and resumes requests, when all memory is back.
+        """
         self._asleep -= woken_by(tags, self._asleep)
         if self._cache is not None and "kv_cache" not in self._asleep:
             self._cache.wake()
@@ -136,7 +103,11 @@ class Lifecycle:
         return not self._asleep
 
     def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
-        """See `Operations`. The server stays paused after CallerLeft."""
+        """Starts no more requests; running ones are aborted, awaited (`wait`) or continued (`keep`).
+
+        Empties the prefix cache afterwards if `clear_cache`. Raises CallerLeft if `caller_left` is set before
+        running requests end; the server stays paused.
+        """
         self._is_paused = True
         self._engine.pause()
         self._settle(mode, caller_left)
@@ -144,23 +115,32 @@ class Lifecycle:
             self.reset_prefix_cache(under_requests=True)
 
     def resume(self) -> None:
+        """Starts requests again."""
         self._is_paused = self._slept = False
         self._go_on()
 
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:
-        """See `Operations`. Running requests keep their blocks, which are no longer cached."""
+        """Empties the prefix cache; returns False if requests run, unless `under_requests`.
+
+        Running requests keep their blocks, which are no longer cached.
+        """
         return self._cache is None or self._cache.reset(under_requests)
 
     def drain(self) -> None:
+        """Admits no more requests."""
         self._engine.drain()
+
+    def _free(self, memory: Collection[str]) -> None:
+        self._asleep |= set(memory)
+        if self._cache is not None:
+            self._cache.sleep()
 
     def _settle(self, mode: PauseMode, caller_left: Event) -> None:
         if mode == "abort":
             self._engine.interrupt(counted=True)
-        elif mode == "wait":
-            while self._holds and self._engine.running:
-                if caller_left.wait(LOOK_AGAIN_S):
-                    raise CallerLeft
+        while mode == "wait" and self._holds and self._engine.running:
+            if caller_left.wait(LOOK_AGAIN_S):
+                raise CallerLeft
 
     def _go_on(self) -> None:
         if not self._holds:
@@ -180,9 +160,7 @@ class WeightUpdates:
     def __init__(self, model: str, devices: int, transfers: bool) -> None:
         self.version = "default"
         """Label of the weights, changed only by a trainer."""
-        self.devices = devices
-        self._model = model
-        self._transfers = transfers
+        self.devices, self._model, self._transfers = devices, model, transfers
         self._connected = self._updating = False
         self._content = "loaded"
         """Digest that stands for the weight values."""

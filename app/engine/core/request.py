@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from msgspec import Struct
 
 from app.engine.core.outputs import StopCause
-from app.engine.core.wire import Sampling, TextForm
+from app.engine.core.wire import ChoiceRequest, Sampling
 from app.engine.forms.schema.derivation import Grammar
 
 log = logging.getLogger(__name__)
@@ -74,45 +74,27 @@ class ScriptedReply(Struct, frozen=True, kw_only=True):
     """Token number, from 0, to the wait before that token."""
 
 
-class EngineRequest(Struct, frozen=True, kw_only=True):
-    """One choice of one request, into which every API family translates its requests.
+class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
+    """One choice of one request, into which every API family translates its requests."""
 
-    Token counts are in tokens, `arrival_s` in monotonic seconds.
-    """
-
-    request_id: str
     index: int
     """Position of this choice in the response: prompt index * n + choice (vllm-api.md 3.2)."""
     model: str
-    prompt_ids: Sequence[int]
     echo_text: str
     """Reply text of mode `echo`: the last message, or the prompt."""
     turns: tuple[tuple[str, str], ...] = ()
     """Role and text of each message, for datasets keyed by messages; else empty."""
-    max_tokens: int
-    """Most reply tokens, already limited to the context's remaining room."""
     limited: bool
     """True when the client gave `max_tokens`; the length model differs (simulator.md 5.4)."""
-    arrival_s: float
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stop: tuple[str, ...] = ()
-    stop_token_ids: frozenset[int] = frozenset()
-    include_stop: bool = False
-    seed: int | None = None
     greedy: bool = False
     """Temperature 0: the same prompt gets the same reply."""
-    logprobs: int | None = None
-    """Alternatives wanted per generated token; None when no log probabilities are wanted."""
     logprob_ids: tuple[int, ...] = ()
     """Token ids of the alternatives, if the client names them."""
-    prompt_logprobs: int | None = None
     tool_calls: ToolCalls | None = None
+    """As `constraint`, for a simulated model; a real one has the original `form` of both."""
     constraint: Constraint | None = None
     sampling: Sampling | None = None
     """Sampling parameters of a real model; None for a simulated one."""
-    form: TextForm | None = None
-    """`constraint` and forced `tool_calls` in their original form, for a real model."""
     reasoning: bool = False
     """The reply begins with thoughts."""
     only_thoughts: bool = False
@@ -123,10 +105,6 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     """An image follows the reply."""
     adapter: str | None = None
     """LoRA adapter that must be in memory while the choice runs."""
-    priority: int = 0
-    """Lower runs earlier, under a scheduling policy with priorities."""
-    cache_salt: str | None = None
-    """Prompts with different salts share no cached block."""
     media: tuple[tuple[str, int, int], ...] = ()
     """(identifier, first token, tokens) of each image, audio or video in the prompt."""
     cache_hit_threshold: float = 0.0

@@ -7,7 +7,7 @@ seconds, on the clock that all processes of a machine share.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -94,26 +94,36 @@ class TextForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None: the form holds from the first token."""
 
 
-class EngineCoreRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
-    """Starts one choice."""
+class ChoiceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The fields of `EngineRequest` that an engine in another process needs, too."""
 
-    key: int
     request_id: str
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     max_tokens: int
+    """Most reply tokens, already limited to the context's remaining room."""
     arrival_s: float
+    """In monotonic seconds."""
     min_tokens: int = 0
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
     include_stop: bool = False
     seed: int | None = None
-    sampling: Sampling = Sampling()
     logprobs: int | None = None
+    """Alternatives wanted per generated token; None when no log probabilities are wanted."""
     prompt_logprobs: int | None = None
     form: TextForm | None = None
     priority: int = 0
+    """Lower runs earlier, under a scheduling policy with priorities."""
     cache_salt: str | None = None
+    """Prompts with different salts share no cached block."""
+
+
+class EngineCoreRequest(ChoiceRequest, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
+    """Starts one choice."""
+
+    key: int
+    sampling: Sampling = Sampling()
 
 
 class Abort(Struct, frozen=True, tag="abort"):

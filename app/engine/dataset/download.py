@@ -117,18 +117,9 @@ class _Download:
             self._validator.write_text(validator, "latin-1")
         length = headers.get("Content-Length", "")
         total = have + int(length) if length.isdecimal() else None
-        every_s = TERMINAL_S if sys.stderr.isatty() else LOG_S
-        with (
-            self._part.open("ab") as file,
-            tqdm(
-                desc=self._path.name,
-                initial=have,
-                total=total,
-                unit="B",
-                unit_scale=True,
-                mininterval=every_s,
-            ) as bar,
-        ):
+        name, every_s = self._path.name, TERMINAL_S if sys.stderr.isatty() else LOG_S
+        bar = tqdm(desc=name, initial=have, total=total, unit="B", unit_scale=True, mininterval=every_s)
+        with self._part.open("ab") as file, bar:
             for piece in response.stream(CHUNK_BYTES, decode_content=False):
                 file.write(piece)
                 bar.update(len(piece))
