@@ -74,12 +74,15 @@ class Steps:
         decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
         begin_ms, took_ms = round((start_s - self._began_s) * 1000, 2), round((end_s - start_s) * 1000, 3)
         self._rows.append((begin_ms, took_ms, batch.tokens - decodes, decodes, batch.sequences))
-        if self._executor is not None and (self._executor.prefilling or self._computed):
+        if self._executor is not None and (self._executor.scheduler.prefilling or self._computed):
             self._note_chunks(self._executor, begin_ms + took_ms)
 
     def _note_chunks(self, executor: StepExecutor, end_ms: float) -> None:
         """Notes the sequences whose prefill got a chunk in this step, but not the last one."""
-        before, self._computed = self._computed, {state: state.computed for state in executor.prefilling}
+        before, self._computed = (
+            self._computed,
+            {state: state.computed for state in executor.scheduler.prefilling},
+        )
         for state, computed in self._computed.items():
             if computed == before.get(state) or state.over:
                 continue

@@ -7,7 +7,7 @@ from pluggy import HookimplMarker
 
 from app.engine.core.batch import Batch
 from app.engine.core.request import EngineRequest, ScriptedReply
-from app.engine.core.timing import CostModel, StepCost
+from app.engine.core.step_loop import CostModel, StepCost
 from app.lab.fleet.routing import Incoming, Policy, PolicyMaker, Scores
 from app.plugins.hooks import PROJECT, FaultHook, LengthHook, MetricsHook, PluginHost, ReplyHook, off_loop
 from app.serving.faults.fault import Fault, RequestFacts

@@ -16,7 +16,7 @@ from pluggy import HookspecMarker
 
 from app.base.clock.pause import call_off_hub
 from app.engine.core.request import EngineRequest, ScriptedReply
-from app.engine.core.timing import CostModel
+from app.engine.core.step_loop import CostModel
 from app.lab.fleet.routing import PolicyMaker
 from app.serving.faults.fault import Fault, RequestFacts
 from app.serving.http.context import RequestContext, current_request

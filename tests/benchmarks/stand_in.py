@@ -7,7 +7,7 @@ from typing import Any
 
 from app.engine.core.batch import Batch
 from app.engine.core.scheduler import Scheduler
-from app.engine.core.timing import StepCost
+from app.engine.core.step_loop import StepCost
 from app.engine.kvcache.block_pool import CountedBlocks
 from app.lab.fidelity.pod import OfflineRequest, scheduler_limits
 from benchmarks.rehearse.playing import Clock, Token

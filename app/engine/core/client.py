@@ -87,9 +87,9 @@ class EngineClient:
         return room if most is None else min(room, most - self._unfinished)
 
     def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Handle:
-        """Runs `requests`, the choices of one request; may emit outputs before returning, and may pause.
+        """Runs the choices of one request, all or none; may emit before returning, and may pause.
 
-        Admits all or none. Raises any EngineError before anything has begun.
+        Raises any EngineError before anything has begun.
         """
         raise NotImplementedError
 

@@ -31,15 +31,14 @@ from app.engine.core.sequence import (
     Submission,
     emit_failure,
 )
-from app.engine.core.timeline import SequencePool, TimedSequence
-from app.engine.core.timing import PerRequestTiming
+from app.engine.core.timeline import PerRequestTiming, SequencePool, TimedSequence
 from app.engine.lora import LoRASlots
 from config.settings import Settings
 
 if TYPE_CHECKING:
     from app.engine.core.batch import Blocks
+    from app.engine.core.step_loop import CostModel
     from app.engine.core.stepped import StepExecutor
-    from app.engine.core.timing import CostModel
     from config.profile import Profile
 
 MOST_TOKENS_UNPAUSED = 65_536
@@ -162,29 +161,17 @@ class Engine(EngineClient):
 
     def _needs_no_slot(self, requests: Listed[EngineRequest], replies: Listed[Reply]) -> bool:
         """Returns whether the request can end at once: free slot, no latencies, no special features."""
-        slots = self.executor
+        slots, request, reply = self.executor, requests[0], replies[0]
         if len(requests) > 1 or not self.timing.instant or self._cache is not None:
             return False
-        if not isinstance(slots, SequencePool):
+        if not isinstance(slots, SequencePool) or slots.waiting or slots.free() <= 0:
             return False
-        [request], [reply] = requests, replies
         special = request.adapter or request.observers or request.delays or request.remote_prefill
-        return not (
-            special
-            or request.cache_hit_threshold
-            or request.logprobs is not None
-            or reply.spans
-            or reply.delays
-            or len(reply.texts) > MOST_AT_ONCE
-            or slots.waiting
-            or slots.free() <= 0
-        )
+        asked = request.cache_hit_threshold or request.logprobs is not None
+        return not (special or asked or reply.spans or reply.delays or len(reply.texts) > MOST_AT_ONCE)
 
     def _replies(self, requests: Listed[EngineRequest]) -> list[Reply]:
-        """Returns a reply per request, from fixed seeds for a large request.
-
-        Requests that arrive during the pauses of a large one then change nothing.
-        """
+        """Returns a reply per request; seeds of a large request are fixed before its pauses."""
         reply = self._model.reply
         if len(requests) == 1:
             return [reply(requests[0])]

@@ -74,8 +74,6 @@ class Heartbeat:
         self._now = now
         self._next_s = 0.0
 
-    # Called by the engine.
-
     def begin(self) -> None:
         with suppress(OSError):  # the folder is gone: the server is shutting down
             self._path.touch(mode=0o600)
@@ -105,8 +103,6 @@ class Heartbeat:
             yield
         finally:
             self.begin()
-
-    # Called by the watching processes.
 
     def last_s(self) -> float | None:
         """Returns the time of the last beat in monotonic seconds; None where none is expected."""
@@ -227,8 +223,6 @@ class RemoteSequence(Sequence):
         take = self._start(output.at_s, None if wire is None else self._prompt_entries(wire))
         if self._reader is None and output.logprobs is None and not self.over:
             self._take_token = take
-
-    # Output by parts.
 
     def _read(
         self,
@@ -442,8 +436,6 @@ class RemoteEngine(EngineClient):
         if choice.is_computed:
             self._send([Abort([choice.key])])
 
-    # The connection.
-
     def _send(self, orders: Listed[Order]) -> bool:
         """Sends without waiting; returns False when no engine is connected."""
         if self._socket is None:
@@ -478,8 +470,6 @@ class RemoteEngine(EngineClient):
                 self._forget()
             elif event == CONNECTED:
                 self._send(hello)
-
-    # Notices from the engine.
 
     def _take(self, notices: Listed[Notice]) -> None:
         for notice in notices:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import repeat
 from math import inf
 from random import Random
@@ -21,8 +21,7 @@ from app.engine.core.reply import Reply
 from app.engine.core.request import EngineRequest
 from app.engine.core.scheduler import Scheduler, WaitingQueue
 from app.engine.core.sequence import CACHE_THRESHOLD, ReplySequence, SequenceContext, Submission
-from app.engine.core.step_loop import StepLoop
-from app.engine.core.timing import CostModel, StepCost
+from app.engine.core.step_loop import CostModel, StepCost, StepLoop
 from app.engine.kvcache.block_pool import CountedBlocks
 from app.engine.kvcache.prompt import Prompt
 from app.engine.lora import LoRASlots
@@ -220,11 +219,6 @@ class StepExecutor(StepLoop[SteppedSequence]):
     def waiting(self) -> int:
         return self._in_line + len(self._queue.members) + len(self.scheduler.fetching)
 
-    @property
-    def prefilling(self) -> Iterable[SteppedSequence]:
-        """Sequences with unfinished prompts, as of the latest step."""
-        return self.scheduler.prefilling
-
     def free(self, adapter: str | None = None) -> int:
         """Returns the number of free places for sequences with this adapter."""
         if self.scheduler.paused or adapter is not None and not self._queue.is_ready(adapter):
@@ -240,7 +234,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
         self._look()
 
     def submit(self, sequence: SteppedSequence, apart: bool = False) -> None:
-        """Takes a sequence into the front end; if `apart`, the scheduler sees it after earlier sequences."""
+        """See `StepLoop.send`."""
         due_s = self.send(sequence, sequence.request.arrival_s, apart)
         if (late_s := self._clock.now() - due_s) > 0:
             self._recorder.late(late_s)
@@ -262,8 +256,6 @@ class StepExecutor(StepLoop[SteppedSequence]):
         if not self._under_way and not self.scheduler.idle:
             self.wake(self._clock.now())
             self._arm()
-
-    # Called by the loop.
 
     def seen(self, sequence: SteppedSequence, at_s: float) -> bool:
         """Returns False for a sequence that is over or needs no step, which withdraws by itself."""
@@ -312,8 +304,6 @@ class StepExecutor(StepLoop[SteppedSequence]):
                     tokens += sequence.prompt_tokens - sequence.cached_tokens - sequence.fetched_tokens
             recorder.step(tokens)
             self._out.append(DueTokens(due, len(due), first_s))
-
-    # The wheel.
 
     def _arm(self) -> None:
         """Has the wheel call at the next event or due token."""

@@ -9,8 +9,7 @@ from random import Random
 
 from app.engine.core.batch import Batch, Blocks, Drafts, SchedulerLimits, SequenceState
 from app.engine.core.scheduler import Scheduler
-from app.engine.core.step_loop import StepLoop
-from app.engine.core.timing import CostModel
+from app.engine.core.step_loop import CostModel, StepLoop
 from app.engine.kvcache.block_pool import Block, BlockPool, CountedBlocks
 from config.profile import EngineLimits, Profile
 

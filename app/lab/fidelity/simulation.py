@@ -16,7 +16,7 @@ from random import Random
 from threading import Thread
 from typing import TypeVar
 
-from app.engine.core.timing import CostModel, StepCost
+from app.engine.core.step_loop import CostModel, StepCost
 from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline, Watch, shared_keys
 from app.lab.load.policies import BLIND, RANDOM, RandomChoice, RoundRobin, make_policy
 from app.lab.load.trace import LoadTrace
