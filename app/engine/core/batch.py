@@ -22,8 +22,6 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
 
 
 class Phase(IntEnum):
-    """Stages of an unfinished sequence."""
-
     QUEUED = 0
     PREFILL = 1
     TRANSFER = 2
@@ -47,8 +45,6 @@ class SequenceStatus(Struct, frozen=True, gc=False):
 
 
 class SequenceState:
-    """The scheduler's state of one sequence."""
-
     adapter: str | None = None
     """LoRA adapter that must be in memory while the sequence runs."""
 
@@ -88,7 +84,6 @@ class SequenceState:
         self.written = 0
         """Output tokens sampled or in flight. Out of date for a decode that advances in bulk."""
         self.held = 0
-        """Number of blocks that the sequence has."""
         self.running = False
         """True while the sequence holds one of the `max-num-seqs` places."""
         self.place = 0
@@ -118,7 +113,6 @@ class Batch(Struct, Generic[S]):
 
     tokens: int = 0
     sequences: int = 0
-    """Sequences that compute tokens in this step."""
     context: int = 0
     """Tokens computed before this step, summed over its decodes."""
     attention: float = 0.0
@@ -126,7 +120,6 @@ class Batch(Struct, Generic[S]):
     prefills: int = 0
     """Sequences that compute a part of their prompt."""
     admitted: list[S] = []
-    """Sequences that got a place in this step."""
     decodes: Sequence[S] = ()
     prefilled: list[S] = []
     ends: list[S] = []
@@ -138,7 +131,6 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
     """The scheduler's interface to a block pool."""
 
     block_size: int
-    """Tokens per block."""
     capacity: int
     """Blocks without the null block."""
 
@@ -173,7 +165,6 @@ class Drafts:
 
     def __init__(self, rates: Sequence[float], rng: Random) -> None:
         self.drafts = len(rates)
-        """Tokens drafted per step."""
         self._rates = rates
         self._rng = rng
 

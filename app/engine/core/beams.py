@@ -18,7 +18,6 @@ from app.engine.core.reply import LENGTH, STOP, Reply
 from app.engine.core.request import EngineRequest
 
 Run = Callable[[Sequence[EngineRequest], Sequence[Reply], Emit], Handle]
-"""Runs requests with given replies; see `Engine.run`."""
 
 
 class BeamSearch:

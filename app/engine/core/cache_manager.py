@@ -85,7 +85,6 @@ class KVCacheManager(KVCache):
     # Sequences on their own timelines.
 
     def can_allocate(self, sequence: CachedSequence) -> bool:
-        """Returns whether the prompt of a sequence without blocks fits now."""
         tokens = sequence.prompt_tokens
         return self.fits(sequence, tokens, self.find(sequence, tokens))
 
@@ -101,7 +100,6 @@ class KVCacheManager(KVCache):
     # Events.
 
     def publish(self) -> None:
-        """Publishes the events of the steps that are over."""
         if self.log.pending:
             self._steps.append(self.log.take())
         if self._steps:

@@ -15,11 +15,8 @@ from config.settings import Settings
 
 
 class EngineClient:
-    """An engine in this process or another."""
-
     def __init__(self, settings: Settings, recorder: Recorder) -> None:
         self.recorder = recorder
-        """Recorder of the engine's metrics."""
         self.draining = False
         """True once the engine admits no more requests."""
         limits = settings.scheduling
@@ -35,12 +32,10 @@ class EngineClient:
 
     @property
     def running(self) -> int:
-        """Number of sequences that hold a slot."""
         raise NotImplementedError
 
     @property
     def waiting(self) -> int:
-        """Number of sequences that wait for a slot."""
         raise NotImplementedError
 
     @property

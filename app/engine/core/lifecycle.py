@@ -115,7 +115,6 @@ class Lifecycle:
             self.reset_prefix_cache(under_requests=True)
 
     def resume(self) -> None:
-        """Starts requests again."""
         self._is_paused = self._slept = False
         self._go_on()
 
@@ -127,7 +126,6 @@ class Lifecycle:
         return self._cache is None or self._cache.reset(under_requests)
 
     def drain(self) -> None:
-        """Admits no more requests."""
         self._engine.drain()
 
     def _free(self, memory: Collection[str]) -> None:
@@ -170,7 +168,6 @@ class WeightUpdates:
         self._connected = True
 
     def disconnect(self) -> None:
-        """Ends the connection to a trainer; without one nothing changes."""
         if self._updating:
             raise CommandFailed("A trainer cannot leave during a weight update.")
         self._connected = False

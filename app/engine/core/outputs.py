@@ -31,7 +31,6 @@ class TokenLogprob(Struct, gc=False, frozen=True):
 
     @property
     def ranks(self) -> Iterator[int]:
-        """Ranks of the entries in `top`."""
         return chain((self.rank,), (rank for rank in count(1) if rank != self.rank))
 
 
@@ -118,8 +117,6 @@ class PartReader(Protocol):
 
 
 class Failed(Struct, gc=False):
-    """The choice failed; the client receives `error`."""
-
     index: int
     error: Exception
 

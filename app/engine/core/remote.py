@@ -91,7 +91,6 @@ class Heartbeat:
             os.utime(self._path, ns=(round(now_s * NS),) * 2)
 
     def stop(self) -> None:
-        """Removes the file, after which no beat is expected."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -321,7 +320,6 @@ class RemoteEngine(EngineClient):
         self._is_greeted = False
         """True once the engine has answered on the current connection."""
         self._wants_kv_events = False
-        """Sent in the greeting."""
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -419,7 +417,6 @@ class RemoteEngine(EngineClient):
         return submission
 
     def sequences(self) -> Iterator[RemoteSequence]:
-        """Yields this worker's unfinished choices, the latest first."""
         return iter(list(reversed(self._choices.values())))
 
     def command(self, command: EngineCommand) -> AsyncResult[CommandResult]:
@@ -504,7 +501,6 @@ class RemoteEngine(EngineClient):
             recorder.step(load.step_tokens)
 
     def _forget(self) -> None:
-        """Fails all choices and commands of an engine that is gone."""
         self._ready = None
         self._learn(EngineLoad())
         _fail(list(self._choices.values()))

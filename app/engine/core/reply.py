@@ -35,7 +35,6 @@ class Reply(Struct, gc=False):
     """Deliberate extra waits: (before token n, seconds)."""
 
     def all_spans(self) -> Sequence[Span]:
-        """Returns the spans; one span for a reply of plain text."""
         return self.spans or [(len(self.texts), None)]
 
     def end(self, eos_token_id: int, most: int) -> None:
@@ -68,7 +67,6 @@ def distinct(spans: Sequence[Span]) -> list[Span]:
 
 
 def joined(first: Reply, second: Reply) -> Reply:
-    """Concatenates two replies; the finish is the second one's."""
     shift = len(first.texts)
     spans = [*first.all_spans(), *((end + shift, part) for end, part in second.all_spans())]
     return Reply([*first.texts, *second.texts], [*first.ids, *second.ids], second.finish, distinct(spans))

@@ -21,8 +21,6 @@ JsonSchema = Mapping[str, object] | bool
 
 
 class ToolFunction(Struct, frozen=True):
-    """A function that the model may call; `schema` describes its arguments."""
-
     name: str
     schema: JsonSchema = True
 
@@ -102,7 +100,6 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     thinking_budget: int | None = None
     """Most tokens of thoughts."""
     image: bool = False
-    """An image follows the reply."""
     adapter: str | None = None
     """LoRA adapter that must be in memory while the choice runs."""
     media: tuple[tuple[str, int, int], ...] = ()
@@ -151,7 +148,6 @@ Observer: TypeAlias = Callable[[EngineRequest], Watch | None]
 
 
 def watches_of(request: EngineRequest) -> list[Watch]:
-    """Returns the watches of the request's observers."""
     watches = (observer(request) for observer in request.observers)
     return [watch for watch in watches if watch is not None]
 

@@ -55,7 +55,6 @@ class WaitingQueue(Generic[W]):
         self._arrivals = 0
 
     def is_ready(self, adapter: str | None) -> bool:
-        """Returns whether a sequence with this adapter can run now."""
         return adapter is None or self._lora.is_ready(adapter) or self._lora.has_room()
 
     def add(self, sequence: W, first: bool = False) -> None:
@@ -81,7 +80,6 @@ class WaitingQueue(Generic[W]):
             insort(line, (place, sequence))
 
     def remove(self, sequence: W) -> bool:
-        """Removes a sequence; returns False if the sequence is not waiting."""
         if sequence not in self.members:
             return False
         self.members.remove(sequence)
@@ -168,7 +166,6 @@ class Scheduler(Generic[S]):
         self._limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         self._places = count()
         self._step = 0
-        """Number of the next step."""
         self._under_way = 0
         """Number of steps made whose tokens are not ready."""
         self.prefilling: list[S] = []
@@ -264,7 +261,6 @@ class Scheduler(Generic[S]):
             self.waiting.left(sequence)
 
     def _forget(self, sequence: S) -> None:
-        """Releases the blocks that a sequence without a place may hold."""
         if sequence.held:
             self.blocks.release(sequence, sequence.held, 0)
         self.blocks.forget(sequence)

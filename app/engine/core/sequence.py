@@ -39,7 +39,6 @@ COUNTED_AS: dict[str, FinishReason] = {
     "cache_threshold": "stop",
     "content_filter": "stop",
 }
-"""Finish reasons as vLLM's metrics name them."""
 MOST_AT_ONCE = 1024
 """Most tokens in one output, fewer with log probabilities; bounds the rendering time of one event."""
 INTERRUPT_STEPS = 4
@@ -98,15 +97,12 @@ class Sequence(CachedSequence):
         self.request = request
         self.adapter = request.adapter
         self.tokens = 0
-        """Number of tokens emitted so far."""
         self.begun = False
-        """True once `Started` has been emitted."""
         self.over = False
         self._now, self._recorder, self._emit, self._submission = now, recorder, emit, submission
         self.watches: Iterable[Watch] = ()
         self._take_token: TakeToken | None = None
         self._queued_s = request.arrival_s
-        """Time of queueing, in monotonic seconds."""
         self._scheduled_s: float | None = None
         self._first_s: float | None = None
         self._last_s = 0.0
@@ -120,11 +116,9 @@ class Sequence(CachedSequence):
 
     @property
     def text(self) -> str:
-        """Text emitted so far, without markup; empty where not kept."""
         return ""
 
     def _withdraw(self) -> None:
-        """Takes the ended sequence out of the engine."""
         raise NotImplementedError
 
     def _start(self, at_s: float, prompt_logprobs: Listed[TokenLogprob | None] | None) -> TakeToken | None:
@@ -267,7 +261,6 @@ class ReplySequence(Sequence):
         self._part_end, self._part = reply.spans[0] if reply.spans else (len(self._texts), None)
 
     def fits(self) -> bool:
-        """Returns whether the KV cache has room for the prompt now."""
         cache = self._context.cache
         return cache is None or cache.can_allocate(self)
 

@@ -112,7 +112,6 @@ class StepLoop(Generic[S]):
         return True
 
     def transfer_s(self, sequence: S) -> float:
-        """Returns the transfer time of a remote prefill's cache."""
         return 0.0
 
     def step_made(self, batch: Batch[S], start_s: float, end_s: float) -> None:
@@ -146,7 +145,6 @@ class StepLoop(Generic[S]):
         return self.next_s
 
     def go_on(self) -> None:
-        """Handles the next event."""
         self.now_s = now_s = max(self.next_s, self.now_s)
         scheduler, line, under_way = self.scheduler, self.line, self._under_way
         if under_way:

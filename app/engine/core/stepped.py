@@ -150,7 +150,6 @@ class SteppedSequence(ReplySequence):
 
 
 WatchStep = Callable[[Batch[SteppedSequence], float, float], None]
-"""Receives a step with its start and end times."""
 
 
 class DueTokens(Struct):
@@ -220,13 +219,11 @@ class StepExecutor(StepLoop[SteppedSequence]):
         return self._in_line + len(self._queue.members) + len(self.scheduler.fetching)
 
     def free(self, adapter: str | None = None) -> int:
-        """Returns the number of free places for sequences with this adapter."""
         if self.scheduler.paused or adapter is not None and not self._queue.is_ready(adapter):
             return 0
         return self.limits.max_num_seqs - len(self.scheduler.running)
 
     def pause(self) -> None:
-        """Grants no more places; running sequences keep theirs."""
         self.scheduler.paused = True
 
     def resume(self) -> None:
@@ -242,7 +239,6 @@ class StepExecutor(StepLoop[SteppedSequence]):
         self._arm()
 
     def withdraw(self, sequence: SteppedSequence) -> None:
-        """Removes a finished or aborted sequence."""
         if not sequence.arrived:
             self._in_line -= 1
             return

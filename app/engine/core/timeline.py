@@ -39,7 +39,6 @@ class PerRequestTiming:
         self.use(latency)
 
     def use(self, latency: LatencySettings) -> None:
-        """Samples from these settings from now on."""
         self._latency = latency
         varies = latency.inter_token_latency_std_dev != 0 or latency.time_factor_under_load != 1.0
         gap_s = latency.inter_token_latency
@@ -292,7 +291,6 @@ class SequencePool:
     queued = waiting
 
     def free(self, adapter: str | None = None) -> int:
-        """Returns the number of free slots for sequences with this adapter."""
         if self.paused or adapter is not None and not self._queue.is_ready(adapter):
             return 0
         return self.slots - self.running
@@ -318,7 +316,6 @@ class SequencePool:
         return sequence not in members
 
     def withdraw(self, sequence: TimedSequence) -> bool:
-        """Removes a sequence from the queue; returns False if the sequence is not waiting."""
         return self._queue.remove(sequence)
 
     def leave(self, sequence: TimedSequence) -> None:

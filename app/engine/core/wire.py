@@ -84,7 +84,6 @@ class TextForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Required form of a text: one of these fields."""
 
     json_schema: str | None = None
-    """JSON Schema as JSON text."""
     regex: str | None = None
     choices: tuple[str, ...] = ()
     grammar: str | None = None
@@ -120,8 +119,6 @@ class ChoiceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineCoreRequest(ChoiceRequest, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
-    """Starts one choice."""
-
     key: int
     sampling: Sampling = Sampling()
 
@@ -137,9 +134,7 @@ class EngineCommand(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     name: Literal["pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "stats"]
     number: int = 0
-    """Chosen by the worker's `RemoteEngine`."""
     level: int = 0
-    """Level of sleep."""
     tags: tuple[str, ...] | None = None
     """Memory that wake_up restores: weights, kv_cache; None: all. See `woken_by`."""
     mode: PauseMode = "keep"
@@ -198,11 +193,9 @@ class EngineCoreOutput(Struct, kw_only=True, omit_defaults=True, tag="said"):
     scheduled_s: float | None = None
     """In the first output: when computing began."""
     cached_tokens: int = 0
-    """In the first output."""
     created_tokens: int = 0
     """In the first output: see `Started`."""
     prompt_logprobs: list[WireLogprob | None] | None = None
-    """In the first output."""
     finish: EndReason | None = None
     stop_reason: int | str | None = None
     preemptions: int = 0
@@ -220,7 +213,6 @@ class EngineLoad(Struct, kw_only=True, omit_defaults=True, tag="load"):
     waiting: int = 0
     cache_usage: float = 0.0
     step_tokens: int = 0
-    """Tokens computed in the reported step."""
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
@@ -229,8 +221,6 @@ class EngineLoad(Struct, kw_only=True, omit_defaults=True, tag="load"):
 
 
 class PublishedEvents(Struct, frozen=True, tag="blocks"):
-    """KV events in their published form."""
-
     topic: str
     sequence: int
     batch: bytes

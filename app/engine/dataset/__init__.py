@@ -30,7 +30,6 @@ class Datasets:
         return bool(self._by_model)
 
     def of(self, model: str) -> Dataset | None:
-        """Returns the model's own dataset, else the one for all models."""
         return self._by_model.get(model, self._by_model.get(ALL_MODELS))
 
     @property

@@ -46,7 +46,6 @@ class ConnectorStore:
         return found
 
     def keep(self, prompt: Prompt) -> None:
-        """Stores the blocks of a computed prompt."""
         for key in prompt.hashes or ():
             if self.memo.get(key) is None:
                 self.memo.put(key, True, len(key))
@@ -78,7 +77,6 @@ class PromptStore(ConnectorStore):
 
 
 def store_of(connector: str, block_size: int) -> ConnectorStore | None:
-    """Returns the block store of the connector with this name; None for a connector without lookups."""
     if connector == "example":
         return PromptStore(block_size)
     if connector in ("nixl", "offloading"):
@@ -167,9 +165,7 @@ class KVCache:
         self.log = EventLog(events, int_hashes, self.block_size)
         self.pool = BlockPool(num_blocks, self.log.removed, observer)
         self.capacity = self.pool.capacity
-        """Number of blocks available to sequences: all but the null block."""
         self.running: dict[CachedSequence, None] = {}
-        """Sequences with blocks."""
         self._hasher = hasher
 
     @property
@@ -179,7 +175,6 @@ class KVCache:
 
     @property
     def free(self) -> int:
-        """Number of blocks that no sequence uses, including cached ones."""
         return self.pool.free
 
     def make_prompt(

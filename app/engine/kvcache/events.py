@@ -82,7 +82,6 @@ class EventBatch(Struct, gc=False, frozen=True, array_like=True):
 
 
 def event_bytes(event: KVEvent) -> int:
-    """Estimates an event's memory in bytes, including integers and list entries."""
     match event:
         case BlockStored():
             return 400 + 40 * len(event.token_ids) + 90 * len(event.block_hashes)

@@ -30,7 +30,6 @@ HashBlocks: TypeAlias = Callable[[bytes, Sequence[int], Sequence[Extra] | None],
 """Hashes full blocks of token ids, from the previous hash and one extra per block."""
 
 Part: TypeAlias = tuple[bytes, ...]
-"""Hashes of consecutive blocks."""
 
 DEFAULT_SEED = "vllm-none-hash"
 """Seed of the first parent hash in vLLM 0.29 and later, if PYTHONHASHSEED is not set."""
@@ -87,7 +86,6 @@ class BlockHasher:
         self.chain = Chain(block_size, hash_function(algorithm, block_size), memo_bytes)
 
     def hashes(self, token_ids: Sequence[int], extras: Sequence[Extra] | None = None) -> list[bytes]:
-        """Returns the hash of every full block of a prompt; for `extras` see `Chain.hashes`."""
         return self.chain.hashes(self.none_hash, token_ids, extras)
 
 
@@ -148,7 +146,6 @@ class Chain:
 
 
 def extras_bytes(value: object) -> int:
-    """Estimates the memory of extra keys in bytes."""
     if isinstance(value, str | bytes):
         return 60 + len(value)
     if isinstance(value, Sequence):
@@ -174,8 +171,6 @@ def hash_function(algorithm: Algorithm, block_size: int) -> HashBlocks:
 
 
 class CborBlocks:
-    """Hashes blocks as CBOR arrays of parent, token ids and extra."""
-
     def __init__(self, digest: Callable[[bytes], bytes], block_size: int) -> None:
         self._digest = digest
         self._block_size = block_size

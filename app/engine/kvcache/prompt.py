@@ -33,7 +33,6 @@ class Placeholder(Struct, gc=False, frozen=True):
     length: int
 
     def blocks(self, block_size: int) -> range:
-        """Returns the indexes of the blocks that contain these tokens."""
         return range(self.offset // block_size, -(-(self.offset + self.length) // block_size))
 
 
@@ -68,7 +67,6 @@ class ExtraKeys:
         return [self._own.get(block, self._every)[0] for block in range(first, last)]
 
     def published(self, first: int, last: int) -> list[list[object] | None]:
-        """Returns the extra keys of these blocks in the form for events."""
         if not self._own:
             return [self._every[1]] * (last - first)
         return [self._own.get(block, self._every)[1] for block in range(first, last)]

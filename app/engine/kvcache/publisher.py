@@ -117,7 +117,6 @@ class ReplayBuffer:
             self._socket = None
 
     def serve(self) -> None:
-        """Answers waiting requests, with pauses."""
         while self._socket is not None:
             try:
                 request = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -220,8 +219,6 @@ log = logging.getLogger(__name__)
 
 
 class Published(Struct):
-    """Counters of a publisher."""
-
     batches: int = 0
     events: int = 0
     dropped_events: int = 0

@@ -45,8 +45,6 @@ class CallSpan(NamedTuple):
 
 
 class WrittenCalls(NamedTuple):
-    """The text of a reply that calls tools."""
-
     text: str
     calls: Sequence[CallSpan]
 

@@ -115,11 +115,9 @@ SHARES = (1, 0.5, 0.2, 0)
 
 REASONING = Part("reasoning")
 THOUGHTS = "<think>\n{}\n</think>\n\n"
-"""Markup of a model's thoughts."""
 
 
 def as_thoughts(reply: Reply) -> Reply:
-    """Returns a reply of text as thoughts."""
     return replace(reply, spans=[(len(reply.texts), REASONING)])
 
 
@@ -140,7 +138,6 @@ PIXEL = (
 )
 """Image of every image reply: one transparent pixel, as PNG."""
 ENCODER_TEXT = "!"
-"""Text of each token of an encoder-only model."""
 
 
 class NullModel:

@@ -71,7 +71,6 @@ class Parser:
         self._at = 0
 
     def rules(self) -> dict[str, Node]:
-        """Returns all rules of the grammar."""
         found: dict[str, Node] = {}
         while self.look().kind != "end":
             if self.look().kind == "directive":

@@ -91,7 +91,6 @@ SCHEMAS = frozenset(
     ["additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"]
     + ["propertyNames", "then"]
 )
-"""Keywords that hold one schema."""
 LISTS_OF_SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
 MAPS_OF_SCHEMAS = frozenset(
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]

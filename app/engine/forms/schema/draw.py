@@ -113,7 +113,6 @@ class ObjectDraw:
         self._value: dict[str, JSON] = {}
 
     def draw(self) -> dict[str, JSON]:
-        """Returns the object. Raises Unsatisfiable."""
         merged, draw, value = self._merged, self._draw, self._value
         fewest = merged.least("minProperties")
         if fewest > MOST_PROPERTIES:
@@ -166,7 +165,6 @@ class ObjectDraw:
             raise
 
     def _schemas(self, name: str) -> list[Schema]:
-        """Returns the schemas of the property `name`."""
         self._draw.budget.spend(len(self._merged.plain) // SCHEMAS_A_STEP)
         asked: list[Schema] = []
         for schema in self._merged.plain:
@@ -213,7 +211,6 @@ N = TypeVar("N", int, float)
 DEEP = 5
 """Levels of nesting after which values are kept small: no optional fields, shallow branches."""
 DEEPEST = 64
-"""Most levels of nesting."""
 PLENTY = 150
 """Drawn values after which further ones are kept small."""
 MOST_TRIES, FEWEST_TRIES = 16, 3
@@ -285,7 +282,6 @@ class Draw:
         return self._size == Size.LEAST or self._is_much(depth)
 
     def accepts(self, schema: Schema, value: JSON) -> bool:
-        """Returns True when `value` satisfies `schema`."""
         return accepts(self._document, schema, value, self.budget, self._formats)
 
     def _is_much(self, depth: int) -> bool:

@@ -24,7 +24,6 @@ SHORT_TEXT = 60
 MOST_SIZE = 20_000
 """Most tokens of a pattern with its repeats written out; each costs memory to compile."""
 DEEPEST = 150
-"""Most levels of nested tokens."""
 MATCH_S = 0.01
 """Time limit of a search in seconds, against patterns with too much backtracking."""
 STEP_S = 8e-6
@@ -219,7 +218,6 @@ class Pattern(str):
 
     source: str
     size_bytes: int
-    """Estimated memory."""
     least: int
     """Characters of the shortest full match."""
     _engine: regex.Pattern[str]

@@ -32,7 +32,6 @@ LONG_BYTES = 2_000
 COMPILE_STEPS = 30
 """Steps of 10 us to compile a short schema; many compilations pause in between."""
 LIMIT_BYTES = 8 << 20
-"""Memory limit of the compiled schemas."""
 
 
 class Schemas:
