@@ -63,27 +63,6 @@ def longest_turn_s(fields: dict[str, Any]) -> float:
     return max(held)
 
 
-def said(harness: Harness, request_id: str) -> list[str]:
-    return [harness.said(request_id, index) for index in range(128) if harness.of(request_id, index)]
-
-
-def test_who_comes_in_such_a_pause_changes_no_reply_and_gets_the_one_that_is_due() -> None:
-    alone = Harness(slots=500, clock=BusyClock(START_S), seed=4)
-    for name, choices in (("large", 128), ("small", 1), ("last", 1)):
-        alone.ask(name, **{**LARGE, "choices": choices})
-    alone.clock.advance(100)
-
-    mixed = Harness(slots=500, clock=BusyClock(START_S), seed=4)
-    comer = gevent.spawn(mixed.ask, "small", **{**LARGE, "choices": 1})
-    mixed.ask("large", **LARGE)
-    assert comer.ready(), "it came and went while the large one was prepared"
-    mixed.ask("last", **{**LARGE, "choices": 1})
-    mixed.clock.advance(100)
-    for name in ("large", "small", "last"):
-        assert said(mixed, name) == said(alone, name)
-    assert len(set(said(mixed, "large"))) == 128
-
-
 def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:
     harness = Harness(slots=200, max_waiting=0, clock=BusyClock(START_S), time_to_first_token=1.0)
     comer = gevent.spawn(harness.ask, "small", 100)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.engine.core.outputs import TokenLogprob
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.engine.simulated.model import BROKEN, prompt_logprobs, reply_logprobs
+from app.engine.simulated.model import BROKEN, Entries
 from app.engine.simulated.modes import BUCKETS, bucket_range, limited_length, reply_length
 from app.text import Tokenizer, TokenizerError, load_tokenizer
 from tests.engine.harness import embedded_corpus, embedded_tokenizer
@@ -99,6 +100,13 @@ SIZE = embedded_tokenizer().vocab_size or 0
 IDS = st.lists(st.integers(0, SIZE - 1), max_size=30)
 
 
+def reply_logprobs(
+    tokenizer: Tokenizer, ids: list[int], wanted: int, named: tuple[int, ...] = ()
+) -> list[TokenLogprob]:
+    entries = Entries(tokenizer, ids, wanted - 1, named)
+    return list(map(entries.entry, range(len(ids))))
+
+
 @given(ids=IDS, wanted=st.integers(0, 20))
 def test_each_token_comes_first_and_its_alternatives_are_other_real_tokens_less_and_less_likely(
     ids: list[int], wanted: int
@@ -129,9 +137,6 @@ def test_a_client_may_name_the_alternatives_and_positions_decide_probabilities()
     entries = reply_logprobs(embedded_tokenizer(), [9] * 4, 2)
     assert [entry.logprob for entry in entries] == [-1.0, -1.1, -1.2, -1.0]
     assert [entry.top[1][2] for entry in entries] == [-1.5, -1.6, -1.7, -1.5]
-    for ids in ([], [9], [9] * 4):
-        prompt = prompt_logprobs(embedded_tokenizer(), ids, 1)
-        assert [entry is None for entry in prompt] == [k == 0 for k in range(len(ids))]
 
 
 def test_half_a_character_has_no_name_and_the_token_that_completes_it_has_the_whole() -> None:

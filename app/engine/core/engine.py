@@ -6,10 +6,8 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from functools import partial
-from itertools import count, repeat
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
-
-from msgspec.structs import replace
 
 from app.base.clock.clock import Clock
 from app.base.clock.pause import pause_if_possible
@@ -41,18 +39,8 @@ if TYPE_CHECKING:
     from app.engine.core.stepped import StepExecutor
     from config.profile import Profile
 
-MOST_TOKENS_UNPAUSED = 65_536
-"""Most tokens of work (see `_work`) on replies without a pause: some milliseconds."""
-REPLY_TOKENS = 500
-"""Work per reply, in tokens of text: its end may need tokenizing."""
-FORM_TOKENS = 1000
-"""Work for a tool call or JSON, in tokens of text."""
-STOP_TOKENS = 100
-"""Work to search for one stop string, in tokens of text."""
 LONGEST_WORK_S = 0.005
 """Most work without a pause, in seconds; keeps other streams on time."""
-SEEDS = 2**48
-"""Upper bound (exclusive) of the seeds for large requests."""
 log = logging.getLogger(__name__)
 
 
@@ -101,7 +89,6 @@ class Engine(EngineClient):
         self._model = model
         self._cache = cache
         self._clock = clock
-        self._seeds = streams("seeds")
         self._refuses_full = settings.kvcache.kv_cache_full == "refuse"
 
     @property
@@ -171,21 +158,15 @@ class Engine(EngineClient):
         return not (special or asked or reply.spans or reply.delays or len(reply.texts) > MOST_AT_ONCE)
 
     def _replies(self, requests: Listed[EngineRequest]) -> list[Reply]:
-        """Returns a reply per request; seeds of a large request are fixed before its pauses."""
-        reply = self._model.reply
+        """Returns a reply per request, with pauses for other work."""
         if len(requests) == 1:
-            return [reply(requests[0])]
-        if sum(map(_work, requests)) <= MOST_TOKENS_UNPAUSED:
-            return [reply(request) for request in requests]
-        replies, begun_s = [], self._clock.now()
-        seeds = count(self._seeds.randrange(SEEDS))
-        for request, seed in zip(requests, seeds, strict=False):
+            return [self._model.reply(requests[0])]
+        replies, begun_s = list[Reply](), self._clock.now()
+        for request in requests:
             if self._clock.now() - begun_s > LONGEST_WORK_S:
                 pause_if_possible()
                 begun_s = self._clock.now()
-            if request.seed is None and not request.greedy:
-                request = replace(request, seed=seed)
-            replies.append(reply(request))
+            replies.append(self._model.reply(request))
         return replies
 
 
@@ -213,12 +194,3 @@ def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: 
     )
     if failure is not None:
         emit_failure(request, failure, emit)
-
-
-def _work(request: EngineRequest) -> int:
-    work = REPLY_TOKENS + request.max_tokens + len(request.prompt_ids) // 16  # the prompt may need hashing
-    if request.stop:
-        work += 3 * request.max_tokens + STOP_TOKENS * len(request.stop)
-    if request.tool_calls is not None or request.constraint is not None:
-        work += FORM_TOKENS
-    return work

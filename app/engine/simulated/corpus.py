@@ -38,9 +38,7 @@ class Phrase:
     __slots__ = ("_clean", "_lead", "_tokenizer", "ids", "texts")
 
     def __init__(self, ids: list[int], texts: list[str], lead: str, tokenizer: Tokenizer) -> None:
-        self.ids, self.texts = ids, texts
-        self._lead = lead
-        self._tokenizer = tokenizer
+        self.ids, self.texts, self._lead, self._tokenizer = ids, texts, lead, tokenizer
         self._clean: dict[int, bool] = {len(ids): True}
 
     def ends_cleanly(self, count: int) -> bool:
@@ -61,13 +59,10 @@ class Phrases:
     """
 
     def __init__(self, tokenizer: Tokenizer, sentences: Sequence[str], space: str) -> None:
-        self._tokenizer = tokenizer
-        self._sentences = sentences
-        self._space = space
+        self._tokenizer, self._sentences, self._space = tokenizer, sentences, space
         seam, follower = tokenizer.encode_many([SEAM, SEAM + " " + SEAM])
         self._tail = follower[len(seam) :]
-        self._before = seam if space else []
-        self._lead = SEAM if space else ""
+        self._before, self._lead = (seam, SEAM) if space else ([], "")
         self._made: dict[int, Phrase | None] = {}
         if tokenizer.vocab_size is None:
             self._make(range(len(sentences)))
@@ -87,21 +82,17 @@ class Phrases:
         return (phrase for number in range(len(self)) if (phrase := self[number]) is not None)
 
     def _make(self, numbers: Iterable[int]) -> None:
-        encode, lead, space = self._tokenizer.encode_many, self._lead, self._space
+        encode, before = self._tokenizer.encode_many, self._lead + self._space
         sentences = [self._sentences[number] for number in numbers]
-        alone = encode([lead + space + sentence for sentence in sentences])
-        joined = encode([lead + space + sentence + " " + SEAM for sentence in sentences])
+        alone = encode([before + sentence for sentence in sentences])
+        joined = encode([before + sentence + " " + SEAM for sentence in sentences])
         for number, sentence, ids, longer in zip(numbers, sentences, alone, joined, strict=True):
-            self._made[number] = self._phrase(sentence, ids, longer)
-
-    def _phrase(self, sentence: str, alone: list[int], joined: list[int]) -> Phrase | None:
-        skipped = len(self._before)
-        own = alone[skipped:]
-        if alone[:skipped] != self._before or joined != alone + self._tail or not own:
-            return None
-        texts = self._tokenizer.pieces(alone)[skipped:]
-        whole = "".join(texts) == self._space + sentence
-        return Phrase(own, texts, self._lead, self._tokenizer) if whole else None
+            self._made[number] = None
+            own = ids[len(self._before) :]
+            if own and ids[: len(self._before)] == self._before and longer == ids + self._tail:
+                texts = self._tokenizer.pieces(ids)[len(self._before) :]
+                if "".join(texts) == self._space + sentence:
+                    self._made[number] = Phrase(own, texts, self._lead, self._tokenizer)
 
 
 class Corpus:
@@ -123,12 +114,8 @@ class Corpus:
         room, choices = count, self._openings
         while room > 0:
             phrase = self._fitting(room, choices, rng)
-            if len(phrase.ids) <= room:
-                ids += phrase.ids
-                texts += phrase.texts
-            else:
-                ids += phrase.ids[:room]
-                texts += phrase.texts[:room]
+            ids += phrase.ids[:room]
+            texts += phrase.texts[:room]
             room = count - len(ids)
             choices = self._followers
         return ids, texts

@@ -27,7 +27,7 @@ from app.engine.forms.schema.derivation import write
 from app.engine.simulated.calls import CallReplies, written
 from app.engine.simulated.corpus import Corpus
 from app.engine.simulated.endings import biased, chooser, stopped
-from app.engine.simulated.modes import DatasetMode, EchoMode, LengthSource, RandomMode, ReplySource
+from app.engine.simulated.modes import LengthSource, RandomMode, ReplySource
 from app.text import Tokenizer
 from config.settings import Settings
 
@@ -84,24 +84,6 @@ class Entries:
 def own_logprob(position: int) -> float:
     """Natural-log probability of the token at `position` (0-based) in its reply."""
     return -1.0 - (position % 3) / 10
-
-
-def reply_logprobs(
-    vocabulary: Tokenizer, ids: Sequence[int], wanted: int, named: Sequence[int] = ()
-) -> Sequence[TokenLogprob]:
-    """One entry per token of a reply, with `wanted` tokens: itself, the likeliest, and alternatives.
-
-    `named` tokens replace the alternatives.
-    """
-    return LazySequence(Entries(vocabulary, ids, wanted - 1, named).entry, range(len(ids)))
-
-
-def prompt_logprobs(
-    vocabulary: Tokenizer, ids: Sequence[int], alternatives: int
-) -> Sequence[TokenLogprob | None]:
-    """One entry per prompt token; the first is None."""
-    entry = Entries(vocabulary, ids, alternatives).entry
-    return LazySequence(lambda position: entry(position) if position else None, range(len(ids)))
 
 
 TRIES = 4
@@ -164,15 +146,8 @@ class SimulatedModel:
         text_rng: Random,
         call_rng: Random,
     ) -> None:
-        self._settings = settings
-        self._tokenizer = tokenizer
-        self._corpus = corpus
+        self._settings, self._tokenizer, self._corpus, self._datasets = settings, tokenizer, corpus, datasets
         self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
-        echoes = settings.reply.mode == "echo"
-        self._mode = EchoMode(tokenizer).reply if echoes else self._random.reply
-        self._recorded: ReplySource | None = None
-        if datasets and not echoes:
-            self._recorded = DatasetMode(datasets, corpus).reply
         self._schemas, self._ranges = schemas, Ranges.of(settings.tools)
         self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
         self._plugins: tuple[ReplySource, ...] = ()
@@ -205,14 +180,15 @@ class SimulatedModel:
             reply = self._whole(request)
         except SchemaError as error:
             raise SchemaUnsatisfiable(error) from None
-        if request.logprobs is not None:
-            named = request.logprob_ids
-            reply.logprobs = reply_logprobs(self._tokenizer, reply.ids, request.logprobs, named)
+        if request.logprobs is not None:  # the number counts the token itself
+            entries = Entries(self._tokenizer, reply.ids, request.logprobs - 1, request.logprob_ids)
+            reply.logprobs = LazySequence(entries.entry, range(len(reply.ids)))
         if request.script is not None:
             reply.delays = delays_of(request.script, len(reply.ids))
         if request.prompt_logprobs is not None:
-            reply.prompt_logprobs = prompt_logprobs(
-                self._tokenizer, request.prompt_ids, request.prompt_logprobs
+            entry = Entries(self._tokenizer, request.prompt_ids, request.prompt_logprobs).entry
+            reply.prompt_logprobs = LazySequence(
+                lambda position: entry(position) if position else None, range(len(request.prompt_ids))
             )
         return reply
 
@@ -270,9 +246,29 @@ class SimulatedModel:
         tokens = None if request.sampling is None else chooser(request, self._tokenizer)
         if tokens is not None and eos is not None and tokens.never_keeps(eos):
             request = replace(request, ignore_eos=True)
-        recorded = None if self._recorded is None else self._recorded(request, rng)
-        said = recorded or self._mode(request, rng)
+        if self._settings.reply.mode == "echo":
+            said = self._echo(request)
+        else:
+            said = self._recorded(request, rng) or self._random.reply(request, rng)
         return said if tokens is None else biased(said, request, tokens, self._tokenizer, rng)
+
+    def _echo(self, request: EngineRequest) -> Reply:
+        """Echoes the text whole, whatever the limit; `length` marks a reached limit (5.2)."""
+        ids = self._tokenizer.encode(request.echo_text)
+        reached = request.limited and len(ids) >= request.max_tokens
+        return Reply(self._tokenizer.pieces(ids), ids, LENGTH if reached else STOP)
+
+    def _recorded(self, request: EngineRequest, rng: Random) -> Reply | None:
+        """Returns a recorded reply (5.10); None without a dataset for the model, and when it fails."""
+        if not self._datasets or (dataset := self._datasets.of(request.model)) is None:
+            return None
+        most = request.max_tokens
+        least = most if request.ignore_eos else max(1, request.min_tokens)
+        found = dataset.reply(request.prompt_ids, request.turns, least, most, rng)
+        if found is None:
+            return None
+        ids, texts = self._corpus.compose(found.missing, rng)
+        return Reply([*found.texts, *texts], [*found.ids, *ids], LENGTH if found.reached_limit else STOP)
 
     def _thoughts(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns a reasoning model's thoughts, which may use up the limit or meet a stop."""
@@ -289,8 +285,6 @@ class SimulatedModel:
         if tokens is not None:
             said = biased(said, request, tokens, self._tokenizer, rng)
         return as_thoughts(stopped(said, request))
-
-    # Constrained texts.
 
     def _constrained(self, constraint: Constraint, most: int, rng: Random) -> Reply:
         """Returns a text that satisfies `constraint`, cut at `most` tokens when no draw is short enough."""
@@ -315,8 +309,6 @@ class SimulatedModel:
     def _speak(self, characters: int, rng: Random) -> str:
         _, texts = self._corpus.compose(characters // CHARACTERS_A_TOKEN, rng)
         return "".join(texts)[:characters].rpartition(" ")[0]
-
-    # Replies of scripts.
 
     def _scripted(self, request: EngineRequest, script: ScriptedReply) -> Reply:
         """Returns a script's reply; the token limit and stop strings end it as they end any other."""

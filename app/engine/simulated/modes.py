@@ -1,4 +1,4 @@
-"""Sources of replies, one per mode, for requests that nothing else decides.
+"""Replies of mode `random`, for requests that nothing else decides.
 
 Lengths follow simulator.md 5.4 and 5.5. Reply hooks of plugins are `ReplySource`s, too: the first source with
 a reply wins.
@@ -12,9 +12,7 @@ from random import Random
 
 from app.engine.core.reply import LENGTH, STOP, Reply
 from app.engine.core.request import EngineRequest
-from app.engine.dataset import Datasets
 from app.engine.simulated.corpus import Corpus
-from app.text import Tokenizer
 
 ReplySource = Callable[[EngineRequest, Random], Reply | None]
 """Returns the reply to a request, from the request's random stream; None: the next source decides."""
@@ -42,8 +40,7 @@ class RandomMode:
 
     def __init__(self, corpus: Corpus, ends: bool) -> None:
         """`ends`: the vocabulary has an end of text."""
-        self._corpus = corpus
-        self._end = int(ends)
+        self._corpus, self._end = corpus, int(ends)
         self.length: LengthSource | None = None
 
     def reply(self, request: EngineRequest, rng: Random) -> Reply:
@@ -59,43 +56,9 @@ class RandomMode:
         if count < request.min_tokens + self._end:  # must not end yet: goes on, and ends by chance
             room = most - request.min_tokens
             count = request.min_tokens + (reply_length(room, request.limited, rng) if room > 0 else 0)
-        if count >= most:
-            ids, texts = self._corpus.compose(count, rng)
-            return Reply(texts, ids, LENGTH)
-        ids, texts = self._corpus.compose(max(1, count - self._end), rng)
-        return Reply(texts, ids, STOP)
-
-
-class EchoMode:
-    """Echoes the text whole, whatever the limit; `length` marks a reached limit (5.2)."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def reply(self, request: EngineRequest, rng: Random) -> Reply:
-        ids = self._tokenizer.encode(request.echo_text)
-        reached = request.limited and len(ids) >= request.max_tokens
-        return Reply(self._tokenizer.pieces(ids), ids, LENGTH if reached else STOP)
-
-
-class DatasetMode:
-    """Recorded replies (5.10); None without a dataset for the model, and when the dataset fails."""
-
-    def __init__(self, datasets: Datasets, corpus: Corpus) -> None:
-        self._datasets = datasets
-        self._corpus = corpus
-
-    def reply(self, request: EngineRequest, rng: Random) -> Reply | None:
-        dataset = self._datasets.of(request.model)
-        if dataset is None:
-            return None
-        most = request.max_tokens
-        least = most if request.ignore_eos else max(1, request.min_tokens)
-        found = dataset.reply(request.prompt_ids, request.turns, least, most, rng)
-        if found is None:
-            return None
-        ids, texts = self._corpus.compose(found.missing, rng)
-        return Reply([*found.texts, *texts], [*found.ids, *ids], LENGTH if found.reached_limit else STOP)
+        reached = count >= most
+        ids, texts = self._corpus.compose(count if reached else max(1, count - self._end), rng)
+        return Reply(texts, ids, LENGTH if reached else STOP)
 
 
 def reply_length(most: int, limited: bool, rng: Random) -> int:
