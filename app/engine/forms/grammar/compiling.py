@@ -9,6 +9,7 @@ from random import Random
 from app.engine.forms.grammar import structural_tags as formats
 from app.engine.forms.grammar.notations import parse_grammar
 from app.engine.forms.schema import Ranges, Schemas, Size
+from app.engine.forms.schema.bounds import SchemaError, WorkBudget
 from app.engine.forms.schema.derivation import (
     FREE_TEXT,
     LONGEST,
@@ -23,7 +24,6 @@ from app.engine.forms.schema.derivation import (
     as_node,
 )
 from app.engine.forms.schema.draw import CompiledSchema
-from app.engine.forms.schema.errors import SchemaError, WorkBudget
 from app.engine.forms.schema.patterns import Pattern
 from app.engine.forms.schema.schemas import off_hub_if_long
 

@@ -11,6 +11,7 @@ from ast import literal_eval
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from app.engine.forms.schema.bounds import SchemaError
 from app.engine.forms.schema.derivation import (
     Alternation,
     Characters,
@@ -21,7 +22,6 @@ from app.engine.forms.schema.derivation import (
     Text,
     as_node,
 )
-from app.engine.forms.schema.errors import SchemaError
 from app.engine.forms.schema.patterns import PLAIN, Pattern, characters
 
 MOST_CHARACTERS = 50_000

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple, TypeAlias
 
-from app.engine.forms.schema.errors import SchemaError, WorkBudget
+from app.engine.forms.schema.bounds import Ranges, SchemaError, WorkBudget
 from app.engine.forms.schema.patterns import Pattern
-from app.engine.forms.schema.ranges import Ranges
 
 LONGEST = 100_000
 """Most characters of a grammar's shortest text; as the `most` of a node: no limit."""

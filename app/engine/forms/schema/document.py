@@ -6,12 +6,13 @@ true under ``exclusiveMinimum``) are read in every draft, because tools in the f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from math import inf
 from typing import TypeAlias, TypedDict, TypeGuard
 
-from app.engine.forms.schema.errors import SchemaError
+from app.engine.forms.schema.bounds import SchemaError
 from app.engine.forms.schema.patterns import Pattern
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -19,11 +20,6 @@ TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def is_count(value: object) -> TypeGuard[int | float]:
-    """Returns True for a whole number of 0 or more, 2.0 included."""
-    return is_number(value) and value >= 0 and value == int(value)
 
 
 def is_names(value: object) -> TypeGuard[list[str]]:
@@ -34,16 +30,12 @@ def is_names(value: object) -> TypeGuard[list[str]]:
     )
 
 
-def is_type(value: object) -> bool:
-    """Returns True for the name of a type, or a list of different names."""
-    if isinstance(value, str):
-        return value in TYPES
-    return is_names(value) and bool(value) and all(name in TYPES for name in value)
-
-
 Rule = tuple[str, Callable[[object], bool]]
 
-COUNT: Rule = ("must be a whole number, 0 or more", is_count)
+COUNT: Rule = (
+    "must be a whole number, 0 or more",
+    lambda value: is_number(value) and value >= 0 and value == int(value),
+)
 NUMBER: Rule = ("must be a number", is_number)
 LIMIT: Rule = ("must be a number, or true or false", lambda value: isinstance(value, (int, float)))
 FLAG: Rule = ("must be true or false", lambda value: isinstance(value, bool))
@@ -59,7 +51,10 @@ ANNOTATIONS = frozenset(
 )
 """Keywords that do not constrain the value; they are checked, then left out."""
 RULES: Mapping[str, Rule] = {
-    "type": (f"must be one of {', '.join(TYPES)}, or a list of different ones of them", is_type),
+    "type": (
+        f"must be one of {', '.join(TYPES)}, or a list of different ones of them",
+        lambda value: value in TYPES or is_names(value) and bool(value) and {*value} <= {*TYPES},
+    ),
     "enum": LIST,
     "const": ANYTHING,
     "required": NAMES,
@@ -104,10 +99,7 @@ ROUNDS = 40
 
 
 def identity(value: JSON) -> Hashable:
-    """Returns a hashable that is equal exactly for equal JSON values.
-
-    1 and 1.0 are equal, 1 and true are not, and the names of an object have no order.
-    """
+    """Returns a hashable that is equal exactly for equal JSON values: 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, bool):
         return ("boolean", value)
     if isinstance(value, list):
@@ -193,7 +185,11 @@ class Document:
         self.pattern_bytes = pattern_bytes
         """Memory of the compiled patterns."""
         if definitions:
-            self._refuse_endless(schemas)
+            graph = {id(schema): list(map(id, self._in_place(schema))) for schema in schemas}
+            try:
+                TopologicalSorter(graph).prepare()
+            except CycleError:
+                raise SchemaError("a reference leads back to itself without going into the value") from None
         self._min_depths: dict[int, float] = {id(schema): inf for schema in schemas}
         for _ in range(ROUNDS):
             schemas, before = schemas[::-1], list(self._min_depths.values())  # inner schemas first
@@ -208,12 +204,9 @@ class Document:
         Infinite for a value that cannot end, 0 for schemas from outside this document. Combinations of
         keywords of several schemas are not considered.
         """
+        depths = self._min_depths
         return max(
-            (
-                self._min_depths.get(id(schema), 0) if isinstance(schema, dict) else 0 if schema else inf
-                for schema in schemas
-            ),
-            default=0,
+            (0 if it is True else depths.get(id(it), inf if it is False else 0) for it in schemas), default=0
         )
 
     def _depth_of(self, schema: Keywords) -> float:
@@ -240,20 +233,10 @@ class Document:
             ),
         )
 
-    def _refuse_endless(self, schemas: Iterable[Keywords]) -> None:
-        graph = {id(schema): [id(inner) for inner in self._in_place(schema)] for schema in schemas}
-        try:
-            TopologicalSorter(graph).prepare()
-        except CycleError:
-            raise SchemaError("a reference leads back to itself without going into the value") from None
-
-    def _in_place(self, schema: Keywords) -> Iterator[Schema]:
-        """Yields the schemas that `schema` applies to its own value."""
-        for schemas in (schema.get("allOf"), schema.get("anyOf"), schema.get("oneOf")):
-            yield from schemas or ()
-        for one in (schema.get("not"), schema.get("if"), schema.get("then"), schema.get("else")):
-            if one is not None:
-                yield one
-        yield from schema.get("dependentSchemas", {}).values()
-        if "$ref" in schema:
-            yield self.definitions[schema["$ref"]]
+    def _in_place(self, schema: Keywords) -> list[Schema]:
+        """Returns the schemas that `schema` applies to its own value."""
+        one = [schema.get("not", True), schema.get("if", True)]
+        one += [schema.get("then", True), schema.get("else", True)]
+        of_lists = (schema.get("allOf", ()), schema.get("anyOf", ()), schema.get("oneOf", ()))
+        referred = [self.definitions[schema["$ref"]]] if "$ref" in schema else []
+        return [*one, *chain(*of_lists), *schema.get("dependentSchemas", {}).values(), *referred]

@@ -13,7 +13,7 @@ from typing import Any
 
 import regex
 
-from app.engine.forms.schema.errors import SchemaError, Unsatisfiable, WorkBudget
+from app.engine.forms.schema.bounds import SchemaError, Unsatisfiable, WorkBudget
 
 LONGEST = 8192
 """Characters of the longest drawn text."""
@@ -31,8 +31,6 @@ STEP_S = 8e-6
 TRIES = 40
 USUAL_EXTRA, MOST_EXTRA = 8, 24
 """Characters drawn beyond the shortest text, usually and after some failures."""
-STEPS = 20_000
-"""Steps of a text that belongs to no schema."""
 BASE_BYTES, CHARACTER_BYTES = 2_500, 350
 """Most memory of a pattern beside the library's object, and of each character; measured."""
 
@@ -162,10 +160,8 @@ class _Writer:
         """Returns an option that can have this length, else any that fits, else a shortest one."""
         widths = [option.getwidth() for option in options]
         length = max(length, min(widths)[0])
-        fitting = [at for at, (least, most) in enumerate(widths) if least <= length <= most]
-        return options[
-            self._rng.choice(fitting or [at for at, (least, _) in enumerate(widths) if least <= length])
-        ]
+        short = [at for at, (least, _) in enumerate(widths) if least <= length]
+        return options[self._rng.choice([at for at in short if length <= widths[at][1]] or short)]
 
     def _repeated(self, item: Tokens, limits: tuple[int, int, Tokens], length: int) -> str:
         least, most = int(limits[0]), int(limits[1])
@@ -196,18 +192,15 @@ def _choices(tokens: Tokens) -> str:
     matches, key = _compiler.compile(tokens).match, repr(tokens)
     is_open = "NOT_" in key or "NEGATE" in key or "ANY" in key
     tiers = (PLAIN, PRINTABLE, RARE) if is_open else (PRINTABLE, RARE)
-    found = ("".join(filter(matches, tier)) for tier in tiers)
-    return next(filter(None, found), "") or "".join(_members(tokens[0][1]))
-
-
-def _members(listed: Sequence[tuple[object, Any]]) -> Iterator[str]:
-    """Yields the first members of a class, as far as they are listed and are characters."""
-    for name, operand in listed:
+    for tier in tiers:
+        if found := "".join(filter(matches, tier)):
+            return found
+    for name, operand in tokens[0][1]:  # the first members of the class, as far as they are listed
         if str(name) in ("LITERAL", "RANGE"):
             low, high = operand if str(name) == "RANGE" else (operand, operand)
-            yield from (
-                chr(each) for each in range(low, min(high, low + SAMPLE) + 1) if each not in SURROGATES
-            )
+            points = range(low, min(high, low + SAMPLE) + 1)
+            found += "".join(chr(point) for point in points if point not in SURROGATES)
+    return found
 
 
 class Pattern(str):
@@ -288,14 +281,6 @@ def characters(source: str) -> str:
     if name == "LITERAL":
         return "" if operand in SURROGATES else chr(operand)
     return _choices(tokens) if name in CHARACTERS else ""
-
-
-def matching_text(pattern: Pattern, rng: Random, whole: bool = True) -> str:
-    """Returns a full match of `pattern`, or, with `whole` false, a text that contains a match.
-
-    Raises Unsatisfiable when no text was found.
-    """
-    return pattern.write(rng, WorkBudget(STEPS), whole=whole)
 
 
 def _without_tables(translated: str) -> str:

@@ -13,6 +13,7 @@ from referencing._core import Resolved, Resolver
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, specification_with
 
+from app.engine.forms.schema.bounds import SchemaError, inner_path
 from app.engine.forms.schema.document import (
     ANNOTATIONS,
     JSON,
@@ -26,7 +27,6 @@ from app.engine.forms.schema.document import (
     Keywords,
     Schema,
 )
-from app.engine.forms.schema.errors import SchemaError, inner_path
 from app.engine.forms.schema.patterns import Pattern
 
 LONGEST = 2000
@@ -129,10 +129,8 @@ class _Reader:
         if keyword in LISTS_OF_SCHEMAS or (keyword == "items" and isinstance(value, list)):
             if not isinstance(value, list) or not value:
                 raise SchemaError("must be a list of at least one schema", path)
-            schema[keyword] = [
-                self._schema(each, resolver, inner_path(path, str(index)), depth)
-                for index, each in enumerate(value)
-            ]
+            inner = ((inner_path(path, str(index)), each) for index, each in enumerate(value))
+            schema[keyword] = [self._schema(each, resolver, place, depth) for place, each in inner]
         elif keyword in SCHEMAS:
             schema[keyword] = self._schema(value, resolver, path, depth)
         elif keyword in MAPS_OF_SCHEMAS:
@@ -194,23 +192,21 @@ def _check(keyword: str, value: JSON, path: str) -> None:
 
 def _dialect(raw: JSON) -> str:
     """Returns the ``$schema`` of `raw`, or "". Raises SchemaError for Draft 3 and for no schema at all."""
-    if not isinstance(raw, (dict, bool)):
-        raise SchemaError("a schema must be an object, or true or false")
     if isinstance(raw, bool):
         return ""
+    if not isinstance(raw, dict):
+        raise SchemaError("a schema must be an object, or true or false")
     if not all(isinstance(raw.get(name, ""), str) for name in ("$id", "id")):
         raise SchemaError("must be a string", "$id")
     named = raw.get("$schema")
-    if isinstance(named, str) and "draft-03" in named:
+    named = named if isinstance(named, str) else ""
+    if "draft-03" in named:
         raise SchemaError("Draft 3 is not supported", "$schema")
-    return named if isinstance(named, str) else ""
+    return named
 
 
 def _modernise(schema: dict[str, object], reference_alone: bool) -> None:
-    """Rewrites `schema` in Draft 2020-12, in place.
-
-    With `reference_alone`, for drafts up to 7, keywords beside ``$ref`` are dropped.
-    """
+    """Rewrites `schema` in Draft 2020-12; with `reference_alone` drops keywords beside ``$ref``."""
     if reference_alone:
         for keyword in [*schema] if "$ref" in schema else ("minContains", "maxContains"):
             if keyword != "$ref":

@@ -14,7 +14,7 @@ from cachetools import LRUCache
 from gevent._hub_local import get_hub_if_exists
 
 from app.base.clock.pause import Slices, call_off_hub
-from app.engine.forms.schema.errors import SchemaError
+from app.engine.forms.schema.bounds import SchemaError, WorkBudget
 
 if TYPE_CHECKING:
     from app.engine.forms.schema.draw import CompiledSchema
@@ -29,6 +29,8 @@ MOST_VALUES = 100_000
 """Values in the largest accepted schema; counting them takes up to 15 ms."""
 LONG_BYTES = 2_000
 """Bytes above which a text, which takes milliseconds to compile, is compiled in a native thread."""
+TEXT_STEPS = 20_000
+"""Steps of a text that matches a pattern."""
 COMPILE_STEPS = 30
 """Steps of 10 us to compile a short schema; many compilations pause in between."""
 LIMIT_BYTES = 8 << 20
@@ -59,9 +61,10 @@ class Schemas:
     def matching_text(self, pattern: str, rng: Random) -> str:
         """Returns a text that `pattern` matches as a whole. Raises SchemaError."""
         self.load()
-        from app.engine.forms.schema.patterns import Pattern, matching_text
+        from app.engine.forms.schema.patterns import Pattern
 
-        return matching_text(off_hub_if_long(len(pattern), lambda: Pattern(pattern)), rng)
+        compiled = off_hub_if_long(len(pattern), lambda: Pattern(pattern))
+        return compiled.write(rng, WorkBudget(TEXT_STEPS), whole=True)
 
     def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
         """Returns `schema`, decoded JSON, ready to draw from; with `lenient` its wrong parts are left out.

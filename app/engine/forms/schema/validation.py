@@ -14,8 +14,8 @@ from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.protocols import Validator
 from jsonschema.validators import extend
 
+from app.engine.forms.schema.bounds import WorkBudget, WorkExhausted
 from app.engine.forms.schema.document import JSON, Document, Keywords, Schema, identity
-from app.engine.forms.schema.errors import WorkBudget, WorkExhausted
 from app.engine.forms.schema.formats import CHECKER
 from app.engine.forms.schema.patterns import Pattern
 
