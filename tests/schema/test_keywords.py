@@ -230,3 +230,19 @@ def test_moments_and_what_the_library_knows_are_told_apart() -> None:
 def test_a_format_and_a_length_are_kept_together() -> None:
     for text in draws({"type": "string", "format": "email", "minLength": 20, "maxLength": 26}):
         assert "@" in text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "not": {"format": "ipv4"}},
+        {"type": "object", "properties": {"a": {"not": {"format": "date"}}}, "required": ["a"]},
+        {"oneOf": [{"format": "ipv4"}, {"format": "ipv6"}]},
+    ],
+)
+def test_what_only_holds_where_formats_are_rules_is_refused(schema: dict[str, Any]) -> None:
+    """A validator that does not assert formats accepts no value of these schemas."""
+    with pytest.raises(Unsatisfiable):
+        sample(schema, Random(1), Ranges())
+    either = {"anyOf": [schema, {"const": 7}]}
+    assert sample(either, Random(1), Ranges()) == 7

@@ -242,12 +242,7 @@ class Residency(BlockObserver):
     """
 
     def __init__(
-        self,
-        metrics: Recorder,
-        sample: float,
-        rng: Random,
-        now: Callable[[], float],
-        most: int = MOST_BLOCKS,
+        self, metrics: Recorder, sample: float, rng: Random, now: Callable[[], float], most: int = MOST_BLOCKS
     ) -> None:
         self._metrics, self._sample, self._rng, self._now, self._most = metrics, sample, rng, now, most
         self._lives: dict[int, tuple[float, deque[float]]] = {}

@@ -36,9 +36,7 @@ Times = tuple[int, int | None]
 def parse_grammar(source: str, prefix: str = "") -> tuple[dict[str, Node], str]:
     """Returns the rules and the root of a grammar, in GBNF if a line has ``::=``, else Lark's, as in vLLM.
 
-    `prefix` goes before the name of every rule.
-
-    Raises SchemaError with line and column of a mistake.
+    `prefix` goes before the name of every rule. Raises SchemaError with line and column of a mistake.
     """
     if len(source) > MOST_CHARACTERS:
         raise SchemaError(f"a grammar of {len(source)} characters is too long")
@@ -56,17 +54,13 @@ class Token(NamedTuple):
 
 
 class Parser:
-    """Reads rules by recursive descent; the two notations differ in tokens, items, repeats and directives.
-
-    `prefix` goes before the name of every rule.
-    """
+    """Reads rules by recursive descent; the two notations differ in tokens, items, repeats and directives."""
 
     tokens: re.Pattern[str]
     """Tokens, each in a named group; `blank` is skipped."""
 
     def __init__(self, source: str, prefix: str) -> None:
-        self._source = source
-        self._prefix = prefix
+        self._source, self._prefix = source, prefix
         self._tokens = list(self._split())
         self._at = 0
 

@@ -7,9 +7,10 @@ texts. `write` divides the wanted length among the nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from app.engine.forms.schema.bounds import Ranges, SchemaError, WorkBudget
 from app.engine.forms.schema.patterns import Pattern
@@ -26,28 +27,23 @@ EXTRA = 8
 """Most characters of a pattern's text beyond the shortest."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Text:
+class Text(Struct, frozen=True, eq=False):
     text: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Characters:
+class Characters(Struct, frozen=True, eq=False):
     choices: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Series:
+class Series(Struct, frozen=True, eq=False):
     items: Sequence[Node]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Alternation:
+class Alternation(Struct, frozen=True, eq=False):
     options: Sequence[Node]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Repetition:
+class Repetition(Struct, frozen=True, eq=False):
     """`item`, `least` to `most` times; None is no limit."""
 
     item: Node
@@ -55,13 +51,11 @@ class Repetition:
     most: int | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DerivationRule:
+class DerivationRule(Struct, frozen=True, eq=False):
     name: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WrittenText:
+class WrittenText(Struct, frozen=True, eq=False):
     """Text of `least` to about `most` characters, returned by `write` for a length."""
 
     least: int
@@ -69,8 +63,7 @@ class WrittenText:
     write: Callable[[Random, WorkBudget, Ranges, int], str]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FreeText:
+class FreeText(Struct, frozen=True, eq=False):
     """Any text."""
 
 
@@ -217,7 +210,13 @@ def write(grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak
             case Series(items):
                 waiting += zip(reversed(items), reversed(_shares(grammar, items, length, rng)), strict=True)
             case Alternation(options):
-                waiting.append((_option(grammar, options, length, rng), length))
+                known = [(cost, option) for option in options if (cost := grammar.cost(option)) is not None]
+                cheapest = min(cost[:2] for cost, _ in known)
+                if length <= cheapest[0]:
+                    fitting = [option for cost, option in known if cost[:2] == cheapest]
+                else:
+                    fitting = [option for cost, option in known if cost.least <= length]
+                waiting.append((rng.choice(fitting), length))
             case Repetition(item):
                 cost = grammar.cost(item)
                 if cost is not None and node.most != 0:
@@ -238,15 +237,6 @@ def _shares(grammar: Grammar, items: Sequence[Node], length: int, rng: Random) -
         shares.append(cost.least + extra)
         spare -= extra
     return shares
-
-
-def _option(grammar: Grammar, options: Sequence[Node], length: int, rng: Random) -> Node:
-    """Returns an option that fits this length, else one of the cheapest."""
-    known = [(cost, option) for option in options if (cost := grammar.cost(option)) is not None]
-    cheapest = min(cost[:2] for cost, _ in known)
-    if length <= cheapest[0]:
-        return rng.choice([option for cost, option in known if cost[:2] == cheapest])
-    return rng.choice([option for cost, option in known if cost.least <= length])
 
 
 def _times(node: Repetition, once: Cost, length: int, rng: Random) -> int:

@@ -83,10 +83,7 @@ def draw_array(draw: Draw, merged: MergedSchema, depth: int, name: str) -> list[
 
 
 def _array_length(draw: Draw, merged: MergedSchema, depth: int, fewest: int) -> int:
-    """Draws the number of items, in the usual range if the schema allows (simulator.md 7.4).
-
-    Small values get the fewest items. Raises Unsatisfiable when the fewest are too many.
-    """
+    """Draws the number of items, in the usual range if the schema allows (simulator.md 7.4)."""
     usual = draw.ranges.array_lengths
     if fewest > MOST_ITEMS:
         raise Unsatisfiable("an array would be too long")
@@ -104,9 +101,7 @@ class ObjectDraw:
     """Draws an object, its declared properties first."""
 
     def __init__(self, draw: Draw, merged: MergedSchema, depth: int) -> None:
-        self._merged = merged
-        self._draw = draw
-        self._depth = depth
+        self._merged, self._draw, self._depth = merged, draw, depth
         self._most = min(merged.most("maxProperties", MOST_PROPERTIES), MOST_PROPERTIES)
         self._name_rules = merged.all("propertyNames")
         self._value: dict[str, JSON] = {}
@@ -124,7 +119,7 @@ class ObjectDraw:
             sys.maxsize,
             [name for name in left if draw.rng.random() < chance and not draw.is_small(self._depth + 1)],
         )
-        if not value and chance and not draw.is_smallest(self._depth + 1):
+        if not value and chance and not draw.is_small(self._depth + 1, Size.BRIEF):
             self._add_until(1, draw.rng.sample(left, len(left)))  # not empty by chance
         wanted = max(fewest, self._map_entries())
         self._add_until(wanted, left)
@@ -232,21 +227,11 @@ class Draw:
     """One draw from `document`; `formats` makes ``format`` a rule rather than an annotation."""
 
     def __init__(
-        self,
-        document: Document,
-        ranges: Ranges,
-        rng: Random,
-        budget: WorkBudget,
-        formats: bool,
-        size: Size,
+        self, document: Document, ranges: Ranges, rng: Random, budget: WorkBudget, formats: bool, size: Size
     ) -> None:
-        self.rng = rng
-        self.ranges = ranges
-        self.budget = budget
-        self._document = document
-        self._formats = formats
-        self._size = size
-        self._brief = size <= Size.BRIEF
+        self.rng, self.ranges, self.budget = rng, ranges, budget
+        self._document, self._formats = document, formats
+        self._size, self._brief = size, size <= Size.BRIEF
         self._drawn = 0
 
     def value(self, schemas: Sequence[Schema], depth: int = 0, name: str = "") -> JSON:
@@ -273,18 +258,12 @@ class Draw:
                 return example
         raise Unsatisfiable("no value was found that satisfies the schema")
 
-    def is_small(self, depth: int) -> bool:
-        return self._size < Size.USUAL or self._is_much(depth)
-
-    def is_smallest(self, depth: int) -> bool:
-        """Returns True when values at `depth` are to be the smallest, empty ones too."""
-        return self._size == Size.LEAST or self._is_much(depth)
+    def is_small(self, depth: int, below: Size = Size.USUAL) -> bool:
+        """Returns True when values at `depth` are to be small, and of a size smaller than `below`."""
+        return self._size < below or depth >= DEEP or self._drawn > PLENTY
 
     def accepts(self, schema: Schema, value: JSON) -> bool:
         return accepts(self._document, schema, value, self.budget, self._formats)
-
-    def _is_much(self, depth: int) -> bool:
-        return depth >= DEEP or self._drawn > PLENTY
 
     def _all_accept(self, schemas: Sequence[Schema], value: JSON) -> bool:
         return all(self.accepts(schema, value) for schema in schemas)
@@ -424,31 +403,30 @@ class CompiledSchema:
     def sample(self, rng: Random, ranges: Ranges, size: Size = Size.USUAL) -> JSON:
         """Returns a JSON value that satisfies the schema, of `size` or, where that fails, smaller.
 
-        The value is valid both with ``format`` as a rule and, as in the specification, as an annotation.
-        If no such value is found, the value is valid in one of the two readings.
+        The value is valid with ``format`` as an annotation, as in the specification, and also with ``format``
+        as a rule if such a value is found.
 
         Raises SchemaError without a value, after about 100 ms of work at most. Pauses for other greenlets.
         """
-        budget, fallback = WorkBudget(STEPS), list[JSON]()
+        budget, root, lax = WorkBudget(STEPS), self._document.root, list[JSON]()
         try:
             for attempt in range(ATTEMPTS):
                 formats = attempt < ATTEMPTS // 2
                 tried = min(size, Size.FRUGAL) if attempt % 2 else size
-                draw = Draw(self._document, ranges, rng, budget, formats, tried)
                 with suppress(Unsatisfiable):
-                    value = draw.value([self._document.root])
-                    if accepts(self._document, self._document.root, value, budget, formats=False):
-                        return value  # texts were drawn according to their format
-                    if formats and not fallback and draw.accepts(self._document.root, value):
-                        fallback = [value]
+                    value = Draw(self._document, ranges, rng, budget, formats, tried).value([root])
+                    if accepts(self._document, root, value, budget, formats=False):
+                        if formats or accepts(self._document, root, value, budget, formats=True):
+                            return value
+                        lax.append(value)
         except RecursionError:
             raise WorkExhausted("the schema is too deep to be satisfied") from None
         except WorkExhausted:
-            if not fallback:
+            if not lax:
                 raise
-        if not fallback:
+        if not lax:
             raise Unsatisfiable("no value was found that satisfies the schema")
-        return fallback[0]
+        return lax[0]
 
     def accepts(self, value: JSON) -> bool:
         """Returns True when `value` satisfies the schema, with ``format`` as an annotation.

@@ -79,9 +79,9 @@ class MergedSchema:
             elif number % divisor:
                 return False
         return (
-            all(number >= each for each in self.all("minimum"))
+            number >= max(self.all("minimum"), default=number)
+            and number <= min(self.all("maximum"), default=number)
             and all(number > each for each in self.all("exclusiveMinimum"))
-            and all(number <= each for each in self.all("maximum"))
             and all(number < each for each in self.all("exclusiveMaximum"))
         )
 
