@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from app.engine.forms.schema.bounds import SchemaError, inner_path
 from app.engine.forms.schema.document import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS
 
 Keywords = Mapping[str, object]
