@@ -29,7 +29,8 @@ from app.engine.core.sequence import (
     Submission,
     emit_failure,
 )
-from app.engine.core.timeline import PerRequestTiming, SequencePool, TimedSequence
+from app.engine.core.timeline import SequencePool, TimedSequence
+from app.engine.core.timing import PerRequestTiming
 from app.engine.lora import LoRASlots
 from config.settings import Settings
 

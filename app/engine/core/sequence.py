@@ -13,7 +13,6 @@ from collections.abc import Sequence as Listed
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from app.base.clock.clock import Clock
 from app.base.clock.pause import Slices
@@ -24,11 +23,9 @@ from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.outputs import Emit, Failed, Finish, Part, Started, TakeToken, TokenLogprob, Tokens
 from app.engine.core.reply import Reply
 from app.engine.core.request import EngineRequest, SequenceOutcome, Watch, notify
+from app.engine.core.timing import PerRequestTiming
 from app.engine.kvcache.cache import CachedSequence
 from app.engine.kvcache.prompt import Prompt
-
-if TYPE_CHECKING:
-    from app.engine.core.timeline import PerRequestTiming
 
 ABORT = Finish("abort")
 CACHE_THRESHOLD = Finish("cache_threshold")
