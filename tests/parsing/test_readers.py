@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -12,17 +13,17 @@ from hypothesis import strategies as st
 from app.engine.core.outputs import Part, PartReader, Piece
 from app.engine.core.request import ToolCalls, ToolFunction
 from app.engine.core.wire import TextForm, Thoughts
-from app.engine.parsing import HermesReader, ListedReader, NamedReader, ThoughtReader, readers
+from app.engine.parsing import Read, TextReader, hermes, listed, named, readers, thoughts
 from tests.engine.harness import engine_request
 
-READERS: dict[str, Callable[[], PartReader]] = {
-    "hermes": HermesReader,
-    "llama3": ListedReader,
-    "forced": lambda: ListedReader(forced=True),
-    "named": lambda: NamedReader("f"),
-    "thoughts": lambda: ThoughtReader(None),
-    "thoughts and calls": lambda: ThoughtReader(HermesReader()),
-    "thoughts that may come": lambda: ThoughtReader(HermesReader(), begun=False),
+READERS: dict[str, Read] = {
+    "hermes": hermes,
+    "llama3": listed,
+    "forced": partial(listed, forced=True),
+    "named": named("f"),
+    "thoughts": thoughts,
+    "thoughts and calls": partial(thoughts, then=hermes),
+    "thoughts that may come": partial(thoughts, then=hermes, begun=False),
 }
 WEATHER = '{"name": "weather", "arguments": {"city": "Rome", "note": "a } \\" {"}}'
 
@@ -99,11 +100,11 @@ CASES: list[tuple[str, str, list[Piece]]] = [
 
 @pytest.mark.parametrize(("kind", "text", "told"), CASES)
 def test_a_text_is_told_by_its_parts(kind: str, text: str, told: list[Piece]) -> None:
-    assert read(READERS[kind](), [text]) == told
+    assert read(TextReader(READERS[kind]), [text]) == told
 
 
 def test_the_name_is_told_before_the_arguments_are_over() -> None:
-    told = HermesReader().feed('<tool_call>{"name": "weather", "arguments": {"ci')
+    told = TextReader(hermes).feed('<tool_call>{"name": "weather", "arguments": {"ci')
     assert told == [call(0, "weather", ""), call(0, "weather", '{"ci')]
 
 
@@ -145,8 +146,9 @@ def test_any_cut_of_a_text_has_the_same_parts(kind: str, data: st.DataObject) ->
     text = data.draw(TEXTS)
     places = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     tokens = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
-    make = READERS[kind]
-    assert read(make(), tokens) == read(make(), [text]) == read(make(), list(text))
+    cuts = (tokens, [text], list(text))
+    cut, whole, single = (read(TextReader(READERS[kind]), some) for some in cuts)
+    assert cut == whole == single
 
 
 TOLD = st.text().filter(lambda text: "</tool_call>" not in text)  # which ends the call, wherever it stands
@@ -157,5 +159,5 @@ TOLD = st.text().filter(lambda text: "</tool_call>" not in text)  # which ends t
 def test_arguments_are_told_as_they_were_written(arguments: dict[str, object], tight: bool) -> None:
     separators = (",", ":") if tight else (", ", ": ")
     written = json.dumps({"name": "f", "arguments": arguments}, separators=separators)
-    [(part, told)] = read(HermesReader(), list(f"<tool_call>{written}</tool_call>"))
+    [(part, told)] = read(TextReader(hermes), list(f"<tool_call>{written}</tool_call>"))
     assert (part, json.loads(told)) == (Part("call", 0, "f"), arguments)

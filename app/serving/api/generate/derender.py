@@ -7,13 +7,13 @@ all tokens are read again at each event.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from msgspec import Struct
 
-from app.engine.core.outputs import PartReader
-from app.engine.parsing import HermesReader, ListedReader, ThoughtReader
+from app.engine.parsing import Read, hermes, listed, plain, thoughts
 from app.serving.api.logprobs import token_bytes
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.http.context import RequestContext
@@ -213,18 +213,15 @@ class Derenderer:
 
     def _parts(self, chat: ChatCompletionRequest | None, text: str, ends: bool) -> Parts:
         """Separates thoughts and calls from a reply; without parsers all of it is content."""
-        reader: PartReader | None = None
-        if not self._parses or chat is None:
-            return Parts(text)
-        if chat.tools and chat.tool_choice != "none":
-            parser = self._pipeline.settings.tools.tool_call_parser
-            reader = ListedReader() if parser == "llama3_json" else HermesReader()
-        if self._pipeline.limits.reasons:
-            reader = ThoughtReader(reader)
-        if reader is None:
-            return Parts(text)
+        read: Read = plain
+        if self._parses and chat is not None:
+            if chat.tools and chat.tool_choice != "none":
+                as_llama = self._pipeline.settings.tools.tool_call_parser == "llama3_json"
+                read = listed if as_llama else hermes
+            if self._pipeline.limits.reasons:
+                read = partial(thoughts, then=read)
         parts = Parts()
-        for part, piece in [*reader.feed(text), *(reader.finish() if ends else ())]:
+        for part, piece in read(text, ends):
             if part is None:
                 parts.content += piece
             elif part.kind == "reasoning":
