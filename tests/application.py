@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.serving.flask.application import Understudy
-from app.serving.http.context import Readable, RequestContext
+from app.serving.http.context import RequestContext
 from app.serving.http.route import Route
 from app.serving.middleware.stack import Middleware, MiddlewareStack
 from config.live import LiveSettings
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead
 
 
 class NoEngine:
@@ -40,7 +43,7 @@ def request(
     path: str = "/",
     method: str = "GET",
     headers: Mapping[str, str] | None = None,
-    source: Readable | None = None,
+    source: SupportsRead[bytes] | None = None,
     **given: Any,
 ) -> RequestContext:
     """The context of a request that arrived at 0 s; `headers` by lower-case names."""

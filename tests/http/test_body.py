@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import gevent
 import pytest
@@ -11,9 +12,12 @@ from gunicorn.http.body import Body, ChunkedReader
 from gunicorn.http.unreader import IterUnreader
 
 from app.serving.http.body import BodyLimits
-from app.serving.http.context import Readable, RequestContext
+from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from tests.application import request
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead
 
 LIMITS = BodyLimits(most_bytes=100, timeout_s=0.05)
 
@@ -29,12 +33,12 @@ class Endless:
         return b"x" * size
 
 
-def posted(stream: Readable, length: int | str | None = None) -> RequestContext:
+def posted(stream: SupportsRead[bytes], length: int | str | None = None) -> RequestContext:
     declared = {} if length is None else {"content-length": str(length)}
     return request("/", "POST", declared, stream)
 
 
-def refused(stream: Readable, length: int | str | None = None) -> int:
+def refused(stream: SupportsRead[bytes], length: int | str | None = None) -> int:
     with pytest.raises(ApiError) as caught:
         LIMITS.read(posted(stream, length))
     return caught.value.status

@@ -34,7 +34,7 @@ from werkzeug.wsgi import get_input_stream
 
 from app.base.clock.pause import SWITCH_S, share_loop
 from app.serving.http.connection import BrokenOffError, Connection, reset_when_closed
-from app.serving.http.context import CONTEXT, context_of, ends_with_connection
+from app.serving.http.context import CONTEXT, context_of
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -78,7 +78,7 @@ class OtherServer:
         sock = client_socket(environ)
         if sock is not None and context.connection is None and context.scheme == "http":
             kind = ShownConnection if WAITRESS in environ else Connection
-            resets = UWSGI in environ or ends_with_connection(environ)
+            resets = UWSGI in environ or context.http_version == "HTTP/1.0"
             context.connection = kind(sock, plain=False, resets=resets)
         if environ.get("wsgi.multiprocess") and GUNICORN not in environ and not self._has_warned:
             self._has_warned = True  # gunicorn's workers have been counted at its start
@@ -250,7 +250,7 @@ class ThreadRequest:
         return result
 
     def read(self, size: int) -> bytes:
-        """Greenlet: see `Readable`."""
+        """Greenlet: see `RequestContext.source`."""
         try:
             data: bytes = self.send(self._source.read, size)
             return data

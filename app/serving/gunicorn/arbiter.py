@@ -39,22 +39,18 @@ ONE_EACH = (
     "would answer in turns, as strangers. data-parallel-size makes more ranks, each on a port of its own"
 )
 
-Prepare = Callable[[Settings], None]
-"""Fetches and checks files that the settings name; raises when they cannot be used."""
-EngineOptions = Callable[[Settings], "EngineProcessOptions"]
-"""Returns the options of a real engine's process; raises when the engine could not run."""
-Create = Callable[[Settings], object]
-"""Builds the application; raises, SystemExit too, when the settings cannot be served."""
-
 
 class RankArbiter(Arbiter):  # type: ignore[misc]
     """The class that `take_charge` gives a stock arbiter. `settings`: the settings in force."""
 
     WORKERS: dict[int, Any]
     settings: Settings
-    prepare: Prepare
-    create: Create
-    engine_options: EngineOptions
+    prepare: Callable[[Settings], None]
+    """Fetches and checks files that the settings name; raises when they cannot be used."""
+    create: Callable[[Settings], object]
+    """Builds the application; raises, SystemExit too, when the settings cannot be served."""
+    engine_options: Callable[[Settings], EngineProcessOptions]
+    """Returns the options of a real engine's process; raises when the engine could not run."""
     engine: EngineProcess | None = None
     """None without a real model."""
     certificate: ServerCertificate | None = None
@@ -108,7 +104,8 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 
     def setup(self, app: Any) -> None:
         super().setup(app)
-        self.have_one_each()
+        self.num_workers = ranks.count(self.settings.server)
+        self.cfg.set("workers", self.num_workers)
         # `_asked` has just checked the certificate. If it is broken now, the old one stays in use.
         with suppress(CertificateError, OSError):
             self.secure()
@@ -134,20 +131,15 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     def secure(self) -> None:
         """Loads the certificate of the settings or gunicorn's options. Raises CertificateError."""
         tls = self.settings.tls
-        pair = (tls.ssl_certfile, tls.ssl_keyfile)
+        certfile, keyfile = tls.ssl_certfile, tls.ssl_keyfile
         if tls.self_signed_certs:
             self.self_signed = self.self_signed or SelfSigned()
-            pair = self.self_signed.pair(self.settings)
-            self.log.info("self-signed certificate: %s", pair[0])
-        if pair[0]:
-            self.cfg.set("certfile", pair[0])
-            self.cfg.set("keyfile", pair[1])
+            certfile, keyfile = self.self_signed.pair(self.settings)
+            self.log.info("self-signed certificate: %s", certfile)
+        if certfile:
+            self.cfg.set("certfile", certfile)
+            self.cfg.set("keyfile", keyfile)
         self.certificate = ServerCertificate(self.cfg) if self.cfg.is_ssl else None
-
-    def have_one_each(self) -> None:
-        """Sets the number of workers to the number of ranks, overriding gunicorn's options."""
-        self.num_workers = size = ranks.count(self.settings.server)
-        self.cfg.set("workers", size)
 
     def _asked(self) -> Settings:
         """Reads the settings anew. Raises any exception, or SystemExit, when they cannot be served."""
@@ -186,13 +178,16 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 
 
 def take_charge(
-    server: Any, settings: Settings, prepare: Prepare, create: Create, engine_options: EngineOptions
+    server: Any,
+    settings: Settings,
+    prepare: Callable[[Settings], None],
+    create: Callable[[Settings], object],
+    engine_options: Callable[[Settings], EngineProcessOptions],
 ) -> None:
     """Turns a starting stock arbiter into a `RankArbiter`: gunicorn has no setting for the arbiter's class.
 
-    `prepare` is called once at the start, before the ranks need the same files, and before every reload.
-    `create` tries out the settings of a reload. `engine_options` returns the options of a real engine.
-    Raises ConfigError, CertificateError, OSError or an error of `prepare` when the settings cannot be served.
+    `prepare` is called once at the start, before the ranks need the same files, and before every reload;
+    `create` tries out the settings of a reload. Raises ConfigError, CertificateError, OSError or an error of `prepare` when the settings cannot be served.
     """
     settings = ranks.bound(settings, server.cfg.address)
     hand_over(settings, os.environ)
@@ -211,12 +206,12 @@ def take_charge(
     # The command that SIGUSR2 starts. After `python -m gunicorn`, gunicorn's own guess names a file of its
     # package; its folder then precedes the standard library, and its `http` hides Python's.
     server.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
-    server.settings = settings
+    server.settings, server.prepare, server.create = settings, prepare, create
+    server.engine_options, server.num_workers = engine_options, size
     if server.cfg.workers != size:
         serving = "one worker serves" if size == 1 else f"{size} workers serve, one for each rank"
         server.log.warning("workers=%d: %s: %s", server.cfg.workers, serving, ONE_EACH)
-    server.have_one_each()
-    server.prepare, server.create, server.engine_options = prepare, create, engine_options
+        server.cfg.set("workers", size)
     server.secure()
     server.start_engine()
 

@@ -26,14 +26,6 @@ COMMON_NAME = "Understudy"
 EARLIER = timedelta(hours=1)
 """Validity before the current time, for clients with slow clocks."""
 VALID = timedelta(days=3650)
-EVERYWHERE = ("0.0.0.0", "::")
-OTHER_USES = (
-    *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
-    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
-)
-"""Uses of a key besides signatures: an elliptic curve key has no other use in TLS."""
-Stamp = list[tuple[int, ...] | None]
-"""Version of the files, from `os.stat`; None for a missing file."""
 
 
 class CertificateError(Exception):
@@ -87,9 +79,11 @@ class ServerCertificate:
         context.sslsocket_class = ClosingSocket
         self._context = context
 
-    def _stamp(self) -> Stamp:
-        """Follows links: Kubernetes renews a mounted secret by replacing a link."""
-        stamp: Stamp = []
+    def _stamp(self) -> list[tuple[int, ...] | None]:
+        """Version of each file; None for a missing one. Follows links: Kubernetes renews a mounted secret by
+        replacing a link.
+        """
+        stamp: list[tuple[int, ...] | None] = []
         for path in filter(None, (self._cfg.certfile, self._cfg.keyfile)):
             try:
                 at = os.stat(path)
@@ -104,20 +98,20 @@ def check_pair(certfile: str, keyfile: str | None) -> None:
 
     Without `keyfile`, the key is in `certfile`.
     """
-    both = " and ".join(path for path in (certfile, keyfile) if path)
-    for path in filter(None, (certfile, keyfile)):
-        try:
-            with open(path, "rb"):
-                pass
-        except OSError as error:
-            raise CertificateError(f"{path} cannot be read: {error.strerror}") from None
+    paths = [path for path in (certfile, keyfile) if path]
+    try:
+        for path in paths:
+            open(path, "rb").close()
+    except OSError as error:
+        raise CertificateError(f"{path} cannot be read: {error.strerror}") from None
     try:
         # Without the `password` callback, OpenSSL would prompt for a passphrase on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=lambda: b"")
     except (OSError, ValueError) as error:
+        fault = f"are no certificate with its key in PEM form: {error}"
         if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-            raise CertificateError(f"{both} do not belong together") from None
-        raise CertificateError(f"{both} are no certificate with its key in PEM form: {error}") from None
+            fault = "do not belong together"
+        raise CertificateError(f"{' and '.join(paths)} {fault}") from None
 
 
 class SelfSigned:
@@ -126,19 +120,16 @@ class SelfSigned:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="understudy-"))
         self._names: list[str] = []
-        owner = os.getpid()
+        atexit.register(self._remove, os.getpid())
 
-        def remove() -> None:
-            if os.getpid() == owner:  # forked workers inherit exit hooks
-                shutil.rmtree(self._folder, ignore_errors=True)
-
-        atexit.register(remove)
+    def _remove(self, owner: int) -> None:
+        if os.getpid() == owner:  # forked workers inherit exit hooks
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def pair(self, settings: Settings) -> tuple[str, str]:
         """Returns the paths of certificate and key; makes new ones when the server's names have changed."""
         certificate, key = self._folder / "cert.pem", self._folder / "key.pem"
-        names = names_of(settings)
-        if names != self._names:
+        if (names := names_of(settings)) != self._names:
             made, secret = make_pair(names)
             key.touch(mode=0o600)
             key.write_bytes(secret)
@@ -150,10 +141,9 @@ class SelfSigned:
 def names_of(settings: Settings) -> list[str]:
     """Returns the names and addresses that clients may use for this server, each once."""
     server = settings.server
-    own = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
-    told = [server.pod_name, server.pod_ip, "" if server.host in EVERYWHERE else server.host]
-    names = dict.fromkeys([*own, *told, *settings.access.allowed_hosts])
-    return [name for name in names if name and name.isascii()]
+    host = "" if server.host in ("0.0.0.0", "::") else server.host
+    own = ["localhost", "127.0.0.1", "::1", socket.gethostname(), server.pod_name, server.pod_ip, host]
+    return [name for name in dict.fromkeys([*own, *settings.access.allowed_hosts]) if name and name.isascii()]
 
 
 def make_pair(names: list[str], now: datetime | None = None) -> tuple[bytes, bytes]:
@@ -173,24 +163,17 @@ def make_pair(names: list[str], now: datetime | None = None) -> tuple[bytes, byt
             called.append(x509.IPAddress(ipaddress.ip_address(name)))
         except ValueError:
             called.append(x509.DNSName(name))
-    signs = x509.KeyUsage(digital_signature=True, **dict.fromkeys(OTHER_USES, False))
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(issuer)
-        .issuer_name(issuer)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - EARLIER)
-        .not_valid_after(now + VALID)
-        .add_extension(x509.SubjectAlternativeName(called), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(signs, critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
-    )
-    certificate = builder.sign(key, hashes.SHA256())
+    serial = x509.random_serial_number()
+    builder = x509.CertificateBuilder(issuer, issuer, public, serial, now - EARLIER, now + VALID)
+    for extension, critical in (
+        (x509.SubjectAlternativeName(called), False),
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectKeyIdentifier.from_public_key(public), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(public), False),
+    ):
+        builder = builder.add_extension(extension, critical)
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return certificate.public_bytes(serialization.Encoding.PEM), secret
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), secret

@@ -161,7 +161,7 @@ class FastPath:
 
     def log_access(self, context: RequestContext, response: Response) -> None:
         if self.logs_access:
-            log_exchange(self.log, context, response, time.monotonic() - context.arrival_s)
+            log_exchange(self.log, context, response)
 
 
 class FastConnection(HubConnection):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -24,17 +25,14 @@ SHORT_S = 0.0002
 Work = Callable[[], object]
 
 
+@dataclass(slots=True)
 class Share:
-    """One connection's cost: `cost_s` is a moving average of its processor time per work, in seconds."""
+    """One connection's cost: a moving average of its processor time per work, in seconds.
 
-    __slots__ = ("cost_s",)
+    An average keeps long work from hiding between short work.
+    """
 
-    def __init__(self, cost_s: float = 0.0) -> None:
-        self.cost_s = cost_s
-
-    def add(self, cost_s: float) -> None:
-        """Adds a measured cost. An average keeps long work from hiding between short work."""
-        self.cost_s += (cost_s - self.cost_s) / 4
+    cost_s: float = 0.0
 
 
 class FairTurns:
@@ -50,8 +48,8 @@ class FairTurns:
         self._end_s = inf
         """End of this turn's work for clients; inf until the first work."""
         self._short: deque[tuple[Share, list[Work]]] = deque()
-        """Waiting short work; an empty list is abandoned work."""
         self._long: deque[tuple[Share, list[Work]]] = deque()
+        """Waiting work; an empty list is abandoned work."""
         loop = gevent.get_hub().loop
         self._next_turn: Any = loop.timer(0.0)
         self._turn_begins: Any = loop.prepare(ref=False)
@@ -73,9 +71,13 @@ class FairTurns:
             self._end_s = now_s + TURN_S
         return now_s < self._end_s
 
-    def put(self, share: Share, work: Work) -> None:
-        """Hub: schedules `work` for the turn of its connection."""
-        self._put(share, [work])
+    def put(self, share: Share, work: Work) -> list[Work]:
+        """Hub: schedules `work` for the turn of its connection; clear the returned list to abandon it."""
+        if not self._short and not self._long:
+            self._next_turn.start(self._serve)
+        waiting = [work]
+        (self._short if share.cost_s <= SHORT_S else self._long).append((share, waiting))
+        return waiting
 
     def wait(self, share: Share) -> None:
         """Greenlet: continues at once if there is time, else in the turn of its connection."""
@@ -87,8 +89,7 @@ class FairTurns:
         self._switch(Share(TURN_S))
 
     def _switch(self, share: Share) -> None:
-        waiting: list[Work] = [gevent.getcurrent().switch]
-        self._put(share, waiting)
+        waiting = self.put(share, gevent.getcurrent().switch)
         try:
             gevent.get_hub().switch()
         finally:
@@ -96,11 +97,6 @@ class FairTurns:
 
     def _begin_turn(self) -> None:
         self._end_s = inf
-
-    def _put(self, share: Share, work: list[Work]) -> None:
-        if not self._short and not self._long:
-            self._next_turn.start(self._serve)
-        (self._short if share.cost_s <= SHORT_S else self._long).append((share, work))
 
     def _serve(self) -> None:
         """Runs waiting work until this turn's limit, and at least one piece of long work."""
@@ -121,4 +117,4 @@ class FairTurns:
         if work:
             begun_s = self._processor_time()
             work[0]()
-            share.add(self._processor_time() - begun_s)
+            share.cost_s += (self._processor_time() - begun_s - share.cost_s) / 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 
 import httptools
 from msgspec import Struct
@@ -81,43 +82,34 @@ class RequestHeads:
         route = self._routes.get((method, rest.removesuffix(b" HTTP/1.1")))
         if route is None or route.plain is None or len(data) > self._most_bytes or has_bare_line_feed(data):
             return None
-        fields = _Fields()
-        parser = httptools.HttpRequestParser(fields)
+        fields: list[tuple[bytes, bytes]] = []
+        listener = SimpleNamespace(on_header=lambda name, value: fields.append((name, value)))
+        parser = httptools.HttpRequestParser(listener)
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return None
-        if parser.get_http_version() != "1.1" or len(fields.read) > self._most_fields:
+        if parser.get_http_version() != "1.1" or len(fields) > self._most_fields:
             return None
         headers: dict[str, str] = {}
-        for raw_name, raw_value in fields.read:
+        for raw_name, raw_value in fields:
             name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
             if name in headers or "_" in name:
                 return None
             if name in GENERAL and not (name == "connection" and value.lower() in CONNECTION):
                 return None
             headers[name] = value.strip(" \t")
-        if not HOST.fullmatch(headers.get("host", "")):
-            return None
-        if not route.plain.special_headers.isdisjoint(headers):
+        is_special = not route.plain.special_headers.isdisjoint(headers)
+        if is_special or not HOST.fullmatch(headers.get("host", "")):
             return None
         closes = CONNECTION[headers.get("connection", "keep-alive").lower()]
         if route.methods[0] == "GET":
             return RequestHead(route, "GET", headers, 0, closes)
         length = headers.get("content-length", "")
-        if closes or headers.get("content-type") != "application/json":
-            return None
-        if not length.isdecimal() or len(length) > MOST_DIGITS:
+        is_json = headers.get("content-type") == "application/json"
+        if closes or not is_json or not length.isdecimal() or len(length) > MOST_DIGITS:
             return None
         return RequestHead(route, "POST", headers, int(length))
-
-
-class _Fields:
-    def __init__(self) -> None:
-        self.read: list[tuple[bytes, bytes]] = []
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.read.append((name, value))
 
 
 def response_head(response: Response, closes: bool = False) -> bytes:

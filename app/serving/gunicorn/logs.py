@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -52,14 +53,13 @@ class AccessFields(logging.Filter):
             path = str(atoms.get("{raw_uri}e") or atoms.get("U") or "-").partition("?")[0]
             context = atoms.get(f"{{{CONTEXT}}}e")
             identifier = context.request_id if isinstance(context, RequestContext) else ""
-            status, sent, micros = (int(str(atoms.get(name) or 0)) for name in "sBD")
             fields: dict[str, Any] = {
                 "client": atoms.get("h"),
                 "method": atoms.get("m"),
                 "path": path if path.isprintable() else path.encode("unicode_escape").decode(),
-                "status": status,
-                "bytes": sent,
-                "duration": micros / 1_000_000,
+                "status": int(str(atoms.get("s") or 0)),
+                "bytes": int(str(atoms.get("B") or 0)),
+                "duration": int(str(atoms.get("D") or 0)) / 1_000_000,
                 "request_id": identifier or current_request_id(),
             }
             record.__dict__.update(fields)
@@ -87,6 +87,8 @@ class ServerLogger(Statsd):  # type: ignore[misc]
     """
 
     own = LogSettings()
+    is_start = True
+    """True until the first worker of each rank has started."""
 
     def __init__(self, cfg: Any) -> None:
         if cfg.statsd_host is not None:
@@ -100,7 +102,6 @@ class ServerLogger(Statsd):  # type: ignore[misc]
         super().setup(cfg)
         # A line for a full disk is lost; its traceback would show headers of requests on stderr.
         logging.raiseExceptions = False
-        self.writes_own_lines = False
         if cfg.logconfig_dict or cfg.logconfig_json or cfg.logconfig:
             return
         own: LogSettings = getattr(cfg.logger_class, "own", self.own)
@@ -116,10 +117,6 @@ class ServerLogger(Statsd):  # type: ignore[misc]
         if own.access_log and cfg.accesslog is None:
             self._set_handler(self.access_log, "-", None, sys.stdout)
             _have_lines(self._get_gunicorn_handler(self.access_log), own, AccessFields(), RequestId())
-            self.writes_own_lines = not cfg.syslog and self.cfg.statsd_host is None
-
-    is_start = True
-    """True until the first worker of each rank has started."""
 
     def info(self, msg: str, *args: Any, **kwargs: Any) -> None:
         """Logs lines of USUAL as debug during the start."""
@@ -137,23 +134,11 @@ def logger_class(settings: LogSettings) -> type[ServerLogger]:
     return type("ServerLogger", (ServerLogger,), {"own": settings})
 
 
-def log_exchange(log: Logger, context: RequestContext, response: Response, seconds: float) -> None:
-    """Writes the access line of an exchange without gunicorn's response."""
-    bytes_sent = response.bytes_sent
-    if getattr(log, "writes_own_lines", False):
-        atoms = {
-            "h": context.client,
-            "m": context.method,
-            "{raw_uri}e": context.target,
-            "s": str(response.status),
-            "B": bytes_sent,
-            "D": int(seconds * 1_000_000),
-            f"{{{CONTEXT}}}e": context,
-        }
-        log.access_log.info("", atoms)
-        return
-    answer = SimpleNamespace(status=response.status_line, sent=bytes_sent, headers=response.headers)
-    log.access(answer, context.headers, environ_of(context), timedelta(seconds=seconds))
+def log_exchange(log: Logger, context: RequestContext, response: Response) -> None:
+    """Writes the access line of an exchange that gunicorn has not seen."""
+    answer = SimpleNamespace(status=response.status_line, sent=response.bytes_sent, headers=response.headers)
+    took = timedelta(seconds=time.monotonic() - context.arrival_s)
+    log.access(answer, context.headers, environ_of(context), took)
 
 
 def _have_lines(handler: logging.Handler, settings: LogSettings, *filters: logging.Filter) -> None:

@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs
 
 from app.serving.http.connection import Connection
 
 if TYPE_CHECKING:
+    from _typeshed import SupportsRead
+
     from app.serving.http.response import Response
 
 T = TypeVar("T")
@@ -25,23 +27,15 @@ SequenceObserver = Callable[..., Callable[..., None] | None]
 Ending = Callable[["RequestContext", "Response"], None]
 
 
-class Readable(Protocol):
-    """Source of a request's body."""
+@dataclass(frozen=True, slots=True)
+class MatchedRoute:
+    """The part of a route that its requests' contexts show; variable parts of `path` are in braces.
 
-    def read(self, size: int, /) -> bytes:
-        """Returns `size` bytes, fewer only at the body's end. OSError or ValueError: the body broke off."""
+    `on_error` builds the response for an error; None where the general error format applies.
+    """
 
-
-class MatchedRoute(Protocol):
-    """The part of `app.serving.http.route.Route` that a context shows."""
-
-    @property
-    def path(self) -> str:
-        """The path with its variable parts in braces."""
-
-    @property
-    def on_error(self) -> Callable[[Exception], Response] | None:
-        """Builds the response for an error; None where the general error format applies."""
+    path: str
+    on_error: Callable[[Exception], Response] | None = field(default=None, kw_only=True)
 
 
 @dataclass(eq=False, repr=False)
@@ -63,7 +57,8 @@ class RequestContext:
     """The whole body, once `app.serving.http.body` has read it."""
     part: bytes = b""
     """The part of a body that has arrived, where it is not read to its end."""
-    source: Readable | None = None
+    source: SupportsRead[bytes] | None = None
+    """Returns as many bytes as asked, fewer only at the body's end. OSError: the body broke off."""
     connection: Connection | None = None
     http_version: str = "HTTP/1.1"
     scheme: str = "http"
@@ -88,10 +83,6 @@ class RequestContext:
     """Called with the response by the middleware; set when the request begins."""
     _request_id: str = ""
     _kept: dict[type, object] | None = None
-
-    @property
-    def body_read(self) -> bytes:
-        return self.part if self.body is None else self.body
 
     def keep(self, item: object) -> None:
         if self._kept is None:
@@ -130,7 +121,6 @@ class RequestContext:
         return values[0] if values else default
 
     def arguments(self, name: str) -> Sequence[str]:
-        """All values of `name` in the query."""
         return self._query.get(name, ())
 
     def query(self) -> dict[str, str]:
@@ -184,23 +174,14 @@ def _name(key: str) -> str:
     return key[5:].replace("_", "-").lower()
 
 
-def ends_with_connection(environ: Environ) -> bool:
-    """True for HTTP/1.0: an answer of unknown length ends with the connection."""
-    return bool(environ.get("SERVER_PROTOCOL") == "HTTP/1.0")
-
-
 def environ_of(context: RequestContext) -> dict[str, object]:
     """Builds the environ that an access log reads, for a request without one."""
     path, _, query = context.target.partition("?")
     named = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in context.headers.items()}
     return {
         **named,
-        "REMOTE_ADDR": context.client,
-        "REQUEST_METHOD": context.method,
-        "RAW_URI": context.target,
-        "PATH_INFO": path,
-        "QUERY_STRING": query,
-        "SERVER_PROTOCOL": context.http_version,
+        **{"REMOTE_ADDR": context.client, "REQUEST_METHOD": context.method, "RAW_URI": context.target},
+        **{"PATH_INFO": path, "QUERY_STRING": query, "SERVER_PROTOCOL": context.http_version},
         CONTEXT: context,
     }
 
@@ -212,7 +193,7 @@ def context_of(
 
     `ended`: see `Connection`. Without a gevent socket (test clients), the context has no connection.
     """
-    scheme = environ["wsgi.url_scheme"]
+    scheme, version = environ["wsgi.url_scheme"], environ.get("SERVER_PROTOCOL", "HTTP/1.1")
     path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
     sock: Any = environ.get("gunicorn.socket")
     query = environ.get("QUERY_STRING", "")
@@ -224,10 +205,10 @@ def context_of(
         environ.get("REMOTE_ADDR") or "",
         time.monotonic() if arrival_s is None else arrival_s,
         source=environ["wsgi.input"],
-        connection=Connection(sock, ended, scheme == "http", ends_with_connection(environ))
+        connection=Connection(sock, ended, scheme == "http", version == "HTTP/1.0")
         if hasattr(sock, "_sock")
         else None,
-        http_version=environ.get("SERVER_PROTOCOL", "HTTP/1.1"),
+        http_version=version,
         scheme=scheme,
         host=environ.get("HTTP_HOST", ""),
         bound_to=environ.get("SERVER_NAME", ""),

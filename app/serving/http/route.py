@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from app.serving.http.context import RequestContext
+from app.serving.http.context import MatchedRoute, RequestContext
 from app.serving.http.response import PendingResponse, Response
 
 Handler = Callable[[RequestContext], Response]
@@ -27,7 +27,7 @@ class PlainHandler(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Route(MatchedRoute):
     """A handler for `methods` of `path`, whose variable parts are in braces, as in vLLM.
 
     `handle` may wait, and raises errors that `on_error` turns into a response. `plain` answers the first of
@@ -36,9 +36,7 @@ class Route:
     """
 
     methods: tuple[str, ...]
-    path: str
     handle: Handler
-    on_error: ErrorHandler | None = None
     plain: PlainHandler | None = None
 
 

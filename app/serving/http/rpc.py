@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from app.serving.http.context import RequestContext
+from app.serving.http.context import MatchedRoute, RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import Response
 
@@ -98,18 +98,15 @@ def error_response(error: ApiError) -> RpcResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class RpcMethod:
+class RpcMethod(MatchedRoute):
     """A handler for calls of `path` (``/PACKAGE.SERVICE/METHOD``).
 
     `handle` reads the message from the context's body, may wait, and raises errors that
     `app.serving.api.errors` handles. With `each`, `handle` is called once per message, and never waits.
     """
 
-    path: str
     handle: Callable[[RequestContext], RpcResponse]
     each: bool = False
-    on_error: None = None
-    """None: errors become a gRPC status."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class HttpLog(Middleware):
             "path": mask_query(context.target),
             "client": context.client,
             "headers": mask_headers((name.title(), value) for name, value in context.headers.items()),
-            "body": _text(context.body_read),
+            "body": _text(context.part if context.body is None else context.body),
             "status": response.status,
             "response_headers": mask_headers(response.headers.items()),
             "response": _text(whole) if isinstance(whole, bytes) and not response.streamed else "(stream)",
