@@ -58,14 +58,13 @@ SLICE_S = 0.001
 
 MOST_EACH_BYTES = 1 << 16
 """Most bytes of waiting messages in a call whose messages are answered one by one."""
-BROKEN_OFF = "The answer broke off."
+BROKEN_OFF = (RpcCode.INTERNAL, "The answer broke off.")
 Headers = list[tuple[bytes, bytes]]
 OK: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 LONGEST_MESSAGE = 2000
 """Most characters of a status message."""
 PLAIN = " !#$&'()*+,/:;=?@[]"
 """Characters of a status message sent unescaped, besides letters and digits."""
-OF_HTTP = ("content-type", "content-length")
 TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 LONGEST_S = 1e9
 UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -88,16 +87,8 @@ class CallTransport(HubConnection):
         self.stalled: dict[RpcCall, None] = {}
         """Calls without room in the client's windows, the longest waiting first."""
         self.buffered = 0
-        self._is_leaving = False
+        self._is_leaving = self._awaits_turn = False
         self._tasks: dict[Callable[[], None], None] = {}
-        self._awaits_turn = False
-
-    def forget_call(self, call: RpcCall) -> None:
-        """Removes an ended call; a connection without calls is idle."""
-        self.calls.pop(call.id, None)
-        self.stalled.pop(call, None)
-        if not self.calls:
-            self.busy, self.since_s = False, time.monotonic()
 
     # Turns.
 
@@ -174,9 +165,10 @@ class CallTransport(HubConnection):
 
 
 class RpcCall:
-    """A call of `method` (None: unknown method), with the interface of `StreamTransport`.
+    """A call of `method` (None: unknown method), with the interface of `StreamTransport` for its source.
 
-    `has_request`: the client has sent its last message. `size`: memory of the call's headers, in bytes.
+    `has_request`: the client has sent its last message. `since_s`: start of the wait for the rest of the
+    request, or for room for the answer (monotonic seconds). `size`: memory of the call's headers, in bytes.
     """
 
     __slots__ = (
@@ -206,13 +198,10 @@ class RpcCall:
         self._next_slice: Callable[[], tuple[bytes, bool, bool]] | None = None
         """Returns the next bytes of the answer; see `StreamSource`."""
         self._unsent = b""
-        self._begun = self._last = self._lagging = False
-        self.has_request = False
+        self._begun = self._last = self._lagging = self.has_request = False
         self.stalled = False
         """True while the client's windows have no room for `_unsent`."""
-        self.since_s = time.monotonic()
-        """Start of the wait for the rest of the request, or for room for the answer (monotonic seconds)."""
-        self.is_open = True
+        self.since_s, self.is_open = time.monotonic(), True
         self._deadline: Watcher | None = None
         if given := TIMEOUT.fullmatch(headers.get("grpc-timeout", "")):
             limit_s = min(LONGEST_S, int(given[1]) * UNITS_S[given[2]])
@@ -233,14 +222,13 @@ class RpcCall:
             self.fail(RpcCode.RESOURCE_EXHAUSTED, text)
         elif self._context is not None:
             self.lag()
-        elif self.has_request and not self._is_each:
-            message = self._message()
-            if message is not None and self._body:
-                self.fail(RpcCode.INTERNAL, "The call has more than one message.")
-            elif message is not None:
-                self._begin(message)
         elif self._is_each:
             self._begin(b"")
+        elif self.has_request and (message := self._message()) is not None:
+            if self._body:
+                self.fail(RpcCode.INTERNAL, "The call has more than one message.")
+            else:
+                self._begin(message)
 
     def _message(self) -> bytes | None:
         """Removes and returns the next message; None without a complete one. Invalid input ends the call."""
@@ -264,6 +252,10 @@ class RpcCall:
         size = int.from_bytes(body[1:PREFIX_BYTES], "big") if len(body) >= PREFIX_BYTES else 0
         return PREFIX_BYTES + size
 
+    def _begin(self, message: bytes) -> None:
+        self._context = self._new_context(message)
+        gevent.spawn(self._handle, self._context, self._method)
+
     def _new_context(self, message: bytes) -> RequestContext:
         headers, path = self._headers, self._headers[":path"]
         headers["content-length"] = str(len(message))
@@ -279,10 +271,6 @@ class RpcCall:
         )
 
     # Answer.
-
-    def _begin(self, message: bytes) -> None:
-        self._context = self._new_context(message)
-        gevent.spawn(self._handle, self._context, self._method)
 
     def _handle(self, context: RequestContext, method: RpcMethod | None) -> None:
         connection = self._connection
@@ -302,7 +290,7 @@ class RpcCall:
             connection.guarded(self._answer, response)
         except Exception:  # rendering failed
             log.exception("an answer broke off")
-            connection.guarded(self.fail, RpcCode.INTERNAL, BROKEN_OFF)
+            connection.guarded(self.fail, *BROKEN_OFF)
 
     def _answer(self, response: Response | None) -> None:
         """Runs the middleware on the answer, and sends it. None: each message has its own answer."""
@@ -318,8 +306,7 @@ class RpcCall:
         if not self.is_open:
             answer.close()
             return
-        self._response = answer
-        body = answer.body
+        self._response, body = answer, answer.body
         if response is None or body:
             self._begun = True
             self._connection.send_headers(self.id, _metadata(answer))
@@ -373,16 +360,15 @@ class RpcCall:
         if size > 0:
             connection.send_data(self._stream, unsent[:size])
             self._unsent = unsent = unsent[size:]
+        if size > 0 or not unsent:
+            connection.stalled.pop(self, None)
         if unsent:
-            if size > 0 or not self.stalled:  # the client's time limit starts anew
+            if self not in connection.stalled:  # the client's time limit starts anew
                 self.since_s = time.monotonic()
-                connection.stalled.pop(self, None)
                 connection.stalled[self] = None
             self.stalled = self._lagging = True
             return
-        if self.stalled:
-            self.stalled = False
-            connection.stalled.pop(self, None)
+        self.stalled = False
         if self._last:
             self._finish()
 
@@ -407,7 +393,7 @@ class RpcCall:
             data, more, last = self._next_slice()
         except Exception:  # rendering failed
             log.exception("an answer broke off")
-            self.fail(RpcCode.INTERNAL, BROKEN_OFF)
+            self.fail(*BROKEN_OFF)
             return
         if self.is_open:
             self.write(data, last)
@@ -465,39 +451,36 @@ class RpcCall:
             self._leave_source()
             self._close()
 
-    def close(self) -> None:
-        """Drops the source, which has ended."""
-        self._source = self._next_slice = None
-
     def _leave_source(self) -> None:
-        source = self._source
-        self.close()
+        source, self._source, self._next_slice = self._source, None, None
         if source is not None:
             source.leave()
 
     def _close(self) -> None:
+        connection = self._connection
         self.is_open = False
-        self.close()
+        self._source = self._next_slice = None
         if self._deadline is not None:
             self._deadline.stop()
             self._deadline.close()
-            self._deadline = None
-        self._connection.buffered -= len(self._body) + self._size
-        self._body = bytearray()
-        self._connection.forget_call(self)
+        connection.buffered -= len(self._body) + self._size
+        self._body.clear()
+        connection.calls.pop(self.id, None)
+        connection.stalled.pop(self, None)
+        if not connection.calls:
+            connection.busy, connection.since_s = False, time.monotonic()
         response, self._response = self._response, None
         if response is not None and self._context is not None:
-            self._connection.path.log_access(self._context, response)
+            connection.path.log_access(self._context, response)
             response.close()
 
 
 def _metadata(response: Response) -> Headers:
     """Returns the metadata before the first message: the response's headers without those of HTTP."""
-    names = ((name.lower(), value) for name, value in response.headers.items())
     return OK + [
-        (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
-        for name, value in names
-        if name not in OF_HTTP
+        (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+        for name, value in response.headers.items()
+        if name.lower() not in ("content-type", "content-length")
     ]
 
 

@@ -56,9 +56,8 @@ class Http2Connection(CallTransport):
         self._methods = rpc.methods
         self._in = data
         self._settled = self._is_behind = False
-        self._block_bytes = 0
-        """Bytes of an unfinished header block, with the heads of its frames."""
-        self._resets = 0
+        self._resets = self._block_bytes = 0
+        """`_block_bytes`: size of an unfinished header block, with the heads of its frames."""
         self.send_pending()
         self._wait()
 
