@@ -4,7 +4,7 @@ These servers differ in how they expose a client's socket, and in how they end a
 Most servers end such an answer as if complete, or log a traceback. `BreakableBody` gives each server its own
 signal.
 
-A server with many threads gets an event loop in a separate native thread (`LoopThread`). The application
+A server with many threads gets an event loop in a separate native thread. The application
 belongs to that loop, because its engine and timer wheel have no locks. A thread of gunicorn's `gthread`
 worker, uWSGI, waitress or mod_wsgi passes its request to the loop, which serves all requests in greenlets.
 The thread does the work that would block the loop: reading the body, and sending each piece of the answer. A
@@ -21,7 +21,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from contextvars import Context, copy_context
+from contextvars import copy_context
+from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
 from threading import Lock, Thread, main_thread
@@ -62,12 +63,14 @@ log = logging.getLogger(__name__)
 class OtherServer:
     """Serves `app`, which belongs to one loop, under a server without hooks for this application.
 
-    `begin` is called before the first request, `end` after the last one.
+    `begin` is called before the first request, `end` after the last one. For a server with threads, the loop
+    starts with the first request, after every fork, and ends with the process.
     """
 
     def __init__(self, app: WSGIApplication, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        self._app, self._begin = app, begin
-        self._loop_thread = LoopThread(app, begin, end)
+        self._app, self._begin, self._end = app, begin, end
+        self._starting = Lock()
+        self._run: RunInLoop | None = None
         self._has_warned = False
 
     def serve(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -83,13 +86,46 @@ class OtherServer:
         if environ.get("wsgi.multiprocess") and GUNICORN not in environ and not self._has_warned:
             self._has_warned = True  # gunicorn's workers have been counted at its start
             log.warning(SEVERAL)
-        if environ.get("wsgi.multithread") and not monkey.is_module_patched("threading"):
-            body = self._loop_thread.serve(environ, start_response, sock)
-        else:
+        end, cut = end_of_answer(environ), sock if UWSGI in environ else None
+        call: Callable[..., Any] = _call
+        if not environ.get("wsgi.multithread") or monkey.is_module_patched("threading"):
             self._begin()
             body = self._app(environ, start_response)
-        end = end_of_answer(environ)
-        return body if end is None else BreakableBody(body, end, sock if UWSGI in environ else None)
+            return body if end is None else BreakableBody(body, call, end, cut)
+        with self._starting:
+            request = ThreadRequest(self._run or self._started(), environ["wsgi.input"], sock)
+        context.source = environ["wsgi.input"] = request
+        head: list[Any] = []
+        in_loop: Callable[..., Any] = partial(request.call, copy_context().run)  # type: ignore[arg-type]
+        answer: Iterable[bytes] = in_loop(self._app, environ, lambda *given: head.extend(given))
+        start_response(*head)
+        is_whole = isinstance(answer, list)
+        if is_whole and end is None:
+            return answer
+        return BreakableBody(answer, call if is_whole else in_loop, end, cut)
+
+    def _started(self) -> RunInLoop:
+        sys.setswitchinterval(SWITCH_S)
+        made: SimpleQueue[RunInLoop] = SimpleQueue()
+
+        def run() -> None:
+            """Native thread: runs the loop; the endless sleep keeps it running."""
+            share_loop()
+            made.put(gevent.get_hub().loop.run_callback_threadsafe)
+            while True:
+                gevent.sleep(A_DAY_S)
+
+        Thread(target=run, name="event loop", daemon=True).start()
+        self._run = in_loop = made.get()
+
+        def end_with_process() -> None:
+            # The interpreter waits for this thread. In `atexit`, no threads could be started (3.12).
+            main_thread().join()
+            ThreadRequest(in_loop).call(self._end)
+
+        Thread(target=end_with_process, name="end of event loop").start()
+        ThreadRequest(in_loop).call(self._begin)
+        return in_loop
 
 
 def client_socket(environ: WSGIEnvironment) -> socket.socket | None:
@@ -119,90 +155,51 @@ def end_of_answer(environ: WSGIEnvironment) -> BaseException | None:
     return SystemExit("broken off on purpose") if MOD_WSGI in environ else None
 
 
-class BreakableBody:
-    """An answer's body that signals a break to the server, whose thread or greenlet iterates and closes it.
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
 
-    A break raises `end`, and resets the connection `resets`, which is closed with the body.
+
+class BreakableBody:
+    """An answer's body, which signals a break to the server; the server's thread iterates and closes it.
+
+    `call` runs functions where the application belongs. A break raises `end`, if there is one, and resets the
+    connection `resets`, which is closed with the body.
     """
 
-    def __init__(self, body: Iterable[bytes], end: BaseException, resets: socket.socket | None) -> None:
-        self._body, self._pieces = body, iter(body)
-        self._end, self._sock = end, resets
+    def __init__(
+        self,
+        body: Iterable[bytes],
+        call: Callable[..., Any],
+        end: BaseException | None,
+        cut: socket.socket | None,
+    ) -> None:
+        self._body, self._pieces, self._call = body, iter(body), call
+        self._end, self._sock = end, cut
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
         try:
-            return next(self._pieces)
-        except StopIteration:
-            raise
+            piece: bytes | None = self._call(next, self._pieces, None)
         except Exception as error:
             if self._sock is not None:  # uWSGI sends no chunks: only a reset shows the client the break
                 reset_when_closed(self._sock)
-            if not isinstance(error, BrokenOffError):
+            if self._end is None or not isinstance(error, BrokenOffError):
                 raise
+        else:
+            if piece is None:
+                raise StopIteration
+            return piece
         raise self._end
 
     def close(self) -> None:
         try:
             if (close := getattr(self._body, "close", None)) is not None:
-                close()
+                self._call(close)
         finally:
             if self._sock is not None:
                 self._sock.close()
-
-
-class LoopThread:
-    """Serves `app` to any number of threads.
-
-    The loop and `app` start with the first request, after every fork, and end with the process.
-    """
-
-    def __init__(self, app: WSGIApplication, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        self._app, self._begin, self._end = app, begin, end
-        self._starting = Lock()
-        self._run: RunInLoop | None = None
-
-    def serve(
-        self, environ: WSGIEnvironment, start_response: StartResponse, sock: socket.socket | None
-    ) -> Iterable[bytes]:
-        """Thread: serves one request from the client at `sock`. The caller closes the body (WSGI)."""
-        with self._starting:
-            request = ThreadRequest(self._run or self._started(), environ["wsgi.input"], sock)
-        environ[CONTEXT].source = environ["wsgi.input"] = request
-        variables = copy_context()
-        head: list[Any] = []
-
-        def begin(*given: Any) -> Any:
-            head.extend(given)
-
-        answer = request.call(variables.run, self._app, environ, begin)
-        start_response(*head)
-        return answer if isinstance(answer, list) else AnswerPieces(answer, request, variables)
-
-    def _started(self) -> RunInLoop:
-        sys.setswitchinterval(SWITCH_S)
-        made: SimpleQueue[RunInLoop] = SimpleQueue()
-
-        def run() -> None:
-            """Native thread: runs the loop; the endless sleep keeps it running."""
-            share_loop()
-            made.put(gevent.get_hub().loop.run_callback_threadsafe)
-            while True:
-                gevent.sleep(A_DAY_S)
-
-        Thread(target=run, name="event loop", daemon=True).start()
-        self._run = in_loop = made.get()
-
-        def end_with_process() -> None:
-            # The interpreter waits for this thread. In `atexit`, no threads could be started (3.12).
-            main_thread().join()
-            ThreadRequest(in_loop).call(self._end)
-
-        Thread(target=end_with_process, name="end of event loop").start()
-        ThreadRequest(in_loop).call(self._begin)
-        return in_loop
 
 
 class ThreadRequest:
@@ -249,7 +246,7 @@ class ThreadRequest:
         result: T = done.get()
         return result
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = -1, /) -> bytes:
         """Greenlet: see `RequestContext.source`."""
         try:
             data: bytes = self.send(self._source.read, size)
@@ -262,27 +259,3 @@ class ThreadRequest:
                     # With this one, the answer over TLS is lost.
                     socket.socket.shutdown(self._sock, socket.SHUT_RD)
             raise
-
-
-class AnswerPieces:
-    """An answer's body; the request's thread takes one piece after another.
-
-    `variables`: the request's context variables. No object in them refers back, to avoid cyclic garbage.
-    """
-
-    def __init__(self, body: Iterable[bytes], request: ThreadRequest, variables: Context) -> None:
-        self._body, self._pieces = body, iter(body)
-        self._call, self._run = request.call, variables.run
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        piece = self._call(self._run, lambda: next(self._pieces, None))
-        if piece is None:
-            raise StopIteration
-        return piece
-
-    def close(self) -> None:
-        if (close := getattr(self._body, "close", None)) is not None:
-            self._call(self._run, close)

@@ -187,7 +187,8 @@ def take_charge(
     """Turns a starting stock arbiter into a `RankArbiter`: gunicorn has no setting for the arbiter's class.
 
     `prepare` is called once at the start, before the ranks need the same files, and before every reload;
-    `create` tries out the settings of a reload. Raises ConfigError, CertificateError, OSError or an error of `prepare` when the settings cannot be served.
+    `create` tries out the settings of a reload. Raises ConfigError, CertificateError, OSError or an error of
+    `prepare` when the settings cannot be served.
     """
     settings = ranks.bound(settings, server.cfg.address)
     hand_over(settings, os.environ)

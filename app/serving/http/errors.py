@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import msgspec
@@ -53,52 +54,35 @@ class ApiError(Exception):
         return f"ApiError({self.status}, {self.type!r}, {self.message!r}, param={self.param!r})"
 
 
-def bad_request(message: str, param: str | None = None) -> ApiError:
-    """400: well-formed, but against a rule."""
-    return ApiError(400, "BadRequestError", message, param)
-
-
-def malformed(message: str, param: str | None = None) -> ApiError:
-    """400: not JSON, or JSON that does not fit the schema; `param` is ``body`` or ``body.<path>``."""
-    return ApiError(400, "Bad Request", message, param)
-
-
-def not_found(message: str, param: str | None = None) -> ApiError:
-    """404: the model (param ``model``) or stored object does not exist."""
-    return ApiError(404, "NotFoundError", message, param)
-
-
-def too_large(message: str) -> ApiError:
-    """413: the body is larger than the server accepts."""
-    return ApiError(413, "Request Entity Too Large", message)
-
-
 def too_many(message: str, retry_after_s: int | None = None) -> ApiError:
     """429: the waiting list is full; `retry_after_s` becomes a ``Retry-After`` header in seconds."""
     headers = _NO_HEADERS if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return ApiError(429, "RateLimitError", message, None, headers)
 
 
-def unavailable(message: str) -> ApiError:
-    """503: the server does not admit requests now (queue limit reached, draining)."""
-    return ApiError(503, "Service Unavailable", message)
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    """Makes errors of one status and type."""
+
+    status: int
+    type: str
+
+    def __call__(self, message: str, param: str | None = None) -> ApiError:
+        return ApiError(self.status, self.type, message, param)
 
 
-def retryable(message: str) -> ApiError:
-    """503: the request failed in transit; the client may retry."""
-    return ApiError(503, "ServiceUnavailableError", message)
-
-
-def timed_out(message: str) -> ApiError:
-    """504: the request took too long."""
-    return ApiError(504, "GatewayTimeoutError", message)
-
-
-def not_implemented(message: str) -> ApiError:
-    """501: the served model cannot do this."""
-    return ApiError(501, "NotImplementedError", message)
-
-
-def internal(message: str) -> ApiError:
-    """500: the server's own fault."""
-    return ApiError(500, "InternalServerError", message)
+bad_request = ErrorKind(400, "BadRequestError")
+"""Well-formed, but against a rule."""
+malformed = ErrorKind(400, "Bad Request")
+"""Not JSON, or JSON that does not fit the schema; `param` is ``body`` or ``body.<path>``."""
+not_found = ErrorKind(404, "NotFoundError")
+"""The model (param ``model``) or stored object does not exist."""
+too_large = ErrorKind(413, "Request Entity Too Large")
+internal = ErrorKind(500, "InternalServerError")
+not_implemented = ErrorKind(501, "NotImplementedError")
+"""The served model cannot do this."""
+unavailable = ErrorKind(503, "Service Unavailable")
+"""The server does not admit requests now (queue limit reached, draining)."""
+retryable = ErrorKind(503, "ServiceUnavailableError")
+"""The request failed in transit; the client may retry."""
+timed_out = ErrorKind(504, "GatewayTimeoutError")
