@@ -201,8 +201,8 @@ def build_pipeline(
         max_new_tokens=None if real is None else real.defaults.max_new_tokens,
     )
     keep_alive_s, timeout_s = max(0.0, api.sse_keep_alive_interval), server.write_timeout
-    return RequestPipeline(
-        live=components.live,
+    pipeline = RequestPipeline(
+        settings=settings,
         body=BodyLimits.of(server),
         models=ServedModels(model.served_names, model.model, model.max_model_len, components.adapters),
         tokenizer=tokenizer,
@@ -219,6 +219,8 @@ def build_pipeline(
         scripts=resolver,
         asks_plugins=asks_plugins,
     )
+    components.live.subscribe(pipeline.on_settings)
+    return pipeline
 
 
 def check_replay(settings: ReplaySettings) -> None:

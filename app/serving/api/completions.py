@@ -72,8 +72,6 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
             self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
 
     def _plain_chunks(self, output: Tokens, number: int) -> bytes:
-        if not self._texts:
-            self._texts = self.plain_text.begins(self._head, len(self.choices))
         self.choices[output.index].tokens += len(output.ids[:number])
         return self.plain_text.events(self._texts[output.index], output.texts[:number])
 

@@ -41,7 +41,6 @@ from app.serving.protocol.validation import (
     fit_prompt,
 )
 from app.text import Tokenizer
-from config.live import LiveSettings
 from config.sections.api import ApiSettings, json_object
 from config.settings import Settings
 
@@ -95,11 +94,12 @@ class ChatRules(Struct, frozen=True):
         return cls(api.trust_request_chat_template, kwargs, api.exclude_tools_when_tool_choice_none)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestPipeline:
     """Admits requests, submits them to the engine, and has answers written."""
 
-    live: LiveSettings
+    settings: Settings
+    """The settings of now: some may change while the server runs."""
     body: BodyLimits
     models: ServedModels
     tokenizer: Tokenizer
@@ -123,10 +123,8 @@ class RequestPipeline:
     slices: Slices = field(default_factory=partial(Slices, SLICE))
     """Counts texts of all requests that become tokens, and pauses now and then."""
 
-    @property
-    def settings(self) -> Settings:
-        """The settings of now: they may change while the server runs."""
-        return self.live.current
+    def on_settings(self, settings: Settings) -> None:
+        self.settings = settings
 
     def decode(self, context: RequestContext, kind: type[T]) -> T:
         """Returns the request in the body. ApiError 400, 408 or 413."""

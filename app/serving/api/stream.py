@@ -16,7 +16,7 @@ from gevent.event import Event as Bell
 from app.base.clock.clock import Watcher
 from app.base.clock.pause import pause_if_possible
 from app.engine.core.outputs import EngineOutput, Failed, Handle, Started, TakeToken, Tokens
-from app.serving.api.writer import ChoiceState, ResponseWriter
+from app.serving.api.writer import ResponseWriter
 from app.serving.http.connection import Connection
 from app.serving.http.response import StreamingBody
 from app.serving.http.stream import StreamTransport
@@ -49,18 +49,8 @@ class EventStream(StreamingBody):
     """
 
     __slots__ = (
-        "_bell",
-        "_choices",
-        "_connection",
-        "_idle_timer",
-        "_keep_alive_s",
-        "_pending",
-        "_slice_tokens",
-        "_take_over",
-        "handle",
-        "transport",
-        "unfinished",
-        "writer",
+        *("_bell", "_connection", "_idle_timer", "_keep_alive_s", "_pending", "_slice_tokens", "_take_over"),
+        *("handle", "transport", "unfinished", "writer"),
     )
 
     def __init__(
@@ -76,7 +66,7 @@ class EventStream(StreamingBody):
         self.bytes_sent = 0
         self.gone = False
         self.writer = writer
-        self._choices = self.unfinished = choices
+        self.unfinished = choices
         self._connection = connection
         self._take_over = take_over
         self._slice_tokens = max(1, SLICE_TOKENS // entries_per_token)
@@ -109,7 +99,28 @@ class EventStream(StreamingBody):
             self._write(transport, output, before)
         if type(output) is not Started or self._keep_alive_s:
             return None
-        return PlainTokens(self, output.index).take
+        return self._plain_taker(output.index)
+
+    def _plain_taker(self, index: int) -> TakeToken | None:
+        """Returns the receiver of a choice's plain tokens, whose events differ only in their texts."""
+        around = self.writer.around_text(index)
+        if around is None:
+            return None
+        before, behind = around
+        constant_bytes, choice = len(before) + len(behind), self.writer.choices[index]
+
+        def take(text: str, token_id: int, at_s: float) -> None:
+            transport = self.transport
+            if transport is None or transport.lags or not self.unfinished:
+                self.emit(Tokens(index, [text], [token_id], at_s))
+                return
+            shown = encode(text)
+            length = constant_bytes + len(shown)
+            choice.tokens += 1
+            self.bytes_sent += length
+            transport.send_soon(b"%x\r\n%b%b%b\r\n" % (length, before, shown, behind))
+
+        return take
 
     def _write(self, transport: StreamTransport, output: EngineOutput, before: int) -> None:
         """Writes to the socket; `before` is the number of unfinished choices before `output`."""
@@ -166,10 +177,24 @@ class EventStream(StreamingBody):
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
         """Returns waiting outputs, rendered, and two flags: more outputs wait, and the stream ends here."""
-        data = self._slice()
-        self.bytes_sent += len(data)
+        room, chunks, taken = self._slice_tokens, list[bytes](), 0
+        for output in self._pending:
+            if room <= 0:
+                break
+            size = len(output.texts) if type(output) is Tokens else 1
+            if type(output) is Tokens and size > room:
+                output, self._pending[taken] = output.split(room)
+            else:
+                taken += 1
+            chunks.append(self.writer.chunk(output))
+            room -= size
+        del self._pending[:taken]
         more = bool(self._pending)
         last = not more and not self.unfinished
+        if last:
+            chunks.append(self.writer.closing())
+        data = b"".join(chunks)
+        self.bytes_sent += len(data)
         self._note_chunk(last)
         return data, more, last
 
@@ -206,26 +231,6 @@ class EventStream(StreamingBody):
                 self.bytes_sent += len(COMMENT)
                 yield COMMENT
 
-    def _slice(self) -> bytes:
-        """Renders waiting outputs up to one slice, and the end of the stream behind the last one."""
-        room, chunks, taken = self._slice_tokens, [], 0
-        for output in self._pending:
-            if room <= 0:
-                break
-            if type(output) is Tokens and len(output.texts) > room:
-                first, rest = output.split(room)
-                self._pending[taken] = rest
-                chunks.append(self.writer.chunk(first))
-                room = 0
-                break
-            chunks.append(self.writer.chunk(output))
-            room -= len(output.texts) if type(output) is Tokens else 1
-            taken += 1
-        del self._pending[:taken]
-        if not self._pending and not self.unfinished:
-            chunks.append(self.writer.closing())
-        return b"".join(chunks)
-
     def leave(self) -> None:
         """Ends the sequences of a client that has left, and wakes the greenlet."""
         self.gone = True
@@ -244,36 +249,3 @@ class EventStream(StreamingBody):
             self._connection.unwatch()
         if self.handle is not None:
             self.handle.abort()
-
-
-class PlainTokens:
-    """Takes the plain tokens of one choice of a stream, whose events differ only in their texts."""
-
-    __slots__ = ("_around", "_index", "_stream")
-
-    def __init__(self, stream: EventStream, index: int) -> None:
-        self._stream = stream
-        self._index = index
-        self._around: tuple[bytes, bytes, int, ChoiceState] | None = None
-
-    def take(self, text: str, token_id: int, at_s: float) -> None:
-        stream, around = self._stream, self._around
-        transport = stream.transport
-        if around is None or transport is None or transport.lags or not stream.unfinished:
-            stream.emit(Tokens(self._index, [text], [token_id], at_s))
-            if around is None and transport is not None and not transport.lags:
-                self._prepare()
-            return
-        before, behind, length, choice = around
-        shown = encode(text)
-        length += len(shown)
-        choice.tokens += 1
-        stream.bytes_sent += length
-        transport.send_soon(b"%x\r\n%b%b%b\r\n" % (length, before, shown, behind))
-
-    def _prepare(self) -> None:
-        """Learns the constant bytes of the choice's events, once there are any."""
-        stream = self._stream
-        around = stream.writer.around_text(self._index)
-        if around is not None:
-            self._around = *around, sum(map(len, around)), stream.writer.choices[self._index]

@@ -207,7 +207,7 @@ class ResponseWriter(ABC):
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         """Returns the bytes before and behind the JSON text in the event of a plain token.
 
-        None when events of tokens are more complex, or before the first event.
+        None when events of tokens are more complex.
         """
         return None
 
@@ -296,8 +296,6 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         self._meta = meta
         self._options = options
         self._plain = plain
-        self._texts: Sequence[bytes] = ()
-        """Beginning of each choice's plain chunks, up to the text."""
 
     @cached_property
     def _head(self) -> bytes:
@@ -305,8 +303,13 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         meta = self._meta
         return b'data: %b,"choices":[' % encode(ChunkHead(meta.id, self.kind, meta.created, meta.model))[:-1]
 
+    @cached_property
+    def _texts(self) -> Sequence[bytes]:
+        """Beginning of each choice's plain chunks, up to the text."""
+        return self.plain_text.begins(self._head, len(self.choices))
+
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
-        return (self._texts[index], self.plain_text.end) if self._texts else None
+        return (self._texts[index], self.plain_text.end) if self._plain else None
 
     def _tokens(self, output: Tokens) -> bytes:
         number = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 from msgspec import UNSET, UnsetType
 
@@ -86,8 +87,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
     kind = "chat.completion.chunk"
     plain_text = PlainChoice(ChunkChoice(HOLE, Delta(content=HOLE), token_ids=None))
     _logprobs: ChatLogprobs | None = None
-    _thoughts: Sequence[bytes] = ()
-    """Beginning of each choice's plain chunks of thoughts, up to the text."""
 
     def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
         special = (
@@ -103,8 +102,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             return b""
         options, head = self._options, self._head
         self.begin(output)
-        if self._plain:
-            self._texts = self.plain_text.begins(head, options.n)
         usage = self._usage((), UNSET, None) if options.continuous_usage else UNSET
         ids = options.prompt_ids if options.token_ids else None
         tail = ChunkTail(usage, UNSET, ids, options.prompt_text)
@@ -113,14 +110,17 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             return opening
         return opening + chunk_events(head, Delta(content=options.echo), options.n, ChunkTail(usage))
 
+    @cached_property
+    def _thoughts(self) -> Sequence[bytes]:
+        """Beginning of each choice's plain chunks of thoughts, up to the text."""
+        return PLAIN_THOUGHT.begins(self._head, self._options.n)
+
     def _plain_chunks(self, output: Tokens, number: int) -> bytes:
         choice, texts = self.choices[output.index], output.texts[:number]
         choice.tokens += len(output.ids[:number])
         if output.part is None:
             return self.plain_text.events(self._texts[output.index], texts)
         choice.reasoning_tokens += len(output.ids[:number])
-        if not self._thoughts:
-            self._thoughts = PLAIN_THOUGHT.begins(self._head, self._options.n)
         if not self._options.show_reasoning:
             return b""
         shown = texts if self._options.empty_thoughts else [text for text in texts if text]
