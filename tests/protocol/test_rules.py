@@ -9,7 +9,7 @@ from app.serving.http.errors import ApiError
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.completions import MAX_PROMPTS, CompletionRequest
 from app.serving.protocol.decoding import decode
-from app.serving.protocol.rules import check_structural_tag
+from app.serving.protocol.rules import check_structured_outputs
 from tests.protocol.refused import refused
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -83,10 +83,10 @@ def test_what_the_rules_allow_is_accepted(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("tag", [None, '{"a": NaN}', "", "[]", "{", {}, 7])
 def test_a_structural_tag_is_a_text_that_holds_an_object(tag: object) -> None:
     if tag in (None, '{"a": NaN}'):
-        check_structural_tag({"structural_tag": tag})
+        check_structured_outputs({"structural_tag": tag}, None)
         return
     with pytest.raises(ApiError, match="must be a JSON object"):
-        check_structural_tag({"structural_tag": tag})
+        check_structured_outputs({"structural_tag": tag}, None)
 
 
 def test_the_rules_are_looked_at_in_vllms_order() -> None:

@@ -98,17 +98,11 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
             raise bad_request("messages must be a list")
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
         _check_tools(self.tools, self.tool_choice)
-        if self.structured_outputs is not None:
-            given = rules.count_constraints(self.structured_outputs, None)
-            if given and self.tool_choice not in ("none", "auto", "required"):
-                raise bad_request("structured_outputs and a named tool exclude each other")
-            rules.check_structural_tag(self.structured_outputs)
+        rules.check_structured_outputs(self.structured_outputs, None, self.tool_choice)
         _check_logprobs(self)
         rules.check_stream_options(self.stream_options, self.stream)
-        rules.check_response_format(self.response_format)
         normalize_messages(self.messages)
-        rules.check_cache_salt(self.cache_salt)
-        rules.check_thinking_budget(self.thinking_token_budget)
+        rules.check_last(self)
 
     def check_converted(self) -> None:
         check_tool_calls(self.messages)
@@ -162,15 +156,8 @@ def _check_logprobs(request: ChatCompletionRequest | RawRequest) -> None:
         raise bad_request("logprob_token_ids do not go with beam search", "logprob_token_ids")
     if request.logprob_token_ids and not request.logprobs:
         raise bad_request("logprob_token_ids need logprobs=true", "logprob_token_ids")
-    top = request.top_logprobs
-    rules.check_number("prompt_logprobs", request.prompt_logprobs)
-    rules.check_number("top_logprobs", top)
-    rules.check_prompt_logprobs(request.prompt_logprobs, request.stream)
-    if top is None:
-        return
-    if top < 0 and top != -1:
-        raise bad_request("top_logprobs must be 0 or more, or -1", "top_logprobs")
-    if (top == -1 or top > 0) and not request.logprobs:
+    rules.check_logprobs(request, "top_logprobs")
+    if request.top_logprobs and not request.logprobs:
         raise bad_request("top_logprobs need logprobs=true", "top_logprobs")
 
 
@@ -227,9 +214,7 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
         for conversation in self.messages if isinstance(self.messages, list) else ():
             normalize_messages(conversation)
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
-        rules.check_response_format(self.response_format)
-        rules.check_cache_salt(self.cache_salt)
-        rules.check_thinking_budget(self.thinking_token_budget)
+        rules.check_last(self)
 
     def check_converted(self) -> None:
         self.tools, self.stream = None, False
@@ -238,20 +223,14 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
-    """Text as a content block."""
-
     text: str | Raw
 
 
 class ImageURL(Struct):
-    """Address of an image, or a data URL."""
-
     url: str
 
 
 class ImageBlock(Struct, tag_field="type", tag="image_url"):
-    """An image as a content block."""
-
     image_url: ImageURL
 
 
@@ -275,8 +254,6 @@ class ToolCall(Struct):
 
 
 class ChatMessage(Struct):
-    """The message of a whole choice."""
-
     role: str
     content: Content | None
     refusal: None = None
@@ -288,8 +265,6 @@ class ChatMessage(Struct):
 
 
 class ChatChoice(Struct):
-    """One choice of a whole answer."""
-
     index: int
     message: ChatMessage
     logprobs: LogprobContent | None
@@ -319,8 +294,6 @@ class ChatCompletion(Struct, kw_only=True):
 
 
 class Delta(Struct):
-    """The part of a message in one chunk."""
-
     role: str | UnsetType = UNSET
     content: Content | None | UnsetType = UNSET
     reasoning: str | Raw | UnsetType = UNSET
@@ -328,8 +301,6 @@ class Delta(Struct):
 
 
 class ChunkChoice(Struct):
-    """The choice in one event of a stream."""
-
     index: int | Raw
     delta: Delta
     logprobs: LogprobContent | None = None

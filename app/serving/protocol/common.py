@@ -23,16 +23,12 @@ def template(value: Struct) -> list[bytes]:
 
 
 class PromptTokensDetails(Struct):
-    """Prompt tokens by source."""
-
     cached_tokens: int
     created_cache_tokens: int | None | UnsetType = UNSET
     multimodal_tokens: Mapping[str, int] | None | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Struct):
-    """Reply tokens by kind."""
-
     reasoning_tokens: int
 
 
@@ -66,8 +62,6 @@ class KVTransferParams(Struct, kw_only=True):
 
 
 class EncodedItem(Struct):
-    """Location of the encoding of an image, audio or video."""
-
     peer_host: str
     peer_port: int
     size_bytes: int
@@ -93,8 +87,6 @@ class PerRequestMetrics(Struct):
 
 
 class ChunkHead(Struct):
-    """First fields of every event. `created` is in Unix seconds."""
-
     id: str
     object: str
     created: int
@@ -102,8 +94,6 @@ class ChunkHead(Struct):
 
 
 class ChunkTail(Struct):
-    """Optional fields of an event after its choices."""
-
     usage: Usage | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | None | UnsetType = UNSET
@@ -120,8 +110,6 @@ class ChatAlternative(Struct, gc=False):
 
 
 class ChatLogprob(Struct):
-    """One token of a chat's reply."""
-
     token: str
     logprob: float
     bytes: Raw
@@ -137,8 +125,6 @@ class ItemAlternative(Struct, gc=False):
 
 
 class ItemLogprob(Struct):
-    """One token of a message of the Responses family."""
-
     token: str
     bytes: Raw
     logprob: float
@@ -146,15 +132,11 @@ class ItemLogprob(Struct):
 
 
 class EventAlternative(Struct, gc=False):
-    """One of `top_logprobs` in an event of the Responses family."""
-
     token: str
     logprob: float
 
 
 class EventLogprob(Struct):
-    """One token in an event of the Responses family: no bytes."""
-
     token: str
     logprob: float
     top_logprobs: Sequence[EventAlternative]
@@ -169,8 +151,6 @@ class TokenCandidate(Struct, gc=False):
 
 
 class TokenIdLogprob(Struct):
-    """One token of a generate answer, by its id."""
-
     token_id: int
     logprob: float
     rank: int
@@ -178,8 +158,6 @@ class TokenIdLogprob(Struct):
 
 
 class LogprobContent(Struct):
-    """`logprobs` of a choice of chat or generate: one entry per token."""
-
     content: Sequence[ChatLogprob | TokenIdLogprob] | Raw
 
 
@@ -197,8 +175,6 @@ class CompletionLogprobs(Struct):
 
 
 class PromptLogprob(Struct, gc=False):
-    """One candidate for a place of the prompt."""
-
     logprob: float
     rank: int
     decoded_token: str

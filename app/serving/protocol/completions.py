@@ -90,12 +90,8 @@ class CompletionRequest(GenerationFields, kw_only=True):
             raise bad_request("a prompt that is not empty is needed", None if self.prompt == [] else "prompt")
         rules.check_stream_options(self.stream_options, self.stream)
         _check_logprobs(self)
-        if self.structured_outputs is not None:
-            rules.count_constraints(self.structured_outputs, "structured_outputs")
-            rules.check_structural_tag(self.structured_outputs)
-        rules.check_response_format(self.response_format)
-        rules.check_cache_salt(self.cache_salt)
-        rules.check_thinking_budget(self.thinking_token_budget)
+        rules.check_structured_outputs(self.structured_outputs, "structured_outputs")
+        rules.check_last(self)
 
 
 def _check_logprobs(request: CompletionRequest | RawRequest) -> None:
@@ -110,16 +106,10 @@ def _check_logprobs(request: CompletionRequest | RawRequest) -> None:
         )
     if ids and logprobs is None:
         raise bad_request("logprob_token_ids need logprobs", "logprob_token_ids")
-    rules.check_number("prompt_logprobs", request.prompt_logprobs)
-    rules.check_number("logprobs", logprobs)
-    rules.check_prompt_logprobs(request.prompt_logprobs, request.stream)
-    if logprobs is not None and logprobs < 0 and logprobs != -1:
-        raise bad_request("logprobs must be 0 or more, or -1", "logprobs")
+    rules.check_logprobs(request, "logprobs")
 
 
 class CompletionChoice(Struct):
-    """One choice of a whole answer."""
-
     index: int
     text: str | Raw
     logprobs: CompletionLogprobs | None
@@ -148,8 +138,6 @@ class Completion(Struct, kw_only=True):
 
 
 class CompletionChunkChoice(Struct):
-    """The choice in one event of a stream."""
-
     index: int | Raw
     text: str | Raw
     logprobs: CompletionLogprobs | None = None

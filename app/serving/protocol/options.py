@@ -27,8 +27,6 @@ ExtraArg = str | int | float | list[str | int | float]
 
 
 class StreamOptions(Struct, kw_only=True):
-    """Options for additional data in a stream."""
-
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
@@ -94,8 +92,6 @@ class RepetitionDetection(Struct, kw_only=True):
 
 
 class FunctionDefinition(Struct, kw_only=True):
-    """A function and the JSON schema of its parameters."""
-
     name: str
     description: str | None = None
     parameters: JsonObject | None = None
@@ -104,16 +100,12 @@ class FunctionDefinition(Struct, kw_only=True):
 
 
 class Tool(Struct, kw_only=True):
-    """One entry of ``tools``."""
-
     type: Literal["function"] = "function"
     function: FunctionDefinition
     defer_loading: bool | None = None
 
 
 class NamedFunction(Struct, kw_only=True):
-    """The name inside a `NamedToolChoice`."""
-
     name: str
 
 

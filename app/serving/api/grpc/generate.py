@@ -130,7 +130,7 @@ def _constraint_of(params: Any) -> StructuredOutputs | None:
     value = list(params.choice.choices) if name == "choice" else getattr(params, name)
     given: dict[str, Any] = {"json" if name == "json_schema" else name: value}
     form = StructuredOutputs(**given)
-    rules.check_structural_tag(form)
+    rules.check_structured_outputs(form, "structured_outputs")
     return form
 
 
