@@ -22,6 +22,9 @@ from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.options import INT64_MIN, StructuredOutputs
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
+R = TypeVar("R", bound=GenerationRequest, covariant=True)
+TokenIds = Sequence[int]
+Ids = TypeVar("Ids", list[int], TokenIds)
 
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
@@ -30,7 +33,31 @@ MAX_NAMED = 5
 """Most invalid token ids in an error message."""
 MAX_CHOICES = 16384
 GREEDY_BELOW = 1e-5
-_UINT64_END = 2**64
+NO_SEED = -1
+UINT64_END = 2**64
+
+Range = tuple[str, Callable[[float], bool], str, str | None]
+"""A field, its valid values as a function and in words, and the `param` of an error."""
+PENALTIES: Sequence[Range] = (
+    ("presence_penalty", lambda value: -2 <= value <= 2, "in [-2, 2]", None),
+    ("frequency_penalty", lambda value: -2 <= value <= 2, "in [-2, 2]", None),
+    ("repetition_penalty", lambda value: 0 < value < math.inf, "a finite number above 0", None),
+)
+DISTRIBUTION: Sequence[Range] = (
+    ("temperature", lambda value: 0 <= value <= 2, "in [0, 2]", "temperature"),
+    ("top_p", lambda value: 0 < value <= 1, "in (0, 1]", "top_p"),
+    ("top_k", lambda value: value >= -1, "0 (off) or at least 1", None),
+    ("min_p", lambda value: 0 <= value <= 1, "in [0, 1]", None),
+)
+UNSEARCHED: dict[str, object] = {
+    **{"stop": [], "stop_token_ids": [], "bad_words": [], "min_tokens": 0, "routed_experts_prompt_start": 0},
+    **dict.fromkeys(
+        ("top_p", "top_k", "min_p", "seed", "logit_bias", "allowed_token_ids", "prompt_logprobs")
+    ),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty", "repetition_detection")),
+    **dict.fromkeys(("structured_outputs", "response_format", "thinking_token_budget", "vllm_xargs")),
+}
+"""Fields that a beam search ignores, with the values that disable them."""
 
 
 def maximum_context(max_model_len: int) -> str:
@@ -66,14 +93,14 @@ class ModelLimits:
         if count > most:
             raise bad_request(f"{count} {param} were asked for, at most {most} are possible", param)
 
-    def check_vocabulary(self, param: str, token_ids: Sequence[int]) -> None:
+    def check_vocabulary(self, param: str, token_ids: TokenIds) -> None:
         if wrong := self._unknown(token_ids):
             raise bad_request(
                 f"{param}: {wrong} are not in the vocabulary of {self.vocab_size} tokens", param
             )
 
-    def check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        """Raises `ApiError` unless a prompt has tokens of this vocabulary, and room for one more."""
+    def check_prompt(self, prompt_ids: TokenIds) -> None:
+        """Requires tokens of this vocabulary, and room for one more."""
         if not prompt_ids:
             raise bad_request("the prompt has no tokens")
         if len(prompt_ids) >= self.max_model_len:
@@ -83,98 +110,23 @@ class ModelLimits:
         if self._unknown(prompt_ids):
             raise bad_request("a token id of the prompt is not in the vocabulary")
 
-    def _unknown(self, token_ids: Sequence[int]) -> list[int]:
+    def _unknown(self, token_ids: TokenIds) -> list[int]:
         if not token_ids or min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
             return []
         return list(islice((each for each in token_ids if not 0 <= each < self.vocab_size), MAX_NAMED))
 
 
-def check_constraint(wanted: StructuredOutputs) -> None:
-    if wanted.choice == []:
-        raise bad_request("structured_outputs.choice must not be empty")
-    texts = {"grammar": wanted.grammar, "json": wanted.json, "structural_tag": wanted.structural_tag}
-    for name, text in texts.items():
-        if isinstance(text, str) and not text.strip():
-            raise bad_request(f"structured_outputs.{name} must not be empty")
-    check_depth(wanted.json)
-    if wanted.json_object is False:
-        raise bad_request("structured_outputs.json_object is true or absent")
-    if wanted.regex is not None and "\0" in wanted.regex:
-        raise bad_request("structured_outputs.regex must not contain NUL")
-
-
 def check_depth(schema: object) -> None:
-    """Raises `ApiError` for decoded JSON that is nested too deeply."""
+    """Refuses decoded JSON that is nested too deeply."""
     if _is_deeper_than(MAX_SCHEMA_DEPTH, schema):
         raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
 
 
 def _is_deeper_than(levels: int, value: object) -> bool:
-    layer = [value]
-    for _ in range(levels + 1):
-        below: list[object] = []
-        found = False
-        for item in layer:
-            if isinstance(item, dict):
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
-            else:
-                continue
-            found = True
-        if not found:
-            return False
-        layer = below
-    return True
-
-
-def constrained_outputs(request: GenerationRequest) -> StructuredOutputs | None:
-    """Merges `structured_outputs` and `response_format`. Raises `ApiError` for a conflict."""
-    wanted, form = request.structured_outputs, request.response_format
-    if form is None or form.type == "text":
-        return wanted
-    fields = {name: getattr(wanted, name) for name in StructuredOutputs.__struct_fields__} if wanted else {}
-    if form.type == "json_object":
-        fields["json_object"] = True
-    elif form.type == "json_schema":
-        fields["json"] = form.json_schema.json_schema if form.json_schema else None
-    else:
-        tag: JsonObject = {"format": form.format}
-        if form.format is None:
-            tag = {"structures": form.structures, "triggers": form.triggers}
-        try:
-            fields["structural_tag"] = msgspec.json.encode(tag).decode()
-        except RecursionError:
-            raise bad_request("response_format is nested too deeply", "response_format") from None
-    return StructuredOutputs(**fields)
-
-
-def check_extra_arguments(request: GenerationRequest) -> None:
-    """Raises `ApiError` for integers beyond 64 bits, at any depth of the extra arguments."""
-    pending: list[object] = [request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, int) and not INT64_MIN <= value < _UINT64_END:
-            raise bad_request("integers of extra arguments must fit 64 bits", "extra_args")
-        if isinstance(value, dict):
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            pending.extend(value)
-
-
-Range = tuple[str, Callable[[float], bool], str, str | None]
-"""A field, its valid values as a function and in words, and the `param` of an error."""
-PENALTIES: Sequence[Range] = (
-    ("presence_penalty", lambda value: -2 <= value <= 2, "in [-2, 2]", None),
-    ("frequency_penalty", lambda value: -2 <= value <= 2, "in [-2, 2]", None),
-    ("repetition_penalty", lambda value: 0 < value < math.inf, "a finite number above 0", None),
-)
-DISTRIBUTION: Sequence[Range] = (
-    ("temperature", lambda value: 0 <= value <= 2, "in [0, 2]", "temperature"),
-    ("top_p", lambda value: 0 < value <= 1, "in (0, 1]", "top_p"),
-    ("top_k", lambda value: value >= -1, "0 (off) or at least 1", None),
-    ("min_p", lambda value: 0 <= value <= 1, "in [0, 1]", None),
-)
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper_than(levels - 1, item) for item in inner)
 
 
 def check_ranges(request: GenerationRequest, ranges: Sequence[Range]) -> None:
@@ -182,33 +134,6 @@ def check_ranges(request: GenerationRequest, ranges: Sequence[Range]) -> None:
         value = getattr(request, name)
         if value is not None and not fits(value):
             raise bad_request(f"{name} must be {words}, got {value}", param)
-
-
-def check_token_counts(request: GenerationRequest, max_tokens: int) -> None:
-    """Raises `ApiError` unless `max_tokens` is at least 1 and `min_tokens`; echo alone allows 0."""
-    if request.max_tokens == 0 and request.echo and isinstance(request, CompletionRequest):
-        max_tokens = 1
-    if max_tokens < 1:
-        raise bad_request(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
-    if request.min_tokens < 0:
-        raise bad_request(f"min_tokens must be at least 0, got {request.min_tokens}")
-    if request.min_tokens > max_tokens:
-        raise bad_request(f"min_tokens={request.min_tokens} is more than max_tokens={max_tokens}")
-
-
-R = TypeVar("R", bound=GenerationRequest, covariant=True)
-TokenIds = Sequence[int]
-Ids = TypeVar("Ids", list[int], TokenIds)
-NO_SEED = -1
-UNSEARCHED: dict[str, object] = {
-    **{"stop": [], "stop_token_ids": [], "bad_words": [], "min_tokens": 0, "routed_experts_prompt_start": 0},
-    **dict.fromkeys(
-        ("top_p", "top_k", "min_p", "seed", "logit_bias", "allowed_token_ids", "prompt_logprobs")
-    ),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty", "repetition_detection")),
-    **dict.fromkeys(("structured_outputs", "response_format", "thinking_token_budget", "vllm_xargs")),
-}
-"""Fields that a beam search ignores, with the values that disable them."""
 
 
 def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
@@ -228,19 +153,16 @@ def resolve_max_tokens(requested: int | None, prompt_tokens: int, limits: ModelL
 
 
 def check_prompt_text(text: str, max_model_len: int, max_chars_per_token: int) -> None:
-    """Raises `ApiError`, before tokenizing, for a text too long even if every token were the longest."""
+    """Refuses, before tokenizing, a text that is too long even if every token were the longest."""
     if len(text) > max_model_len * max_chars_per_token:
-        raise bad_request(
-            f"{maximum_context(max_model_len)}, which a prompt of {len(text)} characters cannot fit.",
-            "input_text",
-        )
+        problem = f"which a prompt of {len(text)} characters cannot fit."
+        raise bad_request(f"{maximum_context(max_model_len)}, {problem}", "input_text")
 
 
 def check_prompt_length(prompt_tokens: int, max_model_len: int) -> None:
     if prompt_tokens > max_model_len:
-        raise bad_request(
-            f"{maximum_context(max_model_len)}, and the prompt alone has {prompt_tokens}.", "input_tokens"
-        )
+        problem = f"and the prompt alone has {prompt_tokens}."
+        raise bad_request(f"{maximum_context(max_model_len)}, {problem}", "input_tokens")
 
 
 def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: int) -> TokenIds:
@@ -276,7 +198,7 @@ class ValidatedRequest(Generic[R]):
     )
 
     def __init__(self, request: R, model: str, limits: ModelLimits) -> None:
-        """Raises `ApiError` for choices, lengths or media options that are invalid for any prompt."""
+        """Refuses choices, lengths and media options that are invalid for any prompt."""
         if request.use_beam_search:
             request = replace(request, **UNSEARCHED)
         self.request = request
@@ -318,7 +240,7 @@ class ValidatedRequest(Generic[R]):
         """Constraints from all fields of the request; set by `check_sampling`."""
         self.stop_token_ids: frozenset[int] = frozenset()
         """Set by `check_engine`."""
-        self._biased_ids: Sequence[int] = ()
+        self._biased_ids: TokenIds = ()
         self._limits = limits
 
     def check_sampling(self, prompt_tokens: Sequence[int]) -> None:
@@ -340,13 +262,25 @@ class ValidatedRequest(Generic[R]):
             check_extra_arguments(request)
         check_ranges(request, PENALTIES)
         check_ranges(request, DISTRIBUTION)
-        check_token_counts(request, most[0])
+        self._check_token_counts(most[0])
         if request.stop == "" or "" in self.stop or "" in request.bad_words:
             raise bad_request("stop and bad_words must not contain an empty string")
         if self.n > 1 and self.greedy:
             raise bad_request(f"n must be 1 with greedy sampling, got {self.n}")
         for tokens in most[1:]:
-            check_token_counts(request, tokens)
+            self._check_token_counts(tokens)
+
+    def _check_token_counts(self, max_tokens: int) -> None:
+        """Requires at least 1 and `min_tokens`; echo alone allows 0."""
+        request = self.request
+        if request.max_tokens == 0 and request.echo and isinstance(request, CompletionRequest):
+            max_tokens = 1
+        if max_tokens < 1:
+            raise bad_request(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
+        if request.min_tokens < 0:
+            raise bad_request(f"min_tokens must be at least 0, got {request.min_tokens}")
+        if request.min_tokens > max_tokens:
+            raise bad_request(f"min_tokens={request.min_tokens} is more than max_tokens={max_tokens}")
 
     def check_engine(self, prompts: Sequence[TokenIds]) -> None:
         """Checks the request and its prompts against the model; a stream's error comes in the stream."""
@@ -362,13 +296,32 @@ class ValidatedRequest(Generic[R]):
             check_constraint(self.structured_outputs)
         if request.thinking_token_budget is not None and not limits.reasons:
             raise bad_request("thinking_token_budget needs a reasoning parser")
-        self._check_prompt(prompts[0])
-        if not all(map(str.strip, request.bad_words)):
-            raise bad_request("each of bad_words needs at least one token", "bad_words")
-        if len(set(request.bad_words)) > MAX_BAD_WORDS:
-            raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are possible", "bad_words")
-        for prompt_ids in prompts[1:]:
-            self._check_prompt(prompt_ids)
+        for number, prompt_ids in enumerate(prompts):
+            limits.check_prompt(prompt_ids)
+            if request.routed_experts_prompt_start > len(prompt_ids):
+                name = "routed_experts_prompt_start"
+                raise bad_request(f"{name} lies behind the prompt", name)
+            if not number and not all(map(str.strip, request.bad_words)):
+                raise bad_request("each of bad_words needs at least one token", "bad_words")
+            if not number and len(set(request.bad_words)) > MAX_BAD_WORDS:
+                raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are possible", "bad_words")
+
+    def _check_token_ids(self) -> None:
+        request, limits, by_id = self.request, self._limits, self.request.logprob_token_ids
+        if self.logprobs and not by_id:
+            limits.check_logprobs("logprobs", self.logprobs)
+        if by_id and len(by_id) > MAX_LOGPROB_TOKEN_IDS:
+            problem = f"at most {MAX_LOGPROB_TOKEN_IDS} logprob_token_ids are possible, got {len(by_id)}"
+            raise bad_request(problem, "logprob_token_ids")
+        if self.prompt_logprobs:
+            limits.check_logprobs("prompt_logprobs", self.prompt_logprobs)
+        for param in ("logprob_token_ids", "logit_bias", "stop_token_ids", "allowed_token_ids"):
+            ids = self._biased_ids if param == "logit_bias" else getattr(request, param)
+            if ids:
+                limits.check_vocabulary(param, ids)
+        if request.allowed_token_ids == []:
+            raise bad_request("allowed_token_ids must not be empty", "allowed_token_ids")
+        self.stop_token_ids = frozenset(request.stop_token_ids or ())
 
     @property
     def entries_per_prompt_token(self) -> int:
@@ -380,33 +333,48 @@ class ValidatedRequest(Generic[R]):
         """Log probabilities in the answer per generated token, alternatives included."""
         return 0 if self.logprobs is None else 1 + self._limits.logprobs(self.logprobs)
 
-    def _check_token_ids(self) -> None:
-        request, limits = self.request, self._limits
-        by_id = request.logprob_token_ids
-        if self.logprobs and not by_id:
-            limits.check_logprobs("logprobs", self.logprobs)
-        if by_id:
-            if len(by_id) > MAX_LOGPROB_TOKEN_IDS:
-                raise bad_request(
-                    f"at most {MAX_LOGPROB_TOKEN_IDS} logprob_token_ids are possible, got {len(by_id)}",
-                    "logprob_token_ids",
-                )
-            limits.check_vocabulary("logprob_token_ids", by_id)
-        if self.prompt_logprobs:
-            limits.check_logprobs("prompt_logprobs", self.prompt_logprobs)
-        if self._biased_ids:
-            limits.check_vocabulary("logit_bias", self._biased_ids)
-        if request.stop_token_ids:
-            limits.check_vocabulary("stop_token_ids", request.stop_token_ids)
-            self.stop_token_ids = frozenset(request.stop_token_ids)
-        if request.allowed_token_ids is not None:
-            if not request.allowed_token_ids:
-                raise bad_request("allowed_token_ids must not be empty", "allowed_token_ids")
-            limits.check_vocabulary("allowed_token_ids", request.allowed_token_ids)
 
-    def _check_prompt(self, prompt_ids: TokenIds) -> None:
-        self._limits.check_prompt(prompt_ids)
-        if self.request.routed_experts_prompt_start > len(prompt_ids):
-            raise bad_request(
-                "routed_experts_prompt_start lies behind the prompt", "routed_experts_prompt_start"
-            )
+def constrained_outputs(request: GenerationRequest) -> StructuredOutputs | None:
+    """Merges `structured_outputs` and `response_format`. Raises `ApiError` for a conflict."""
+    wanted, form = request.structured_outputs, request.response_format
+    if form is None or form.type == "text":
+        return wanted
+    fields: dict[str, object] = msgspec.structs.asdict(wanted) if wanted else {}
+    if form.type == "json_object":
+        fields["json_object"] = True
+    elif form.type == "json_schema":
+        fields["json"] = form.json_schema.json_schema if form.json_schema else None
+    else:
+        tag: JsonObject = {"format": form.format}
+        if form.format is None:
+            tag = {"structures": form.structures, "triggers": form.triggers}
+        try:
+            fields["structural_tag"] = msgspec.json.encode(tag).decode()
+        except RecursionError:
+            raise bad_request("response_format is nested too deeply", "response_format") from None
+    return StructuredOutputs(**fields)  # type: ignore[arg-type]
+
+
+def check_constraint(wanted: StructuredOutputs) -> None:
+    if wanted.choice == []:
+        raise bad_request("structured_outputs.choice must not be empty")
+    for name in ("grammar", "json", "structural_tag"):
+        text = getattr(wanted, name)
+        if isinstance(text, str) and not text.strip():
+            raise bad_request(f"structured_outputs.{name} must not be empty")
+    check_depth(wanted.json)
+    if wanted.json_object is False:
+        raise bad_request("structured_outputs.json_object is true or absent")
+    if wanted.regex is not None and "\0" in wanted.regex:
+        raise bad_request("structured_outputs.regex must not contain NUL")
+
+
+def check_extra_arguments(request: GenerationRequest) -> None:
+    """Refuses integers beyond 64 bits, at any depth of the extra arguments."""
+    pending: list[object] = [request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, int) and not INT64_MIN <= value < UINT64_END:
+            raise bad_request("integers of extra arguments must fit 64 bits", "extra_args")
+        if isinstance(value, dict | list):
+            pending.extend(value.values() if isinstance(value, dict) else value)
