@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
-from email.message import Message
 from functools import cache
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar
@@ -24,7 +23,7 @@ from app.serving.protocol.coercion import JsonObject, Misfit, convert, param_of
 from app.serving.protocol.rules import check_unicode
 
 LONG = 1 << 17
-"""Size of a body, in bytes, above which other requests get a turn between the phases of decoding."""
+"""Size of a body, in bytes, above which other requests get a turn before its rules are checked."""
 
 T = TypeVar("T", bound="Request")
 U = TypeVar("U", bound="Request")
@@ -89,14 +88,6 @@ def decode(body: bytes, content_type: str | None, kind: type[T]) -> T:
     return decode_first(body, content_type, (kind,))
 
 
-def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
-    try:
-        return convert(kind, query)
-    except Misfit as misfit:
-        where = f"query.{misfit.path[0]}"
-        raise malformed(f"{where}: expected {misfit.expected}", where) from None
-
-
 def decode_first(
     body: bytes, content_type: str | None, kinds: tuple[type[T]] | tuple[type[T], type[U]]
 ) -> T | U:
@@ -107,9 +98,21 @@ def decode_first(
     for kind in kinds if is_json(content_type) else ():
         if (request := _strictly(body, kind)) is not None:
             return request
-    converted = _convert_first(_parse(body, content_type), kinds, body)
+    values = _parse_json(body) if body and _resembles_json(content_type) else None
+    check_content_type(content_type)
+    if not isinstance(values, dict):
+        raise malformed("body: a JSON object is needed", "body")
+    converted = _convert_first(values, kinds, body)
     assert isinstance(converted, kinds)
     return converted
+
+
+def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
+    try:
+        return convert(kind, query)
+    except Misfit as misfit:
+        where = f"query.{misfit.path[0]}"
+        raise malformed(f"{where}: expected {misfit.expected}", where) from None
 
 
 def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
@@ -152,11 +155,24 @@ def check_content_type(content_type: str | None) -> None:
         raise malformed("the content type must be application/json")
 
 
+def is_json(content_type: str | None) -> bool:
+    if content_type == "application/json":
+        return True
+    return content_type is not None and content_type.lower().partition(";")[0] == "application/json"
+
+
+def _resembles_json(content_type: str | None) -> bool:
+    """True for any JSON type, also ``application/x+json``: bad JSON is reported before a wrong type."""
+    main, _, sub = (content_type or "").lower().partition(";")[0].strip().partition("/")
+    return main == "application" and (sub == "json" or sub.endswith("+json"))
+
+
 def _strictly(body: bytes, kind: type[T]) -> T | None:
     """Returns the request in `body`; None when the body needs lax conversion."""
     try:
         request: T = _decoder(kind).decode(body)
-        _rest(body)
+        if len(body) > LONG:
+            pause_if_possible()
         request.check_rules()
         for name, converter in kind.lax.items():
             if isinstance(converter, FunctionType):
@@ -167,40 +183,9 @@ def _strictly(body: bytes, kind: type[T]) -> T | None:
     return request
 
 
-def _rest(body: bytes) -> None:
-    """Gives other requests a turn when `body` is long."""
-    if len(body) > LONG:
-        pause_if_possible()
-
-
 @cache
 def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     return msgspec.json.Decoder(kind)
-
-
-def is_json(content_type: str | None) -> bool:
-    if content_type == "application/json":
-        return True
-    return content_type is not None and content_type.lower().partition(";")[0] == "application/json"
-
-
-def _resembles_json(content_type: str | None) -> bool:
-    """True for any JSON type, also ``application/x+json``: bad JSON is reported before a wrong type."""
-    message = Message()
-    message["content-type"] = content_type or ""
-    subtype = message.get_content_subtype()
-    says_json = subtype == "json" or subtype.endswith("+json")
-    return says_json and message.get_content_maintype() == "application"
-
-
-def _parse(body: bytes, content_type: str | None) -> JsonObject:
-    values = _parse_json(body) if body and _resembles_json(content_type) else None
-    check_content_type(content_type)
-    if values is None:
-        raise malformed("body: a JSON object is needed", "body")
-    if not isinstance(values, dict):
-        raise malformed("body: expected an object", "body")
-    return values
 
 
 def _parse_json(body: bytes) -> object:
@@ -221,13 +206,13 @@ def _convert_first(values: JsonObject, kinds: Sequence[type[Request]], body: byt
     for kind in kinds:
         kind.check_rules(RawRequest(values, kind.absent))
     for kind in kinds:
-        _rest(body)
+        if len(body) > LONG:
+            pause_if_possible()
         try:
             request = convert(kind, values)
         except Misfit as misfit:
             path, expected = kind.place(values, misfit.path), misfit.expected
         else:
-            _rest(body)
             check_unicode(values)
             request.check_converted()
             return request
