@@ -10,7 +10,7 @@ from typing import cast
 import gevent
 
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Handle, Tokens
-from app.serving.api.stream import EventStream
+from app.serving.api.responder import EventStream
 from app.serving.api.writer import ChoiceState, ResponseWriter
 from app.serving.http.connection import Connection
 from app.serving.http.stream import StreamTransport, WriteBatcher

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
-from app.serving.api.stream import COMMENT, SLICE_TOKENS
+from app.serving.api.responder import COMMENT, SLICE_TOKENS
 from tests.api.served_stream import END, Served, Socket, tokens, unframed
 
 

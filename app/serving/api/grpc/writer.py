@@ -15,8 +15,7 @@ from app.engine.core.request import EngineRequest
 from app.serving.api.errors import as_stream_error
 from app.serving.api.grpc.messages import engine, varint
 from app.serving.api.logprobs import ALL
-from app.serving.api.responder import Responder
-from app.serving.api.stream import EventStream
+from app.serving.api.responder import EventStream, Responder
 from app.serving.api.writer import ResponseWriter
 from app.serving.faults.damage import ends_after
 from app.serving.faults.fault import Damage
