@@ -214,10 +214,11 @@ class RequestPipeline:
             check_answer_size(asked, sum([len(prompt.ids) for prompt in prompts]))
         if len(prompts) * asked.n > 1:  # a hostile request must not make too many engine requests
             responder.engine.check_admission(len(prompts) * asked.n)
-        requests: Sequence[EngineRequest] = ()
+        requests: list[EngineRequest] = []
         if prompts:
-            first = self._first_request(asked, meta, prompts, context, constraint, image)
-            requests = every_choice(first, asked, meta, prompts)
+            requests.append(self._first_request(asked, meta, prompts, context, constraint, image))
+        if len(prompts) * asked.n > 1:
+            requests = every_choice(requests[0], asked, meta, prompts)
         if self.scripts is not None:
             requests = self.scripts.direct(request, prompts, requests, writer, context)
         return responder.respond(requests, writer, stream, context)
@@ -317,8 +318,6 @@ def every_choice(
 
     Pauses between many requests.
     """
-    if len(prompts) == asked.n == 1:
-        return [first]
     requests: list[EngineRequest] = []
     slices = Slices(AT_ONCE)
     for number, (prompt, max_tokens) in enumerate(zip(prompts, asked.max_tokens, strict=True)):

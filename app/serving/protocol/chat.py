@@ -101,8 +101,8 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         rules.check_structured_outputs(self.structured_outputs, None, self.tool_choice)
         _check_logprobs(self)
         rules.check_stream_options(self.stream_options, self.stream)
-        normalize_messages(self.messages)
         rules.check_last(self)
+        normalize_messages(self.messages)
 
     def check_converted(self) -> None:
         check_tool_calls(self.messages)

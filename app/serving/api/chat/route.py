@@ -36,7 +36,7 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
             check_tool_choice(request, pipeline.settings.tools)
         prompt = chat_prompt(pipeline, request, request.messages)
         meta = pipeline.identity.response_meta("chatcmpl", context, request.request_id, asked.model)
-        image = wants_image(pipeline, context)
+        image = pipeline.settings.model.omni and wants_image(pipeline, context)
         options = response_options(pipeline, asked, meta, request.messages, prompt, image)
         return pipeline.submit(asked, meta, [prompt], ChatWriter(meta, options), context, image=image)
 
@@ -69,12 +69,9 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
 
 
 def wants_image(pipeline: RequestPipeline, context: RequestContext) -> bool:
-    """Returns the request's own choice, else a draw; only an omni model makes images."""
-    model = pipeline.settings.model
-    if not model.omni:
-        return False
-    asked = truth(context, SEND_IMAGE)
-    return pipeline.images.random() * 100 < model.image_emission_rate if asked is None else asked
+    """Returns the request's own choice, else a draw."""
+    asked, rate = truth(context, SEND_IMAGE), pipeline.settings.model.image_emission_rate
+    return pipeline.images.random() * 100 < rate if asked is None else asked
 
 
 def response_options(
@@ -101,8 +98,8 @@ def response_options(
         tokens_of = media_tokens(messages, media["mm_hashes"], lambda some: len(encode(some, template)))
     echo = (content_text(last.get("content")) if last["role"] == role else "") if request.echo else None
     prompt_text = pipeline.tokenizer.decode(ids, False) if request.return_prompt_text else None
-    if request.stream:
-        repeated = len(echo or "") + len(prompt_text or "") + (len(ids) if request.return_token_ids else 0)
+    repeated = len(echo or "") + len(prompt_text or "") + (len(ids) if request.return_token_ids else 0)
+    if request.stream and repeated:
         check_repeated("messages", asked.n * repeated)
     return ChatResponseOptions(
         **pipeline.options(asked),
