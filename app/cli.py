@@ -85,8 +85,6 @@ def _serve(argv: Sequence[str]) -> int:
 
 
 def _runs(module: str, *given: object) -> Run:
-    """Returns a command that imports `module` when it runs, and passes `given` after the arguments."""
-
     def run(argv: Sequence[str]) -> int:
         status: int = import_module(module).run(argv, *given)
         return status

@@ -162,46 +162,33 @@ class ModelShape(Struct, kw_only=True):
         return self.num_experts or self.num_local_experts or 0
 
     @property
-    def matrices(self) -> int:
-        return MATRICES[self.architectures[0]]
-
-    @property
     def experts_a_token(self) -> int:
         return self.num_experts_per_tok or 1
 
-    @property
-    def sparse_layers(self) -> int:
-        if not self.experts:
-            return 0
+    def __post_init__(self) -> None:
+        heads = self.num_attention_heads
+        if self.head_dim is None and self.hidden_size % heads:
+            rule = "must be a multiple of num_attention_heads"
+            raise ValueError(f"hidden_size ({self.hidden_size}) {rule} ({heads}), or head_dim be given")
+        if self.heads_kv > heads:
+            raise ValueError(
+                f"num_key_value_heads ({self.heads_kv}) must not be more than num_attention_heads"
+            )
+        if self.experts and self.experts_a_token > self.experts:
+            raise ValueError(f"num_experts_per_tok ({self.experts_a_token}) is more than the experts")
+
+    def weights(self) -> tuple[int, int]:
+        """Returns the weights that every token needs, and those of one expert, of all layers."""
+        matrices, width, layers = MATRICES[self.architectures[0]], self.hidden_size, self.num_hidden_layers
         step, dense = self.decoder_sparse_step, set(self.mlp_only_layers)
-        return sum((layer + 1) % step == 0 for layer in range(self.num_hidden_layers) if layer not in dense)
-
-    @property
-    def expert_weights(self) -> int:
-        return self.matrices * self.hidden_size * (self.moe_intermediate_size or self.intermediate_size)
-
-    @property
-    def shared_weights(self) -> int:
-        """Number of weights in the projections that every token needs, without experts."""
-        width, sparse = self.hidden_size, self.sparse_layers
+        sparse = sum((layer + 1) % step == 0 for layer in range(layers) if layer not in dense)
+        sparse = sparse if self.experts else 0
         projected = self.num_attention_heads * self.head_size
         attention = width * (projected + 2 * self.heads_kv * self.head_size) + projected * width
-        dense = self.matrices * width * self.intermediate_size
-        beside = width * self.experts + self.matrices * width * self.shared_expert_intermediate_size
-        layers = self.num_hidden_layers
-        return layers * attention + (layers - sparse) * dense + sparse * beside
-
-
-def read_model_shape(path: str) -> ModelShape:
-    """Reads the shape from a file, or a model's folder. ConfigError has the path and the reason."""
-    try:
-        file = Path(path)
-        document = msgspec.json.decode((file / "config.json" if file.is_dir() else file).read_bytes())
-    except OSError as error:
-        raise ConfigError(f"model config {path}: cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"model config {path}: is not JSON: {error}") from None
-    return model_shape(document, f"model config {path}")
+        beside = width * self.experts + matrices * width * self.shared_expert_intermediate_size
+        shared = layers * attention + (layers - sparse) * matrices * width * self.intermediate_size
+        expert = sparse * matrices * width * (self.moe_intermediate_size or self.intermediate_size)
+        return shared + sparse * beside, expert
 
 
 def model_shape(document: object, named: str = "model config") -> ModelShape:
@@ -212,21 +199,9 @@ def model_shape(document: object, named: str = "model config") -> ModelShape:
         hint = suggestion(name, names=MATRICES) or f"; known are {', '.join(MATRICES)}"
         raise ConfigError(f"{named}: architectures: {name} is none that a data sheet can tell of{hint}")
     try:
-        shape = msgspec.convert(document, ModelShape)
+        return msgspec.convert(document, ModelShape)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{named}: {error}") from None
-    if shape.head_dim is None and shape.hidden_size % shape.num_attention_heads:
-        raise ConfigError(
-            f"{named}: hidden_size ({shape.hidden_size}) must be a multiple of num_attention_heads"
-            f" ({shape.num_attention_heads}), or head_dim be given"
-        )
-    if shape.heads_kv > shape.num_attention_heads:
-        raise ConfigError(
-            f"{named}: num_key_value_heads ({shape.heads_kv}) must not be more than num_attention_heads"
-        )
-    if shape.experts and shape.experts_a_token > shape.experts:
-        raise ConfigError(f"{named}: num_experts_per_tok ({shape.experts_a_token}) is more than the experts")
-    return shape
 
 
 class StorageFormat(Struct, frozen=True):
@@ -253,9 +228,14 @@ def profile_of(
     if device is None or model_config_path is None:
         lacking = "device" if device is None else "model-config"
         raise ConfigError(f"profile {AUTO}: {lacking} must be given, too")
-    return _made(
-        read_model_shape(model_config_path), device, tensor_parallel_size, f"model config {model_config_path}"
-    )
+    named, file = f"model config {model_config_path}", Path(model_config_path)
+    try:
+        document = msgspec.json.decode((file / "config.json" if file.is_dir() else file).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{named}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{named}: is not JSON: {error}") from None
+    return datasheet_profile(document, device, tensor_parallel_size, named)
 
 
 def chosen_profile(settings: Settings) -> Profile:
@@ -265,13 +245,11 @@ def chosen_profile(settings: Settings) -> Profile:
     return profile_of(at.profile, device, settings.model.tensor_parallel_size, at.model_config or None)
 
 
-def datasheet_profile(config: dict[str, object], device: str, tensor_parallel_size: int = 1) -> Profile:
+def datasheet_profile(
+    config: object, device_name: str, devices: int = 1, named: str = "model config"
+) -> Profile:
     """Computes the profile of a model; `config` is the content of a `config.json`. May raise ConfigError."""
-    return _made(model_shape(config), device, tensor_parallel_size, "model config")
-
-
-def _made(shape: ModelShape, device_name: str, devices: int, named: str) -> Profile:
-    device = DEVICES.get(device_name.lower())
+    shape, device = model_shape(config, named), DEVICES.get(device_name.lower())
     if device is None:
         hint = suggestion(device_name.lower(), names=DEVICES)
         raise ConfigError(f"device {device_name}: none of {', '.join(DEVICES)}{hint}")
@@ -280,63 +258,62 @@ def _made(shape: ModelShape, device_name: str, devices: int, named: str) -> Prof
             f"tensor-parallel-size {devices}: {named} has {shape.num_attention_heads} attention heads,"
             " which must be a multiple of it"
         )
-    weights = _weights(shape.quantization_config, named)
-    architecture, stored = shape.architectures[0], shape.vocab_size * shape.hidden_size
-    stored *= 1 if shape.tie_word_embeddings else 2
-    stored += shape.shared_weights + shape.sparse_layers * shape.experts * shape.expert_weights
+    stored = _storage(shape.quantization_config, named)
+    shared, expert = shape.weights()
+    tables = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
+    count = tables + shared + shape.experts * expert
     return Profile(
-        source=f"Made of {architecture}'s config.json and a data sheet ({device.sheet}).",
-        model=f"{architecture}, {stored / 1e9:.1f} billion parameters, {weights.kind}",
+        source=f"Made of {shape.architectures[0]}'s config.json and a data sheet ({device.sheet}).",
+        model=f"{shape.architectures[0]}, {count / 1e9:.1f} billion parameters, {stored.kind}",
         device=f"{device.name}, {devices}",
         checked=CHECKED,
-        engine=_limits(shape, weights, device, devices, named),
-        cost=_cost(shape, weights, device, devices),
+        engine=_limits(shape, stored, device, devices, named),
+        cost=_cost(shape, stored, device, devices),
         front=FRONT,
     )
 
 
-def _cost(shape: ModelShape, weights: StorageFormat, device: Device, devices: int) -> CostConstants:
+def _cost(shape: ModelShape, stored: StorageFormat, device: Device, devices: int) -> CostConstants:
     read_per_s = device.bandwidth * OF_BANDWIDTH * devices
-    flops = (weights.in_8bit and device.flops_8bit) or device.flops
-    layers, heads = shape.num_hidden_layers, shape.num_attention_heads
-    head_bytes = weights.cache_bytes * shape.head_size
-    expert = shape.sparse_layers * shape.expert_weights
+    flops = (stored.in_8bit and device.flops_8bit) or device.flops
+    layers, (shared, expert) = shape.num_hidden_layers, shape.weights()
     output_bytes = BF16_BYTES * shape.vocab_size * shape.hidden_size
-    computed = 2 * (shape.shared_weights + expert * shape.experts_a_token)
+    computed = 2 * (shared + expert * shape.experts_a_token)
     sums = 2 * layers if devices > 1 else 0
     # Ring all-reduce: each device sends 2 (n - 1) / n of all bytes.
     summed_s = sums * BF16_BYTES * shape.hidden_size * 2 * (devices - 1) / devices / device.link
     cached_heads = -(-shape.heads_kv // devices)  # per device; too few heads are replicated
+    cached_bytes = 2 * stored.cache_bytes * shape.head_size * cached_heads * layers
+    attention_ops = 4 * shape.num_attention_heads * shape.head_size * layers
     return CostConstants(
         base=BASE_S + sums * ALL_REDUCE_S,
-        weights=(weights.weight_bytes * shape.shared_weights + output_bytes) / read_per_s,
-        expert_weights=weights.weight_bytes * expert * shape.experts / read_per_s,
+        weights=(stored.weight_bytes * shared + output_bytes) / read_per_s,
+        expert_weights=stored.weight_bytes * expert * shape.experts / read_per_s,
         expert_share=shape.experts_a_token / shape.experts if shape.experts else 0.0,
         per_token=computed / (flops * OF_FLOPS * devices) + summed_s,
         p=6.0,
-        per_context=2 * head_bytes * cached_heads * layers / (device.bandwidth * OF_BANDWIDTH),
-        per_attention=4 * heads * shape.head_size * layers / (device.flops * OF_FLOPS_ATTENTION * devices),
+        per_context=cached_bytes / (device.bandwidth * OF_BANDWIDTH),
+        per_attention=attention_ops / (device.flops * OF_FLOPS_ATTENTION * devices),
         per_sequence=PER_SEQUENCE_S,
     )
 
 
 def _limits(
-    shape: ModelShape, weights: StorageFormat, device: Device, devices: int, named: str
+    shape: ModelShape, stored: StorageFormat, device: Device, devices: int, named: str
 ) -> EngineLimits:
     """Returns vLLM's defaults, with as many blocks as fit beside weights and activations."""
+    shared, expert = shape.weights()
     tables = BF16_BYTES * shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
-    experts = shape.sparse_layers * shape.experts * shape.expert_weights
-    stored = (weights.weight_bytes * (shape.shared_weights + experts) + tables) / devices
-    wide = (
-        2 * max(shape.intermediate_size, shape.moe_intermediate_size or 0) / devices + 4 * shape.hidden_size
-    )
+    held = (stored.weight_bytes * (shared + expert * shape.experts) + tables) / devices
+    widest = max(shape.intermediate_size, shape.moe_intermediate_size or 0)
+    wide = 2 * widest / devices + 4 * shape.hidden_size
     used = device.step_tokens * BF16_BYTES * wide + MAX_NUM_SEQS * LOGIT_BYTES * shape.vocab_size
-    token_bytes = 2 * weights.cache_bytes * -(-shape.heads_kv // devices) * shape.head_size
-    left = device.memory * MEMORY_SHARE - stored - used
+    token_bytes = 2 * stored.cache_bytes * -(-shape.heads_kv // devices) * shape.head_size
+    left = device.memory * MEMORY_SHARE - held - used
     blocks = int(left / (token_bytes * shape.num_hidden_layers * BLOCK_SIZE))
     if blocks < 2:
         raise ConfigError(
-            f"{named}: weights of {stored / 1e9:.0f} GB a device leave no room for a KV cache in"
+            f"{named}: weights of {held / 1e9:.0f} GB a device leave no room for a KV cache in"
             f" {MEMORY_SHARE:.0%} of {device.name}'s memory; a larger tensor-parallel-size would"
         )
     return EngineLimits(
@@ -348,37 +325,35 @@ def _limits(
     )
 
 
-def _weights(quantization: Quantization | None, named: str) -> StorageFormat:
+def _storage(quantization: Quantization | None, named: str) -> StorageFormat:
     """Returns the storage format. A group has a scale of 2 bytes; a zero point is as wide as a weight."""
+
+    def grouped(bits: int, group_size: int | None, zeros: bool = False) -> float:
+        """Returns bytes per weight. `group_size` weights share a scale; below 1, a whole row shares one."""
+        shared = (2 + (bits / 8 if zeros else 0)) / group_size if group_size and group_size > 0 else 0.0
+        return bits / 8 + shared
+
     if quantization is None:
         return StorageFormat(BF16_BYTES)
-    method = quantization.quant_method.lower()
+    method, algorithm = quantization.quant_method.lower(), quantization.quant_algo
     cache = 1 if quantization.kv_cache_scheme is not None else BF16_BYTES
-    if method in ("fp8", "fbgemm_fp8") or (method == "modelopt" and quantization.quant_algo in ("", "FP8")):
+    groups = [group for group in quantization.config_groups.values() if group.weights is not None]
+    if method in ("fp8", "fbgemm_fp8") or (method == "modelopt" and algorithm in ("", "FP8")):
         return StorageFormat(1, cache, in_8bit=True, kind="fp8")
     if method in ("awq", "gptq", "awq_marlin", "gptq_marlin"):
-        return StorageFormat(
-            _grouped(quantization.bits, quantization.group_size, zeros=True), cache, kind=method
-        )
+        size = grouped(quantization.bits, quantization.group_size, zeros=True)
+        return StorageFormat(size, cache, kind=method)
     if method == "mxfp4":
         return StorageFormat((4 + 8 / 32) / 8, cache, kind=method)
-    if method == "modelopt" and quantization.quant_algo == "NVFP4":
+    if method == "modelopt" and algorithm == "NVFP4":
         return StorageFormat((4 + 8 / 16) / 8, cache, kind="nvfp4")
     if method == "bitsandbytes":
-        return StorageFormat(1 if quantization.load_in_8bit else _grouped(4, 64, zeros=False), kind=method)
-    groups = [group for group in quantization.config_groups.values() if group.weights is not None]
-    if method == "compressed-tensors" and groups and (stored := groups[0].weights) is not None:
-        seen = groups[0].input_activations
+        return StorageFormat(1 if quantization.load_in_8bit else grouped(4, 64), kind=method)
+    if method == "compressed-tensors" and groups and (weights := groups[0].weights) is not None:
+        seen, kind = groups[0].input_activations, f"compressed-tensors {weights.num_bits} bits"
         in_8bit = seen is not None and seen.num_bits == 8
-        size = _grouped(stored.num_bits, stored.group_size or 0, zeros=False)
-        return StorageFormat(size, cache, in_8bit, kind=f"compressed-tensors {stored.num_bits} bits")
+        return StorageFormat(grouped(weights.num_bits, weights.group_size), cache, in_8bit, kind)
     raise ConfigError(
         f"{named}: quantization_config: quant_method {quantization.quant_method} is none of fp8, fbgemm_fp8,"
         " awq, gptq, mxfp4, bitsandbytes, modelopt, compressed-tensors (the last two with their layout)"
     )
-
-
-def _grouped(bits: int, group_size: int, zeros: bool) -> float:
-    """Returns bytes per weight. `group_size` weights share a scale; below 1, a whole row shares one."""
-    scales = (2 + (bits / 8 if zeros else 0)) / group_size if group_size > 0 else 0.0
-    return bits / 8 + scales

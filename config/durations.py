@@ -24,10 +24,7 @@ _MAX_CHARACTERS = 64
 
 
 def parse_duration(value: object) -> float:
-    """Converts a Go style duration text to seconds; a bare integer (number or digits) is milliseconds.
-
-    Rounds to whole nanoseconds. Raises ValueError with the rule.
-    """
+    """Converts a Go style text to seconds; a bare integer is milliseconds. May raise ValueError."""
     nanoseconds = _nanoseconds(value)
     if abs(nanoseconds) > LONGEST:
         raise ValueError("must be a duration of at most 292 years")
@@ -67,7 +64,6 @@ def _nanoseconds(value: object) -> int:
 
 
 def _decimal(nanoseconds: int, unit: str) -> str:
-    """Formats `nanoseconds` as a number of `unit`, without trailing zeros."""
     whole, fraction = divmod(nanoseconds, NANOSECONDS[unit])
     if not fraction:
         return str(whole)

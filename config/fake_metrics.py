@@ -192,7 +192,6 @@ _WORDS = {
 
 
 def _adapters(item: object) -> object:
-    """Returns an object (or its JSON text) without nulls; any other value unchanged."""
     try:
         found: object = json.loads(item) if isinstance(item, str) else item
     except (ValueError, RecursionError):
@@ -203,7 +202,6 @@ def _adapters(item: object) -> object:
 
 
 def _level(where: str, value: object) -> Level:
-    """Parses a number, or a function of time."""
     level: Level
     if isinstance(value, str) and ":" in value:
         parts = value.split(":")

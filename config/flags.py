@@ -46,10 +46,7 @@ T = TypeVar("T")
 
 
 def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Decorates a function that returns an exit status: ConfigError, `errors` and Ctrl-C print one line.
-
-    The status is then 1, and 2 for an invalid command line.
-    """
+    """Decorates a function that returns an exit status: ConfigError, `errors` and Ctrl-C print one line."""
 
     told: tuple[type[Exception], ...] = (ConfigError, *errors)
 
@@ -98,7 +95,6 @@ class FlagParser(SettingsParser):
                 raise _unknown(name, [flag.lstrip("-") for flag in known])
 
     def _names(self) -> Iterator[str]:
-        """Yields all flags, with flags of subcommands."""
         yield from self._option_string_actions
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -139,8 +135,6 @@ def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], fl
 
 
 def duration_of(most_s: float) -> Callable[[str], float]:
-    """Returns a type of argparse for durations as seconds, from 0 to `most_s`."""
-
     def read(text: str) -> float:
         seconds = parse_duration(text)
         if not 0 <= seconds <= most_s:
@@ -163,10 +157,7 @@ def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Flags:
-    """Parses the command line. Raises ConfigError for unknown flags, missing values and stray words.
-
-    Accepts the flags of plugins that `argv`, `environ` or the YAML file name.
-    """
+    """Parses the command line, with the flags of plugins that any source names. May raise ConfigError."""
     words = [_with_dashes(word) for word in argv]
     kind = kind_of(words, environ)
     table = table_of(kind)
@@ -228,7 +219,6 @@ def flags_of(values: dict[str, Any], kind: type[Settings] | None) -> Flags:
 
 
 def usage(table: Table) -> str:
-    """Returns the text of `python -m app --help`."""
     return settings_parser(table, with_help=True).format_help()
 
 
@@ -245,7 +235,6 @@ def plain_parser(**options: Any) -> SettingsParser:
 
 
 def settings_parser(table: Table, with_help: bool = False) -> SettingsParser:
-    """Returns a parser with results by setting name; absent flags have no result."""
     usage = f"{COMMAND} [--config FILE] [--setting value ...]"
     parser = plain_parser(usage=usage, description=ABOUT, allow_abbrev=False)
     add_settings(parser, table, with_help)

@@ -24,13 +24,11 @@ PACKAGES: Mapping[Extra, tuple[str, ...]] = {
 
 
 def install(extra: Extra) -> str:
-    """Returns the command that installs an optional part."""
     what = f"-r requirements-{extra}.txt" if IS_CLONE else f"'vllm-understudy[{extra}]'"
     return f"pip install {what}"
 
 
 def missing(extra: Extra) -> list[str]:
-    """Returns the modules of an optional part that are not installed."""
     return [module for module in PACKAGES[extra] if not _is_installed(module)]
 
 

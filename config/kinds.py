@@ -102,7 +102,6 @@ def _switch(raw: object) -> object:
 
 
 def _list(raw: object) -> object:
-    """Converts a list of texts, a JSON array, or items separated by commas."""
     if not isinstance(raw, str):
         return raw
     if not raw.lstrip().startswith("["):

@@ -26,20 +26,14 @@ class LiveSettings:
         subscriber(self.current)
 
     def change(self, values: Mapping[str, object]) -> Settings:
-        """Sets settings by name, with values as in YAML. Returns the new settings.
-
-        Raises ConfigError as `changed`, and then changes nothing.
-        """
+        """Sets settings by name, with values as in YAML. Changes nothing on the ConfigError of `changed`."""
         self.current = self.changed(values)
         for subscriber in self._subscribers:
             subscriber(self.current)
         return self.current
 
     def changed(self, values: Mapping[str, object]) -> Settings:
-        """Returns the settings as `change` would make them.
-
-        Raises ConfigError for a setting that is unknown or not live, and for an invalid value.
-        """
+        """Returns the settings after a change; ConfigError for what is unknown, not live or invalid."""
         table = self.current.table
         found: dict[str, object] = {}
         for name, raw in values.items():

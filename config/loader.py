@@ -35,10 +35,7 @@ def _log_warning(text: str) -> None:
 def load(
     argv: Sequence[str] | None = (), environ: Mapping[str, str] = os.environ, warn: Warn = _log_warning
 ) -> Settings:
-    """Loads the settings of this process; `argv` has no program name, and None means no flags.
-
-    Raises ConfigError, in one line, for any wrong setting.
-    """
+    """Loads the settings of this process; `argv` has no program name. May raise ConfigError."""
     flags = Flags()
     if argv:
         from config.flags import parse
@@ -50,7 +47,6 @@ def load(
 
 
 def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
-    """Combines parsed `flags` with the other sources; see `load`."""
     path = config_path(flags, environ)
     document: dict[str, object] = {}
     if path:
@@ -81,7 +77,6 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
 
 
 def check_extras(settings: Settings) -> None:
-    """Raises ConfigError if `settings` need an optional part that is not installed."""
     if settings.server.speaks_grpc:
         check_installed("grpc", "setting grpc")
     if settings.tracing.otlp_traces_endpoint is not None:

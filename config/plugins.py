@@ -36,10 +36,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 def settings_kind(
     flags: Flags, environ: Mapping[str, str], document: Mapping[str, object], path: str | None
 ) -> type[Settings]:
-    """Returns the settings with sections of all plugins: named in flags, environment or file, or installed.
-
-    Raises ConfigError, in one line with the plugin's name, for an unusable plugin.
-    """
+    """Returns the settings with the sections of all plugins. ConfigError for an unusable one."""
     file = f"YAML file {path}"
     values: dict[str, Any] = {}
     for row in (BY_NAME["plugin"], BY_NAME["installed-plugins"]):
@@ -49,7 +46,6 @@ def settings_kind(
 
 
 def kind_named_by(flags: Flags, environ: Mapping[str, str]) -> type[Settings]:
-    """Reads the YAML file, and returns `settings_kind` with its content."""
     path = config_path(flags, environ)
     document: dict[str, object] = {}
     if path:
@@ -161,7 +157,6 @@ def _has_plugins(folder: str) -> bool:
 
 
 def _file(path: str) -> ModuleType:
-    """Loads a module from a file, again at every start and reload."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     name = MODULE_PREFIX + re.sub(r"\W", "_", os.path.basename(path).removesuffix(".py"))

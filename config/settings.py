@@ -117,7 +117,6 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, the main name first."""
         return (self.name, *self.also)
 
     @property
@@ -133,7 +132,6 @@ class Setting(Struct, frozen=True, kw_only=True):
         return checked(value, self.type, self.limits) if self.limits else value
 
     def write(self, value: Any) -> str:
-        """Returns the text of `value`, as `read` accepts."""
         return format_duration(value) if self.kind.name == DURATION else written(value)
 
     def value(self, settings: Settings) -> Any:

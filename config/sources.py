@@ -78,7 +78,7 @@ def given(
 ) -> tuple[object, str] | None:
     """Returns raw value and name of the strongest source with the setting; None without a source.
 
-    Raises ConfigError if one source has different values under two names of the setting.
+    ConfigError if one source has different values under two names.
     """
     names, values = row.names, flags.values
     sources: tuple[list[tuple[object, str]], ...] = (
@@ -119,15 +119,13 @@ def stray_variables(environ: Mapping[str, str], table: Table) -> Iterator[str]:
 
 
 def config_path(flags: Flags, environ: Mapping[str, str]) -> str | None:
-    """Returns the YAML file of ``--config``, else of ``SIM_CONFIG``."""
     return (flags.config if flags.config is not None else _text(environ, CONFIG)) or None
 
 
 def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables that give a process in another folder the same settings without flags.
+    """Returns variables that give a process in another folder the same `settings` without flags.
 
-    `settings` are the settings of `flags` and `environ`. The variables have the values of the command line,
-    and the absolute form of every existing relative path from any source.
+    They have the values of the command line, and every existing relative path in its absolute form.
     """
     path = config_path(flags, environ)
     variables = {CONFIG: os.path.abspath(path) if path else EMPTY} if path or CONFIG in environ else {}
@@ -141,7 +139,6 @@ def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str])
 
 
 def _text(environ: Mapping[str, str], name: str) -> str | None:
-    """Returns the text of a variable; None for a variable that is not set."""
     text = environ.get(name) or None
     return "" if text == EMPTY else text
 

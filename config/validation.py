@@ -19,7 +19,6 @@ LONGEST_SHOWN = 80
 
 
 def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
-    """Yields settings that conflict with other settings, and the broken rule of each."""
     ranks, server = len(at.server.ranks), at.server
     if at.lora.max_cpu_loras is not None and at.lora.max_cpu_loras < at.lora.max_loras:
         yield "max-cpu-loras", "must not be less than max-loras"
@@ -52,7 +51,6 @@ def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _step_flaws(at: Settings) -> Iterator[tuple[str, str]]:
-    """Yields conflicts of requests that share steps."""
     tokens, length, cache = at.steps.max_num_batched_tokens, at.model.max_model_len, at.kvcache
     if tokens < at.scheduling.max_num_seqs:
         rule = "must not be less than max-num-seqs, or some sequences would never get a token"
@@ -77,7 +75,6 @@ SIMULATED_ONLY = (
 
 
 def _real_engine_flaws(at: Settings) -> Iterator[tuple[str, str]]:
-    """Yields conflicts of a real engine."""
     for row in (BY_NAME[name] for name in SIMULATED_ONLY):
         if row.value(at) != row.default:
             yield row.name, "is for the simulated engine alone: engine is llm"

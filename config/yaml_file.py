@@ -16,11 +16,7 @@ MOST_LEVELS = 100
 
 
 def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, object]:
-    """Reads setting name -> YAML value. Keys may have underscores.
-
-    Raises ConfigError if the file cannot be read or parsed, is not a mapping, or has a setting twice. The
-    caller checks the names of settings, as plugins in the file add some.
-    """
+    """Reads setting name -> YAML value. ConfigError for no mapping, or a setting twice."""
     document = parse_yaml(path)
     if not isinstance(document, dict):
         raise ConfigError(f"YAML file {path}: must be a mapping of setting names to values")
@@ -75,10 +71,7 @@ def parse_yaml(path: str) -> object:
 
 
 def oversize(document: object) -> str:
-    """Returns the broken limit of a document with aliases expanded; empty without a broken limit.
-
-    An alias takes a few characters, so that nested aliases could expand beyond any memory.
-    """
+    """Returns the broken limit of a document with its aliases expanded; empty without one."""
     pending, seen = [(document, 1)], 0
     while pending:
         item, depth = pending.pop()

@@ -92,11 +92,9 @@ class Tokenizer:
         raise NotImplementedError
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Returns the token ids of `text`."""
         return self.encode_many([text], add_special_tokens)[0]
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
-        """Returns the token ids of each text, in order."""
         raise NotImplementedError
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -131,11 +129,9 @@ class Tokenizer:
         return self.decode([token_id]).encode()
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
-        """Returns the prompt of a conversation as text."""
         return self.decode(self.encode_chat(messages, options))
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
-        """Returns the prompt of a conversation as token ids."""
         raise NotImplementedError
 
 

@@ -63,11 +63,7 @@ class CompiledTemplate:
     """These texts by role, learnt at first use; None for a role whose content is not printed once."""
 
     def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
-        """Returns the prompt text of a conversation.
-
-        Raises:
-            ChatTemplateError: for any failure; the message has the template's own reason.
-        """
+        """Returns the prompt of a conversation; ChatTemplateError, with the template's reason, otherwise."""
         if options.continue_final_message and options.add_generation_prompt:
             raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other.")
         if self.surrounds and len(messages) == 1 and options == PLAIN_CHAT:
@@ -142,7 +138,6 @@ class ChatTemplates:
         return self.of(options).render(messages, options)
 
     def of(self, options: ChatOptions) -> CompiledTemplate:
-        """Returns the template for a conversation; ChatTemplateError without a valid one."""
         source = self._source(options)
         with self._lock:
             compiled = self._compiled.get(source)
@@ -154,7 +149,6 @@ class ChatTemplates:
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory of the compiled templates."""
         return int(self._compiled.currsize)
 
     def _source(self, options: ChatOptions) -> str:
@@ -189,7 +183,6 @@ class ChatTemplates:
 
 
 def _variables(options: ChatOptions) -> dict[str, object]:
-    """Returns the request's variables; fields take precedence over `chat_template_kwargs`."""
     variables = dict(options.chat_template_kwargs or ())
     if refused := variables and sorted(RESERVED & variables.keys()):
         raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(refused)}.")

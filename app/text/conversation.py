@@ -62,13 +62,9 @@ OWN_FIELDS = ("reasoning", "task", "tools", "tool_calls")
 def parse_messages(
     messages: Sequence[Message], content_format: ContentFormat, takes_media: bool = True
 ) -> Conversation:
-    """Returns dicts in the form that templates expect, without changes to the request's own objects.
+    """Returns dicts in the form that templates expect; those that have it are the request's own objects.
 
-    Templates cannot change their input, so a message in this form is used directly.
-
-    Raises:
-        ChatTemplateError: no messages; a part of an unknown type; media for a text model; a tool call that
-            is no function call.
+    ChatTemplateError for no messages, an unknown part, media for a text model, or a call that is none.
     """
     if not messages:
         raise ChatTemplateError("A chat needs at least one message: there is nothing to render.")
@@ -130,7 +126,6 @@ def _parse_message(message: Message, content_format: ContentFormat, takes_media:
 
 
 def _is_known(part: object) -> bool:
-    """Returns True for a part with a valid field of vLLM's types."""
     if not isinstance(part, dict):
         return False
     kind = part.get("type")
@@ -163,7 +158,6 @@ def _parse_content(
 
 
 def _parse_part(part: object, takes_media: bool) -> Part | None:
-    """Returns a part in the form of templates, or None for a text part without text."""
     if isinstance(part, str):
         return _text_part(part)
     if not isinstance(part, dict):
@@ -230,8 +224,7 @@ def _parse_tool_call(call: object) -> dict[str, object]:
 def detect_content_format(template: nodes.Template) -> ContentFormat:
     """Returns "openai" (a list of parts) for a template that loops over a message's content, else "string".
 
-    The search is vLLM's: it follows `messages` through assignments to a loop, then `message.content` through
-    macro arguments to a `for`.
+    As vLLM: from `messages` through assignments to a loop, then `message.content` through macros to a `for`.
     """
     messages = _aliases(template, "messages")
     message: set[str] = set()
@@ -256,7 +249,6 @@ def _content_loops(template: nodes.Template, message: set[str]) -> Iterator[node
 
 
 def _content_parameters(template: nodes.Template, macro: nodes.Macro, message: set[str]) -> set[str]:
-    """Returns the parameters of `macro` that get a message's content in any call."""
     names = [argument.name for argument in macro.args]
     bound = set()
     for call in template.find_all(nodes.Call):

@@ -45,11 +45,7 @@ class TokenizerFolder:
 
 
 def read_folder(path: Path) -> TokenizerFolder:
-    """Reads a folder with `tokenizer.json`, or that file itself and its neighbours.
-
-    Raises:
-        TokenizerLoadError: the file is missing, or a JSON file cannot be read.
-    """
+    """Reads a folder with `tokenizer.json`, or that file; TokenizerLoadError if it cannot be read."""
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise TokenizerLoadError(f"There is no tokenizer.json at {path}.")
@@ -102,7 +98,6 @@ def _read_json(file: Path) -> dict[str, object]:
 
 
 def _chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
-    """Returns the templates; files take precedence over `tokenizer_config.json`, which may name several."""
     templates: dict[str, str] = {}
     for source in (_read_json(folder / "chat_template.json"), config):
         entry = source.get("chat_template")
@@ -153,10 +148,7 @@ def is_matryoshka(model: Mapping[str, object]) -> bool:
 def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Path:
     """Returns the folder with the tokenizer files of the repository `name`, from the cache or the hub.
 
-    The library reads `HF_HUB_OFFLINE`, `HF_HOME` and `HF_ENDPOINT` at its import.
-
-    Raises:
-        TokenizerLoadError: not cached, and the hub is unreachable, refuses or has no `tokenizer.json`.
+    The library reads `HF_HUB_OFFLINE`, `HF_HOME` and `HF_ENDPOINT`. TokenizerLoadError when nobody has them.
     """
     from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.utils.tqdm import disable_progress_bars

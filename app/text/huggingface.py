@@ -83,10 +83,7 @@ class WordEncoder:
         return ids
 
     def _learn(self, word: str) -> list[int]:
-        """Returns the ids of a new word. Numbers and long words, rarely repeated, are not remembered.
-
-        Asks the model itself, which takes a third of the time of a batch.
-        """
+        """Returns the ids of a new word, by the model alone: a third of the time of a batch."""
         ids = [token.id for token in self._model.tokenize(word.translate(self._symbols))]
         if len(word) <= LONGEST_WORD and not word[-1].isdecimal():
             if self.size_bytes + WORD_BYTES > self.limit_bytes:
@@ -188,7 +185,6 @@ class LocalTokenizer(Tokenizer):
         return max(map(len, self.backend.get_vocab()), default=1)
 
     def info(self) -> dict[str, object]:
-        """Returns `tokenizer_config.json`, with the chat template in use."""
         template = self._chat_templates.get(DEFAULT_TEMPLATE)
         return read_info(self._file) | ({} if template is None else {"chat_template": template})
 

@@ -105,7 +105,6 @@ class RenderTokenizer(Tokenizer):
     def _render(
         self, path: str, fields: Mapping[str, object], count: int, timeout_s: float | None = None
     ) -> list[list[int]]:
-        """Returns the `token_ids` of `count` prompts; for one prompt the response may be a bare object."""
         answer = self._post(path, fields, timeout_s)
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) < count:

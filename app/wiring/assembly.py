@@ -78,7 +78,6 @@ class Components:
 
 
 def cache_config(kvcache: KVCacheSettings) -> dict[str, str]:
-    """Returns the labels of vllm:cache_config_info that the settings decide."""
     return {
         "block_size": str(kvcache.block_size),
         "num_gpu_blocks": str(kvcache.kv_cache_size),
@@ -93,7 +92,6 @@ def dataset_settings(settings: Settings) -> DatasetSettings:
 
 
 def _recorder(settings: Settings, rank: int) -> Recorder:
-    """Builds the recorder, with the family of adapters if the settings allow any."""
     lora, model, latency, kvcache = settings.lora, settings.model, settings.latency, settings.kvcache
     told = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
     fetching = latency.kv_cache_transfer_latency or latency.kv_cache_transfer_time_per_token
@@ -144,7 +142,6 @@ def engine_of(components: Components, cache: KVCacheManager | None, plugins: Plu
 
 
 def _model_of(components: Components, plugins: PluginRegistry | None) -> Model:
-    """Builds the model that writes the replies."""
     if components.settings.model.task != "generate":
         return NullModel()
     model = SimulatedModel(

@@ -110,7 +110,6 @@ def _add(group: argparse._ArgumentGroup, name: str, facts: Option, help: str) ->
 
 
 def names_of(name: str) -> Iterator[str]:
-    """Yields all spellings of an option."""
     facts = options()[name]
     yield f"--{name}"
     yield from facts.also
@@ -132,7 +131,6 @@ def written_out(argv: Sequence[str]) -> list[str]:
 
 
 def _with_file(argv: list[str]) -> list[str]:
-    """Inserts the words of the YAML file behind the model, before all other words."""
     at = next((k for k, word in enumerate(argv) if word.partition("=")[0] == CONFIG), None)
     if at is None:
         return argv

@@ -103,10 +103,7 @@ def read_config(option: str, text: str, kind: type[T]) -> T:
 
 
 def settings_of(line: Line, environ: Mapping[str, str] = os.environ) -> Flags:
-    """Converts a vLLM command line to settings. ConfigError for a value that vLLM would refuse.
-
-    A setting on the command line is stronger than an option with an effect on this setting.
-    """
+    """Converts a vLLM command line; settings on it are stronger than options. May raise ConfigError."""
     values: dict[str, str | list[str]] = {}
     names: dict[str, str] = {}
     given = {name: value for name, value in line.given.items() if value != ""}
@@ -129,12 +126,10 @@ def settings_of(line: Line, environ: Mapping[str, str] = os.environ) -> Flags:
 
 
 def effects() -> dict[str, str]:
-    """Returns option -> effect; all other options are ignored."""
     return {name: meaning.effect for name, meaning in MEANINGS.items()}
 
 
 def _fallbacks(values: Values, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns vLLM's defaults, and sizes of context and cache for the simulated model."""
     found, length = dict(DEFAULTS), str(values.get("max-model-len") or "")
     if not length:  # as in a local model's config.json
         known: object = None
@@ -152,7 +147,6 @@ def _fallbacks(values: Values, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _remarks(given: Mapping[str, Value]) -> Iterator[str]:
-    """Yields remarks on options with less effect than a user may expect."""
     ranks, template = str(given.get("data-parallel-size", 1)), str(given.get("chat-template", ""))
     if int(ranks) > MOST_RANKS:
         yield f"--data-parallel-size: {MOST_RANKS} ranks of {ranks} are played"
@@ -212,7 +206,6 @@ def _to(setting: str, effect: str, words: Mapping[str, str] = MappingProxyType({
 
 
 def _same(name: str) -> Meaning:
-    """Returns the effect of an option that sets the setting of the same name."""
     row = BY_NAME[name]
     return Meaning(f"Setting `{row.name}`: {row.help}", lambda text: {row.name: text})
 

@@ -102,7 +102,6 @@ _KINDS: dict[str, tuple[Callable[[str], object], str]] = {
 
 @cache
 def groups() -> dict[str, dict[str, Option]]:
-    """Returns group -> options by name, in vLLM's order."""
     return msgspec.json.decode(FACTS.read_bytes(), type=dict[str, dict[str, Option]])
 
 

@@ -136,7 +136,6 @@ class FakeFamilies:
         return "".join(family.render() for family in families)
 
     def _families(self, fresh: Mapping[str, Family[Instrument]], name: str, value: object) -> Families:
-        """Returns the new family of `name` with the numbers of `value`, and its older names."""
         if name == ADAPTERS and isinstance(value, tuple):
             return (self._adapters(value),)
         family = fresh[name]

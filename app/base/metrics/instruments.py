@@ -199,11 +199,9 @@ class Family(Generic[InstrumentT]):
         return instrument
 
     def children(self) -> Iterator[tuple[dict[str, str], InstrumentT]]:
-        """Iterates over labels and instrument of every child, in order of creation."""
         return ((child.labels, child.instrument) for child in self._children.values())
 
     def render(self) -> str:
-        """Returns the family's text. Like prometheus_client, prints the head lines even without a child."""
         return "".join((self._head, *(child.text() for child in self._children.values()), self._tail))
 
 
@@ -227,7 +225,6 @@ class Exposition:
         self._process_due = float("-inf")
 
     def render(self) -> bytes:
-        """Returns the text of all families in UTF-8, with content type `CONTENT_TYPE`."""
         now = self._clock()
         if now >= self._process_due:
             self._process_text = self._process()

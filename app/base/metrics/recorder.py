@@ -193,7 +193,6 @@ class Recorder:
             self.adapter_series.move(sequence, adapter, stage)
 
     def step(self, tokens: int) -> None:
-        """Observes the tokens computed in one engine step."""
         self._step_tokens.append(tokens)
         if len(self._step_tokens) >= BLOCK:
             self._fold_steps()
@@ -213,17 +212,14 @@ class Recorder:
             counter.value += 1
 
     def late(self, seconds: float) -> None:
-        """Counts a request that reached the scheduler `seconds` too late."""
         self._families.add(LATE)
         for spec, amount in zip(LATE, (1, seconds), strict=True):
             self._counter(spec.name).value += amount
 
     def preempted(self, sequences: int = 1) -> None:
-        """Counts sequences that lost their blocks and wait for new ones."""
         self._preemptions.value += sequences
 
     def looked_up(self, tokens: int, found: int) -> None:
-        """Counts `tokens` looked up in the prefix cache, and the `found` ones."""
         self._queries.value += tokens
         self._hits.value += found
 
@@ -242,7 +238,6 @@ class Recorder:
             self._histogram(spec.name).observe(value)
 
     def looked_up_in_store(self, tokens: int, found: int, tier: str) -> None:
-        """Counts `tokens` missing in the prefix cache, and those `found` in a connector's store."""
         self._external_queries.value += tokens
         self._external_hits.value += found
         if found:
@@ -273,7 +268,6 @@ class Recorder:
         self._histogram("sleep_mode_operation_duration_seconds", operation=operation).observe(seconds)
 
     def rejected(self, reason: RejectionReason) -> None:
-        """Counts a request rejected by a limit of the waiting list."""
         self._counter("admission_rejections_total", reason=reason).value += 1
 
     def decoded(self, tokens: int, gap_s: float, at_s: float) -> None:
@@ -428,7 +422,6 @@ class EngineSteps:
         self._since_s, self._until_s = since_s, until_s
 
     def flush(self) -> None:
-        """Observes the present step, even if incomplete."""
         if self._pending:
             self._tokens.observe(self._pending)
             self._pending = 0
