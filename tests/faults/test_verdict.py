@@ -13,7 +13,7 @@ from app.serving.faults.audit import (
     AuditedExchange,
     AuditTrail,
     ClientReport,
-    FindingReport,
+    Finding,
 )
 
 PATH = "/v1/chat/completions"
@@ -40,9 +40,8 @@ class Client:
         exchange = AuditedExchange(
             path, body, f"r{self.sent}", arrived_s, self.at_s, status, retry_after_s, "f"
         )
-        audit = self.trail.begin("me", exchange)
-        assert audit
-        self.trail.end(audit, exchange, self.at_s, status >= 400 or cut_off, cut_off)
+        assert self.trail.begin("me", exchange)
+        self.trail.end("me", exchange, self.at_s, status >= 400 or cut_off, cut_off)
         return self
 
     def wait(self, seconds: float) -> Client:
@@ -50,10 +49,10 @@ class Client:
         return self
 
     def report(self, later_s: float = 0.0) -> ClientReport:
-        return self.trail.report(self.at_s + later_s)["clients"]["me"]
+        return self.trail.report(self.at_s + later_s).clients["me"]
 
-    def found(self, later_s: float = 0.0) -> dict[str, FindingReport]:
-        return {finding["kind"]: finding for finding in self.report(later_s)["findings"]}
+    def found(self, later_s: float = 0.0) -> dict[str, Finding]:
+        return {finding.kind: finding for finding in self.report(later_s).findings}
 
 
 def retries(waits_s: list[float], status: int = 503) -> Client:
@@ -103,29 +102,28 @@ def test_identical_requests_that_were_all_on_their_way_are_no_retries() -> None:
     trail = AuditTrail(lambda: 0.0)
     for number in range(20):
         exchange = AuditedExchange(PATH, 1, str(number), 10.0, 11.0, 429, 5.0)
-        audit = trail.begin("me", exchange)
-        assert audit
-        trail.end(audit, exchange, exchange.answered_s, failed=True)
-    assert trail.report(11.0)["clean"] is True
+        assert trail.begin("me", exchange)
+        trail.end("me", exchange, exchange.answered_s, failed=True)
+    assert trail.report(11.0).clean is True
 
 
 def test_a_cut_stream_that_is_not_asked_for_again_in_time_is_found() -> None:
     client = Client().ask(cut_off=True)
-    assert client.found(RETRY_WINDOW_S - 0.1) == {} and client.report()["awaiting_retry"] == 1
+    assert client.found(RETRY_WINDOW_S - 0.1) == {} and client.report().awaiting_retry == 1
     for _ in range(2):
         found = client.found(RETRY_WINDOW_S)["truncated_stream_not_retried"]
-    assert found["count"] == 1 and found["example_request_id"] == "r1"
-    assert "cannot be seen from here" in found["what"] and client.report()["awaiting_retry"] == 0
+    assert found.count == 1 and found.example_request_id == "r1"
+    assert "cannot be seen from here" in found.what and client.report().awaiting_retry == 0
 
 
 def test_what_is_remembered_is_bounded_whatever_clients_do() -> None:
     trail = AuditTrail(lambda: 0.0)
     for number in range(2 * MOST_FAILED):
         exchange = AuditedExchange(PATH, number, "r", number, number, 500, 1.0, f"f{number % 100}")
-        audit = trail.begin("one" if number % 2 else f"c{number}", exchange)
-        assert audit
-        trail.end(audit, exchange, number, failed=True)
-    clients = trail.report(0.0)["clients"]
+        client = "one" if number % 2 else f"c{number}"
+        assert trail.begin(client, exchange)
+        trail.end(client, exchange, number, failed=True)
+    clients = trail.report(0.0).clients
     assert len(clients) == MOST_CLIENTS and trail.size_bytes == trail.limit_bytes
-    assert clients["one"]["requests"] == MOST_FAILED
-    assert len(clients["one"]["faults"]) == MOST_NAMES + 1 and clients["one"]["faults"][OTHERS] > 1000
+    assert clients["one"].requests == MOST_FAILED
+    assert len(clients["one"].faults) == MOST_NAMES + 1 and clients["one"].faults[OTHERS] > 1000

@@ -6,13 +6,11 @@ GET /admin/verdict returns the report.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TypedDict
 
 from cachetools import LRUCache
-from msgspec import Struct, field
+from msgspec import Struct
 
 MOST_CLIENTS, MOST_FAILED = 1000, 4096
 """Most clients, and most failed bodies of all clients, by last use."""
@@ -52,47 +50,36 @@ class AuditedExchange(Struct, frozen=True):
     """Name of the injected fault."""
 
 
-class FindingReport(TypedDict):
+class Finding(Struct):
     """One kind of misconduct. `first` and `last` are ISO 8601 in UTC; the id is the last request's."""
 
     kind: str
-    count: int
-    first: str
-    last: str
-    example_request_id: str
-    what: str
+    count: int = 0
+    first: str = ""
+    last: str = ""
+    example_request_id: str = ""
+    what: str = ""
 
 
-class ClientReport(TypedDict):
-    """The audit of one client. `awaiting_retry` counts cut-off streams that may still be retried."""
+class ClientReport(Struct):
+    """The audit of one client since its first error or fault. `awaiting_retry` counts cut-off streams that
+    may still be retried.
+    """
 
-    requests: int
-    errors: dict[str, int]
-    faults: dict[str, int]
-    disconnects: int
-    awaiting_retry: int
-    findings: list[FindingReport]
+    requests: int = 0
+    errors: dict[int, int] = {}
+    faults: dict[str, int] = {}
+    disconnects: int = 0
+    awaiting_retry: int = 0
+    findings: list[Finding] = []
 
 
-class AuditReport(TypedDict):
+class AuditReport(Struct):
     """The body of GET /admin/verdict. `since` is ISO 8601 in UTC; `clients` are keyed by name."""
 
     since: str
     clean: bool
     clients: dict[str, ClientReport]
-
-
-class ClientAudit(Struct, eq=False):
-    """Requests, errors and misconduct of one client since its first error or fault."""
-
-    client: str
-    requests: int = 0
-    disconnects: int = 0
-    errors: Counter[int] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-    not_before: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Maps a route to the time of its first Retry-After, and the end of the last one."""
-    findings: dict[str, FindingReport] = field(default_factory=dict)
 
 
 class _Failed(Struct):
@@ -118,52 +105,44 @@ class AuditTrail:
         self.restart()
 
     def restart(self) -> None:
-        self._since_s = self._now()
-        self._clients: LRUCache[str, ClientAudit] = LRUCache(MOST_CLIENTS)
+        self._since = self._timestamp()
+        self._clients: LRUCache[str, ClientReport] = LRUCache(MOST_CLIENTS)
         self._failed: LRUCache[tuple[str, str, int | None], _Failed] = LRUCache(MOST_FAILED)
         """Failed bodies by client, route and hash."""
+        self._not_before: LRUCache[tuple[str, str], tuple[float, float]] = LRUCache(MOST_FAILED)
+        """Time of the first Retry-After, and the end of the last one, by client and route."""
 
     @property
     def size_bytes(self) -> int:
         return CLIENT_BYTES * len(self._clients) + FAILED_BYTES * len(self._failed)
 
-    def begin(self, client: str, exchange: AuditedExchange) -> ClientAudit | None:
+    def begin(self, client: str, exchange: AuditedExchange) -> ClientReport | None:
         """Records a request at the start of its answer. Returns None for a client without a failure."""
-        audit = self._clients.get(client)
-        if audit is None:
+        report = self._clients.get(client)
+        if report is None:
             if exchange.status < 400 and not exchange.fault:
                 return None
-            audit = self._clients[client] = ClientAudit(client)
-        audit.requests += 1
+            report = self._clients[client] = ClientReport()
+        report.requests += 1
         failed = self._failed.get((client, exchange.path, exchange.body))
-        is_retry = failed is not None and exchange.arrived_s >= failed.at_s
-        self._check_patience(audit, exchange, is_retry)
-        if failed is not None and is_retry:
-            self._check_retry(audit, exchange, failed)
+        if failed is not None and exchange.arrived_s < failed.at_s:
+            failed = None  # the request was on its way when the other one failed
+        self._check_patience(report, client, exchange, failed is not None)
+        if failed is not None:
+            self._check_retry(report, exchange, failed)
         if exchange.status >= 400:
-            audit.errors[exchange.status] += 1
+            report.errors[exchange.status] = report.errors.get(exchange.status, 0) + 1
         if exchange.fault:
-            known = exchange.fault in audit.faults or len(audit.faults) < MOST_NAMES
-            audit.faults[exchange.fault if known else OTHERS] += 1
-        if exchange.retry_after_s is not None:
-            now_s = exchange.answered_s
-            said_s, over_s = audit.not_before.get(exchange.path, (now_s, now_s))
-            audit.not_before[exchange.path] = (
-                said_s if over_s > now_s else now_s,
-                now_s + exchange.retry_after_s,
-            )
-        return audit
+            known = exchange.fault in report.faults or len(report.faults) < MOST_NAMES
+            name = exchange.fault if known else OTHERS
+            report.faults[name] = report.faults.get(name, 0) + 1
+        return report
 
     def end(
-        self,
-        audit: ClientAudit,
-        exchange: AuditedExchange,
-        at_s: float,
-        failed: bool,
-        truncated: bool = False,
+        self, client: str, exchange: AuditedExchange, at_s: float, failed: bool, truncated: bool = False
     ) -> None:
         """Records the end of an answer, at `at_s` monotonic seconds."""
-        key = audit.client, exchange.path, exchange.body
+        key = client, exchange.path, exchange.body
         if not failed:
             self._failed.pop(key, None)
         elif exchange.body is not None:
@@ -173,86 +152,68 @@ class AuditTrail:
 
     def report(self, now_s: float, over: bool = False) -> AuditReport:
         """Reports all clients at `now_s` (monotonic). `over` closes the retry window of every stream."""
-        awaiting: Counter[str] = Counter()
+        for report in self._clients.values():
+            report.awaiting_retry = 0
         for (client, path, _), failed in list(self._failed.items()):
-            audit = self._clients.get(client)
-            if audit is not None and failed.truncated:
+            known = self._clients.get(client)
+            if known is not None and failed.truncated:
                 if over or now_s - failed.at_s >= RETRY_WINDOW_S:
-                    self._find_not_retried(audit, path, failed)
-                awaiting[client] += failed.truncated
-        clients: dict[str, ClientReport] = {
-            client: {
-                "requests": audit.requests,
-                "errors": {str(status): count for status, count in sorted(audit.errors.items())},
-                "faults": dict(sorted(audit.faults.items())),
-                "disconnects": audit.disconnects,
-                "awaiting_retry": awaiting[client],
-                "findings": list(audit.findings.values()),
-            }
-            for client, audit in self._clients.items()
-        }
-        clean = not any(report["findings"] for report in clients.values())
-        return {"since": timestamp(self._since_s), "clean": clean, "clients": clients}
+                    self._find_not_retried(known, path, failed)
+                known.awaiting_retry += failed.truncated
+        clean = not any(report.findings for report in self._clients.values())
+        return AuditReport(self._since, clean, dict(self._clients))
 
-    def _check_patience(self, audit: ClientAudit, exchange: AuditedExchange, is_retry: bool) -> None:
-        said_s, over_s = audit.not_before.get(exchange.path, (0.0, 0.0))
-        early_s = over_s - exchange.arrived_s
-        knew = is_retry or exchange.arrived_s - said_s > ON_ITS_WAY_S
-        if early_s > EARLY_S and knew and exchange.arrived_s >= said_s:
-            self._find(
-                audit,
-                "retry_after_ignored",
-                exchange.request_id,
-                f"It asked {exchange.path} {early_s:.2f} s before the Retry-After that it was told was over.",
+    def _check_patience(
+        self, report: ClientReport, client: str, exchange: AuditedExchange, is_retry: bool
+    ) -> None:
+        key, now_s = (client, exchange.path), exchange.answered_s
+        told_s, over_s = self._not_before.get(key, (0.0, 0.0))
+        early_s, since_s = over_s - exchange.arrived_s, exchange.arrived_s - told_s
+        if early_s > EARLY_S and since_s >= 0 and (is_retry or since_s > ON_ITS_WAY_S):
+            what = (
+                f"It asked {exchange.path} {early_s:.2f} s before the Retry-After that it was told was over."
             )
+            self._find(report, "retry_after_ignored", exchange.request_id, what)
+        if exchange.retry_after_s is not None:
+            self._not_before[key] = told_s if over_s > now_s else now_s, now_s + exchange.retry_after_s
 
-    def _check_retry(self, audit: ClientAudit, exchange: AuditedExchange, failed: _Failed) -> None:
+    def _check_retry(self, report: ClientReport, exchange: AuditedExchange, failed: _Failed) -> None:
         if failed.truncated and exchange.arrived_s - failed.at_s >= RETRY_WINDOW_S:
-            self._find_not_retried(audit, exchange.path, failed)
+            self._find_not_retried(report, exchange.path, failed)
         failed.truncated = False
         waits = failed.waits = (*failed.waits, exchange.arrived_s - failed.at_s)[-BACK_OFF_RETRIES:]
         retries = failed.retries = (*failed.retries, exchange.arrived_s)[-STORM_RETRIES:]
         are_hasty = len(waits) == BACK_OFF_RETRIES and sum(waits) < BACK_OFF_S
         if are_hasty and waits[-1] <= max(NO_WAIT_S, BACK_OFF_GROWTH * waits[-2]):
-            self._find(
-                audit,
-                "no_backoff",
-                exchange.request_id,
-                f"It sent a body that had failed to {exchange.path} again {BACK_OFF_RETRIES} times "
-                f"within {sum(waits):.2f} s, without waiting longer from time to time.",
-            )
             failed.waits = ()
+            what = (
+                f"It sent a body that had failed to {exchange.path} again {BACK_OFF_RETRIES} times "
+                f"within {sum(waits):.2f} s, without waiting longer from time to time."
+            )
+            self._find(report, "no_backoff", exchange.request_id, what)
         span_s = retries[-1] - retries[0]
         if len(retries) == STORM_RETRIES and span_s < STORM_S:
-            self._find(
-                audit,
-                "retry_storm",
-                exchange.request_id,
-                f"It retried one body at {exchange.path} {STORM_RETRIES} times within {span_s:.2f} s.",
-            )
             failed.retries = ()
+            what = f"It retried one body at {exchange.path} {STORM_RETRIES} times within {span_s:.2f} s."
+            self._find(report, "retry_storm", exchange.request_id, what)
 
-    def _find_not_retried(self, audit: ClientAudit, path: str, failed: _Failed) -> None:
+    def _find_not_retried(self, report: ClientReport, path: str, failed: _Failed) -> None:
         failed.truncated = False
-        self._find(
-            audit,
-            "truncated_stream_not_retried",
-            failed.request_id,
+        what = (
             f"A stream of {path} was cut off and not asked for again in time; "
-            "whether the client noticed cannot be seen from here.",
+            "whether the client noticed cannot be seen from here."
         )
+        self._find(report, "truncated_stream_not_retried", failed.request_id, what)
 
-    def _find(self, audit: ClientAudit, kind: str, request_id: str, sentence: str) -> None:
-        now, known = timestamp(self._now()), audit.findings.get(kind)
-        audit.findings[kind] = {
-            "kind": kind,
-            "count": known["count"] + 1 if known else 1,
-            "first": known["first"] if known else now,
-            "last": now,
-            "example_request_id": request_id,
-            "what": sentence,
-        }
+    def _find(self, report: ClientReport, kind: str, request_id: str, what: str) -> None:
+        now = self._timestamp()
+        finding = next((each for each in report.findings if each.kind == kind), None)
+        if finding is None:
+            finding = Finding(kind, first=now)
+            report.findings.append(finding)
+        finding.count += 1
+        finding.last, finding.example_request_id, finding.what = now, request_id, what
 
-
-def timestamp(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    def _timestamp(self) -> str:
+        now = datetime.fromtimestamp(self._now(), UTC)
+        return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -9,7 +9,7 @@ from random import Random
 
 from cachetools import LRUCache
 
-from app.serving.faults.audit import AuditedExchange, AuditReport, AuditTrail, ClientAudit
+from app.serving.faults.audit import AuditedExchange, AuditReport, AuditTrail
 from app.serving.faults.fault import Fault, FaultScript, RequestFacts, error_type, failure
 from app.serving.http.context import RequestContext, client_name
 from app.serving.http.errors import ApiError, bad_request
@@ -42,12 +42,8 @@ class FaultInjector:
         """`sources` come from plugins."""
         self.active = False
         """True after the first injected fault."""
-        self._rng = rng
-        self._now = now
-        self._sources = tuple(sources)
-        self._rate = 0
-        self._kinds: tuple[str, ...] = ()
-        self._model, self._context = "", 0
+        self._rng, self._now, self._sources = rng, now, tuple(sources)
+        self._settings = Settings()
         self._rules: str | None = None
         self._script: FaultScript | None = None
         self.limit_bytes = MOST_HEADER_RULES * RULE_BYTES
@@ -57,7 +53,8 @@ class FaultInjector:
     @property
     def is_quiet(self) -> bool:
         """True when only faults requested by a header can occur; changes with the settings only."""
-        return not self._rate and self._script is None and not self._sources
+        rate = self._settings.failures.failure_injection_rate
+        return not rate and self._script is None and not self._sources
 
     @property
     def size_bytes(self) -> int:
@@ -65,20 +62,18 @@ class FaultInjector:
 
     def on_settings(self, settings: Settings) -> None:
         """Applies `settings`; unchanged rules keep their counters."""
-        failures = settings.failures
-        self._rate, self._kinds = failures.failure_injection_rate, failures.failure_types
-        self._model, self._context = settings.model.model, settings.model.max_model_len
-        if failures.fault_rules != self._rules:
-            self._rules = failures.fault_rules
-            self._work_by(self._script)
+        self._settings, rules = settings, settings.failures.fault_rules
+        if rules != self._rules:
+            self._rules = rules
+            self._read_rules(self._script)
 
     def restart(self) -> None:
         """Restarts the counters of all rules and forgets the rules of headers."""
         self.active = False
-        self._work_by(None)
+        self._read_rules(None)
         self._header_rules.clear()
 
-    def _work_by(self, before: FaultScript | None) -> None:
+    def _read_rules(self, before: FaultScript | None) -> None:
         rules = parse_fault_rules(self._rules)
         self._script = FaultScript(rules, self._now(), before) if rules else None
 
@@ -115,10 +110,11 @@ class FaultInjector:
 
     def _drawn(self, request: RequestFacts) -> Fault | None:
         """Draws one of the failure types, or of all if none is named, with a probability of the rate in %."""
-        if not self._rate or self._rng.randint(1, 100) > self._rate:
+        failures, model = self._settings.failures, self._settings.model
+        if not failures.failure_injection_rate or self._rng.randint(1, 100) > failures.failure_injection_rate:
             return None
-        kind = self._rng.choice(self._kinds or FAILURE_TYPES)
-        return Fault(name=kind, error=failure(kind, self._model, self._context))
+        kind = self._rng.choice(failures.failure_types or FAILURE_TYPES)
+        return Fault(name=kind, error=failure(kind, model.model, model.max_model_len))
 
     def exempt(self, context: RequestContext) -> bool:
         """True when no fault can occur: no rule is set, and the request has no fault header."""
@@ -181,9 +177,7 @@ class FaultAudit(Middleware):
     """Audits how clients handle the failures of `injector`. `now` returns monotonic seconds."""
 
     def __init__(self, injector: FaultInjector, trail: AuditTrail, now: Callable[[], float]) -> None:
-        self.trail = trail
-        self._injector = injector
-        self._now = now
+        self.trail, self._injector, self._now = trail, injector, now
         self._looks = False
         """True after the first error or fault; before, there is no client to judge."""
 
@@ -216,18 +210,21 @@ class FaultAudit(Middleware):
             retry_after_s=float(retry_after) if retry_after.isdecimal() and len(retry_after) < 19 else None,
             fault=fault.name,
         )
-        audit = self.trail.begin(client_name(context), exchange)
-        if audit is None:
+        client = client_name(context)
+        report = self.trail.begin(client, exchange)
+        if report is None:
             return
-        if isinstance(response.body, StreamingBody):
-            response.on_close(partial(self._ended, audit, exchange, response.body))
-            return
-        audit.disconnects += gone
-        if not gone:
-            damaged = fault.damage is not None and not isinstance(fault.damage, MissingDoneRule)
-            self.trail.end(audit, exchange, exchange.answered_s, exchange.status >= 400 or damaged)
+        stream = response.body
+        if isinstance(stream, StreamingBody):
 
-    def _ended(self, audit: ClientAudit, exchange: AuditedExchange, stream: StreamingBody) -> None:
-        audit.disconnects += stream.gone
-        if not stream.gone:
-            self.trail.end(audit, exchange, self._now(), stream.was_damaged, stream.is_cut_off)
+            def ended() -> None:
+                report.disconnects += stream.gone
+                if not stream.gone:
+                    self.trail.end(client, exchange, self._now(), stream.was_damaged, stream.is_cut_off)
+
+            response.on_close(ended)
+        elif gone:
+            report.disconnects += 1
+        else:
+            damaged = fault.damage is not None and not isinstance(fault.damage, MissingDoneRule)
+            self.trail.end(client, exchange, exchange.answered_s, exchange.status >= 400 or damaged)
