@@ -34,7 +34,7 @@ WRONG = {
     "rules: [{when: {message: {regex: '('}}, then: pass}]": "rule 1: the regex '(' is not understood",
     "rules: [{then: {text: '{{ nme }}'}}]": "then.text: template '{{ nme }}': unknown name 'nme'",
     "rules: [{then: {text: '{{ match.a }}'}}]": "there is no group 'a' in match; the rule has no regex",
-    "rules: [{then: {text: '{% for a in message %}{% endfor %}'}}]": "a loop (line 1) is not possible",
+    "rules: [{then: {text: '{% for a in message %}{% endfor %}'}}]": "For (line 1) is not possible",
     "rules: [{then: {json: {a: '{{ b }}'}}}]": "then.json.a: template '{{ b }}': unknown name 'b'",
     "rules: [{then: {json: 2026-01-01}}]": "then.json: date is not JSON; put it in quotes",
     "rules: [{then: {fault: {action: eror}}}]": "then.fault: no action 'eror'; did you mean error?",

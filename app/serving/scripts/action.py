@@ -13,9 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from itertools import count
 from random import Random
-from typing import Any
 
 from jinja2 import TemplateError, meta, nodes
 from jinja2.runtime import StrictUndefined
@@ -30,8 +28,6 @@ from config.durations import parse_duration
 
 MOST_CHARACTERS = 1 << 18
 """Longest text that a template, or a filter in it, makes, in characters."""
-MOST_NODES = 2000
-"""Most nodes in the syntax tree of one template."""
 MOST_BITS = 1024
 MOST_DIGITS = 20
 MOST_HEX = 64
@@ -46,14 +42,6 @@ FILTERS = (
     *("default", "string", "abs"),
 )
 TESTS = ("defined", "none", "string", "number", "odd", "even")
-ALLOWED = (
-    *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.Getattr),
-    *(nodes.Getitem, nodes.Filter, nodes.Test, nodes.Call, nodes.CondExpr, nodes.If, nodes.Compare),
-    *(nodes.Operand, nodes.And, nodes.Or, nodes.Not, nodes.Neg, nodes.Pos, nodes.Concat, nodes.Add),
-    *(nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.List, nodes.Tuple, nodes.Dict),
-    *(nodes.Pair, nodes.Keyword),
-)
-CALLED = {nodes.For: "a loop", nodes.Macro: "a macro", nodes.Assign: "set", nodes.Pow: "a power"}
 _WIDE = re.compile(r"%[^A-Za-z%]")
 Values = Mapping[str, object]
 
@@ -64,23 +52,22 @@ class Template:
     def __init__(self, source: str, groups: frozenset[str] | None = None) -> None:
         """`groups` are the groups of `match`; None allows any group."""
         self.source = source
-        self.is_constant = not any(mark in source for mark in ("{{", "{%", "{#"))
+        self._template = self._expression = None
         if len(source) > MOST_CHARACTERS:
             raise ScriptError(f"a text of {len(source)} characters is too long")
         if any("\ud800" <= character <= "\udfff" for character in source):
             raise ScriptError(f"the text {source[:60]!a} has half of a character (a surrogate)")
-        if self.is_constant:
+        if not any(mark in source for mark in ("{{", "{%", "{#")):
             return
         environment = _Environment()
         try:
             tree = environment.parse(source)
             _check(tree, groups)
             self._template = environment.from_string(source)
-            body = tree.body[0] if len(tree.body) == 1 else None
-            is_alone = isinstance(body, nodes.Output) and len(body.nodes) == 1
-            is_alone = is_alone and source.startswith("{{") and source.endswith("}}")
-            alone = source[2:-2].strip("-+ \n")
-            self._expression = environment.compile_expression(alone, False) if is_alone else None
+            output = tree.body[0] if len(tree.body) == 1 else None
+            is_alone = isinstance(output, nodes.Output) and len(output.nodes) == 1
+            if is_alone and source.startswith("{{") and source.endswith("}}"):
+                self._expression = environment.compile_expression(source[2:-2].strip("-+ \n"), False)
         except (TemplateError, ValueError, OverflowError) as error:  # such as a number of 5,000 digits
             raise ScriptError(f"template {source[:60]!r}: {getattr(error, 'message', '') or error}") from None
         except (RecursionError, MemoryError):
@@ -88,20 +75,19 @@ class Template:
 
     def text(self, values: Values) -> str:
         """Renders the text. ScriptFailure when rendering fails."""
-        if self.is_constant:
+        template = self._template
+        if template is None:
             return self.source
-        return str(self._made(lambda: "".join(_limited(self._template.generate(**values)))))
+        return str(self._made(lambda: "".join(_limited(template.generate(**values)))))
 
     def value(self, values: Values) -> object:
         """Renders a template of one expression without converting the value to text; other templates give a
         text.
         """
-        if self.is_constant or self._expression is None:
-            return self.text(values)
         expression = self._expression
-        return self._made(lambda: _plain(expression(**values)))
+        return self.text(values) if expression is None else self._made(lambda: _plain(expression(**values)))
 
-    def _made(self, make: Callable[[], Any]) -> Any:
+    def _made(self, make: Callable[[], object]) -> object:
         try:
             return make()
         except Exception as error:  # a template is a program, and may fail in any way
@@ -138,41 +124,28 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.tests = {name: self.tests[name] for name in TESTS}
         self.globals = {}
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: object, operator: str, left: object, right: object) -> object:
         if not (isinstance(left, int | float) and isinstance(right, int | float)):
             raise TemplateError(f"{operator} is for numbers")
         if isinstance(left, int) and isinstance(right, int) and (left | right).bit_length() > MOST_BITS:
             raise TemplateError(f"{operator} is for numbers of up to {MOST_BITS} bits")
-        return super().call_binop(context, operator, left, right)
+        return left * right if operator == "*" else left % right
 
 
 def _check(tree: nodes.Template, groups: frozenset[str] | None) -> None:
-    """Raises TemplateError for a node, call, group or name that scripts do not allow."""
-    waiting: list[nodes.Node] = [tree]
-    for number in count():
-        if not waiting:
-            break
-        if number > MOST_NODES:
-            raise TemplateError(f"has more than {MOST_NODES} parts")
-        node = waiting.pop()
-        waiting.extend(node.iter_child_nodes())
-        if not isinstance(node, ALLOWED):
-            what = CALLED.get(type(node), type(node).__name__.lower())
-            raise TemplateError(f"{what} (line {node.lineno}) is not possible in a script")
-        called = node.node if isinstance(node, nodes.Call) else None
-        if called is not None and not (isinstance(called, nodes.Name) and called.name in FUNCTIONS):
+    """Raises TemplateError for a statement, call, group or name that scripts do not allow."""
+    for node in tree.find_all(nodes.Node):
+        if isinstance(node, nodes.Stmt | nodes.Pow) and not isinstance(node, nodes.Output | nodes.If):
+            raise TemplateError(f"{type(node).__name__} (line {node.lineno}) is not possible in a script")
+        if isinstance(node, nodes.Call) and getattr(node.node, "name", "") not in FUNCTIONS:
             raise TemplateError(f"only {', '.join(sorted(FUNCTIONS))} can be called (line {node.lineno})")
-        if groups is None or not isinstance(node, nodes.Getattr | nodes.Getitem):
-            continue
-        group = None
-        if isinstance(node, nodes.Getattr):
-            group = node.attr
-        elif isinstance(node.arg, nodes.Const):
-            group = str(node.arg.value)
-        is_match = isinstance(node.node, nodes.Name) and node.node.name == "match"
-        if is_match and group is not None and group not in groups:
+        group = getattr(node, "attr", None) or getattr(getattr(node, "arg", None), "value", None)
+        is_match = (
+            isinstance(node, nodes.Getattr | nodes.Getitem) and getattr(node.node, "name", "") == "match"
+        )
+        if is_match and groups is not None and group is not None and str(group) not in groups:
             there = f"there are {', '.join(sorted(groups))}" if groups else "the rule has no regex"
-            raise TemplateError(f"there is no group {group!r} in match; {there}")
+            raise TemplateError(f"there is no group {str(group)!r} in match; {there}")
     unknown = meta.find_undeclared_variables(tree) - NAMES - FUNCTIONS
     if unknown:
         known = ", ".join(sorted(NAMES | FUNCTIONS))
@@ -254,12 +227,8 @@ class Action:
         self._reasoning = self._template(then.reasoning, "reasoning")
         self._json = None if then.json is UNSET else self._filled(then.json, "json")
         self._calls = [
-            (
-                call,
-                self._filled(call.arguments, f"tool_calls.{number}.arguments"),
-                self._template(call.id, f"tool_calls.{number}.id"),
-            )
-            for number, call in enumerate(then.tool_calls)
+            (call, self._filled(call.arguments, f"{key}.arguments"), self._template(call.id, f"{key}.id"))
+            for key, call in ((f"tool_calls.{number}", call) for number, call in enumerate(then.tool_calls))
         ]
         self._embedding = self._template(then.embedding, "embedding")
         self._score = self._template(then.score, "score")
@@ -271,10 +240,10 @@ class Action:
         if not isinstance(then.embedding, str | None) and len(then.embedding) > MOST_VECTOR:
             raise ScriptError(f"then.embedding: at most {MOST_VECTOR} numbers")
         for name, value in given.items():
-            numbers = value.values() if isinstance(value, dict) else value
-            listed = (numbers,) if isinstance(numbers, float | str | None) else numbers
-            if not all(math.isfinite(number) for number in listed if isinstance(number, float)):
-                raise ScriptError(f"then.{name}: infinity, and what is not a number, is no JSON")
+            try:
+                json.dumps(value, allow_nan=False)
+            except ValueError:
+                raise ScriptError(f"then.{name}: infinity, and what is not a number, is no JSON") from None
         delays = then.delays or Delays()
         self._reply = ScriptedReply(
             passes=not self.speaks,
@@ -316,11 +285,15 @@ class Action:
         )
 
     def check_calls(self, tools: Mapping[str, object], accepts: Accepts) -> None:
-        """Raises ScriptError for a call with constant arguments that its schema in `tools` forbids."""
-        for number, call in enumerate(self._then.tool_calls):
-            if call.name in tools and not call.unchecked and _is_constant(call.arguments):
+        """Raises ScriptError for a call that its schema in `tools` forbids whatever the request is."""
+        for number, (call, fill, _) in enumerate(self._calls):
+            if call.name in tools and not call.unchecked:
                 try:
-                    check_arguments(call.name, call.arguments, tools[call.name], accepts)
+                    arguments = fill({})
+                except ScriptFailure:  # its templates need a request
+                    continue
+                try:
+                    check_arguments(call.name, arguments, tools[call.name], accepts)
                 except ScriptFailure as error:
                     raise ScriptError(f"then.tool_calls.{number}: {error}") from None
 
@@ -353,14 +326,6 @@ def check_arguments(name: str, arguments: object, schema: object, accepts: Accep
     if not accepts(schema, arguments):
         shown = json.dumps(arguments, ensure_ascii=False)[:120]
         raise ScriptFailure(f"the schema of the tool {name!r} does not allow the arguments {shown}")
-
-
-def _is_constant(value: object) -> bool:
-    if isinstance(value, str):
-        return "{{" not in value and "{%" not in value
-    if isinstance(value, dict):
-        return all(map(_is_constant, value.values()))
-    return all(map(_is_constant, value)) if isinstance(value, list | tuple) else True
 
 
 def _seconds(written: str | int, key: str) -> float:
