@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from app import create_app
 from app.cli import main
 from app.serving.recording.exchange import Exchange
 from app.serving.recording.to_script import script_of
+from config.loader import load
 from tests.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
@@ -193,3 +195,20 @@ def test_the_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == f"error: {tmp_path / 's.yaml'}: cannot be written: File exists\n"
     assert main([*COMMAND, written(tmp_path / "e", [])]) == 1
     assert capsys.readouterr().err == "error: the recording has no exchange that a script could answer\n"
+
+
+def test_a_server_says_by_the_script_what_was_recorded(tmp_path: Path) -> None:
+    asked = chat("How is the weather?", tools=TOOLS)
+    recorded = [
+        exchange(asked, *stream(delta(content="Let me "), delta(content="{% look."), gap_s=0.001)),
+        whole(chat("Hi"), {"error": {"message": "Slow down", "type": "RateLimitError"}}, status=429),
+    ]
+    path = tmp_path / "s.yaml"
+    assert main([*COMMAND, written(tmp_path / "r", recorded), "--out", str(path)]) == 0
+    server = create_app(
+        load(["--force-dummy-tokenizer", "--model=m", "--script", str(path)], {})
+    ).test_client()
+    answer = server.post(CHAT, json=asked).get_json()
+    assert answer["choices"][0]["message"]["content"] == "Let me {% look."
+    refused = server.post(CHAT, json=chat("Hi"))
+    assert (refused.status_code, refused.get_json()["error"]["message"]) == (429, "Slow down")

@@ -72,8 +72,7 @@ def _check(given: argparse.Namespace) -> int:
     for number, exchange in recorded(given.file):
         count += 1
         request, answer = exchange.request, exchange.answer
-        body = b"".join(bytes_of(chunk.data) for chunk in answer.chunks)
-        was = Seen(answer.status, _media_type(answer.header("content-type")), body)
+        was = Seen(answer.status, _media_type(answer.header("content-type")), answer.body())
         found = list(differences(was, asked(target, exchange, given.api_key, given.model)))
         agree += not found
         if found:

@@ -97,6 +97,9 @@ class RecordedAnswer(Struct, frozen=True, omit_defaults=True, weakref=True):
     def header(self, name: str) -> str:
         return header_of(self.headers, name)
 
+    def body(self) -> bytes:
+        return b"".join(bytes_of(chunk.data) for chunk in self.chunks)
+
 
 class Exchange(Struct, frozen=True):
     """A line of the file. `at_s` is the request's arrival in seconds since the start of the recording."""

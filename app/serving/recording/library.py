@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import count
 from operator import eq
 from typing import BinaryIO
 from urllib.parse import unquote
@@ -59,31 +61,27 @@ class Recording:
     """
 
     def __init__(self, path: str, alike: bool = False) -> None:
-        self.path = path
-        self.alike = alike
-        self.given: dict[int, int] = {}
+        self.path, self.alike = path, alike
+        self.given: Counter[int] = Counter()
         """Number of answers given, by line number."""
         self._equal: dict[bytes, list[Place]] = {}
-        self._next: dict[bytes, int] = {}
+        self._next: Counter[bytes] = Counter()
         self._candidates: dict[bytes, list[tuple[Likeness, bytes]]] = {}
         """Requests to compare with similar ones and their keys, by route."""
         self._answers: WeakValueDictionary[int, RecordedAnswer] = WeakValueDictionary()
         """Answers being sent, by position; requests with the same answer share one copy."""
         self._slices = Slices(SLICE)
+        for place, form in sorted(self._indexed(), key=lambda each: each[0].at_s):
+            self._equal.setdefault(form.key, []).append(place)
+            if form.likeness is not None and place is self._equal[form.key][0]:
+                self._candidates.setdefault(form.place, []).append((form.likeness, form.key))
         self._file = opened(path)
-        try:
-            for place, exchange in exchanges(path, self._file):
-                request = exchange.request
-                kind = header_of(request.headers, "content-type")
-                form = form_of(request.method, request.target, kind, bytes_of(request.body), alike)
-                if form.likeness is not None and form.key not in self._equal:
-                    self._candidates.setdefault(form.place, []).append((form.likeness, form.key))
-                self._equal.setdefault(form.key, []).append(place)
-        except RecordingError:
-            self.close()
-            raise
-        for places in self._equal.values():
-            places.sort(key=lambda place: place.at_s)
+
+    def _indexed(self) -> Iterator[tuple[Place, RequestForm]]:
+        for place, exchange in exchanges(self.path):
+            request = exchange.request
+            kind = header_of(request.headers, "content-type")
+            yield place, form_of(request.method, request.target, kind, bytes_of(request.body), self.alike)
 
     def __len__(self) -> int:
         return sum(map(len, self._equal.values()))
@@ -95,10 +93,9 @@ class Recording:
             return form.key if form.key in self._equal else None
         for candidate, key in self._candidates.get(form.place, ()):
             self._slices.spend()
-            if candidate.stream == likeness.stream:
-                rank = candidate.rank(likeness)
-                if best is None or rank > best:
-                    best, found = rank, key
+            rank = candidate.rank(likeness)
+            if candidate.stream == likeness.stream and (best is None or rank > best):
+                best, found = rank, key
         return found
 
     def next_answer(self, key: bytes) -> RecordedAnswer:
@@ -106,10 +103,10 @@ class Recording:
 
         RecordingError: the file has changed.
         """
-        places, turn = self._equal[key], self._next.get(key, 0)
-        self._next[key] = turn + 1
-        place = places[min(turn, len(places) - 1)]
-        self.given[place.number] = self.given.get(place.number, 0) + 1
+        places = self._equal[key]
+        place = places[min(self._next[key], len(places) - 1)]
+        self._next[key] += 1
+        self.given[place.number] += 1
         answer = self._answers.get(place.start)
         if answer is None:
             try:
@@ -136,35 +133,33 @@ def opened(path: str) -> BinaryIO:
         raise RecordingError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Exchange]]:
+def exchanges(path: str) -> Iterator[tuple[Place, Exchange]]:
     """Yields the position and content of each exchange. Raises the errors of `Recording`."""
-    check_header(file.readline(MOST_LINE_BYTES), path)
-    number, count = 1, 0
-    while True:
-        start, number = file.tell(), number + 1
-        line = file.readline(MOST_LINE_BYTES)
-        if not line:
-            return
-        if not line.endswith(b"\n"):
-            if len(line) == MOST_LINE_BYTES:
-                raise RecordingError(f"{path}: line {number} is longer than {MOST_LINE_BYTES >> 20} MiB")
-            log.warning("%s: line %d is cut off, and left out", path, number)
-            return
-        count += 1
-        if count > MOST_EXCHANGES:
-            raise RecordingError(f"{path}: has more than {MOST_EXCHANGES} exchanges")
-        try:
-            exchange = read_exchange(line)
-        except ValueError as error:
-            raise RecordingError(f"{path}: line {number} is no exchange: {error}") from None
-        yield Place(start, len(line), number, exchange.at_s), exchange
+    with opened(path) as file:
+        check_header(file.readline(MOST_LINE_BYTES), path)
+        start = file.tell()
+        for number in count(2):
+            line = file.readline(MOST_LINE_BYTES)
+            if not line.endswith(b"\n"):
+                if len(line) == MOST_LINE_BYTES:
+                    raise RecordingError(f"{path}: line {number} is longer than {MOST_LINE_BYTES >> 20} MiB")
+                if line:
+                    log.warning("%s: line %d is cut off, and left out", path, number)
+                return
+            if number > MOST_EXCHANGES + 1:
+                raise RecordingError(f"{path}: has more than {MOST_EXCHANGES} exchanges")
+            try:
+                exchange = read_exchange(line)
+            except ValueError as error:
+                raise RecordingError(f"{path}: line {number} is no exchange: {error}") from None
+            yield Place(start, len(line), number, exchange.at_s), exchange
+            start += len(line)
 
 
 def recorded(path: str) -> Iterator[tuple[int, Exchange]]:
     """Yields line numbers and exchanges of a recording, in the order of arrival."""
     with opened(path) as file:
-        places = sorted((place for place, _ in exchanges(path, file)), key=lambda place: place.at_s)
-        for place in places:
+        for place in sorted((place for place, _ in exchanges(path)), key=lambda place: place.at_s):
             file.seek(place.start)
             yield place.number, read_exchange(file.read(place.length))
 
@@ -235,12 +230,9 @@ def form_of(method: str, target: str, content_type: str, body: bytes, alike: boo
         }
         model = known.get("model")
         with suppress(ValueError, RecursionError):  # JSON that cannot be encoded again
-            return RequestForm(
-                hash_of((place, digest(known))),
-                place,
-                model if isinstance(model, str) else None,
-                _likeness(known) if alike else None,
-            )
+            key = hash_of((place, digest(known)))
+            model = model if isinstance(model, str) else None
+            return RequestForm(key, place, model, _likeness(known) if alike else None)
     boundary = _BOUNDARY.search(content_type) if content_type.startswith("multipart/") else None
     if boundary is not None:  # differs in every request
         body = body.replace(boundary[1].encode("latin-1", "replace"), b"boundary")
@@ -251,12 +243,12 @@ def _likeness(fields: dict[str, object]) -> Likeness:
     value = next((fields[name] for name in ("messages", "input", "prompt") if name in fields), None)
     turns = value[-MOST_TURNS:] if isinstance(value, list) else [value]
     roles = [turn.get("role") or turn.get("type") if isinstance(turn, dict) else None for turn in turns]
-    words = _WORD.findall(_text(turns[-1])[:MOST_CHARACTERS].lower()) if turns else ()
+    words = _WORD.findall(text_of(turns[-1])[:MOST_CHARACTERS].lower()) if turns else ()
     stream = fields.get("stream") is True
     return Likeness(stream, digest(roles), [digest(turn) for turn in turns], frozenset(words[:MOST_WORDS]))
 
 
-def _text(turn: object) -> str:
+def text_of(turn: object) -> str:
     """Text of a message, an input or a prompt; empty without text."""
     content = turn.get("content", turn.get("output")) if isinstance(turn, dict) else turn
     if isinstance(content, list):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 import yaml
-from msgspec import Struct, field
+from msgspec import Struct, convert
 
-from app.serving.recording.exchange import Exchange, RecordedAnswer, RecordedChunk, bytes_of
-from app.serving.recording.library import recorded
+from app.serving.recording.exchange import Exchange, RecordedAnswer, bytes_of
+from app.serving.recording.library import recorded, text_of
 from config import ConfigError
 from config.flags import FlagParser
 from config.installation import COMMAND
@@ -77,17 +77,17 @@ def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> dict[str, Any]:
         try:
             api = FAMILIES[request.target.partition("?")[0]]
             asked = msgspec.json.decode(bytes_of(request.body), type=dict[str, Any])
-            when, then = _when(api, asked), _then(exchange.answer)
-            offered = dict(_tools(asked.get("tools") or ()))
+            rule = {"name": f"line {number}", "when": _when(api, asked), "then": _then(exchange.answer)}
+            functions = [tool.get("function") or tool for tool in asked.get("tools") or ()]
+            tools |= {each["name"]: each["parameters"] for each in functions if each.get("parameters")}
         except BROKEN:
             print(f"line {number}: left out: {request.method} {request.target}", file=sys.stderr)
             continue
-        tools |= offered
-        rules.append({"name": f"line {number}", "when": when, "then": then})
-    models = {rule["when"]["model"] for rule in rules}
+        rules.append(rule)
+    has_one_model = len({rule["when"]["model"] for rule in rules}) == 1
     seen: set[bytes] = set()
     for rule in reversed(rules):
-        if len(models) == 1:
+        if has_one_model:
             del rule["when"]["model"]
         key = msgspec.json.encode(rule["when"])
         if key in seen:
@@ -98,19 +98,17 @@ def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> dict[str, Any]:
 
 def _when(api: str, asked: Json) -> dict[str, Any]:
     """Returns the conditions for a request: the user's last message, the turn, the tool result at the end."""
-    turns = asked["prompt"] if api == "completions" else asked["messages"]
-    if isinstance(turns, str):
-        turns = [{"role": "user", "content": turns}]
-    names = {
-        str(call.get("id")): str(call["function"]["name"])
-        for turn in turns
-        for call in turn.get("tool_calls") or ()
-    }
+    turns: list[dict[str, Any]] = asked.get("messages") or []
+    if api == "completions":
+        turns = [{"role": "user", "content": convert(asked["prompt"], str)}]
+    calls = [call for turn in turns for call in turn.get("tool_calls") or ()]
+    names = {str(call.get("id")): str(call["function"]["name"]) for call in calls}
+    last = turns[-1] if turns else {}
     result: bool | dict[str, str] = False
-    if turns and turns[-1].get("role") == "tool":
-        tool = names.get(str(turns[-1].get("tool_call_id")))
-        result = ({"tool": tool} if tool else {}) | {"exact": _text(turns[-1].get("content"))}
-    users = [text for turn in turns if turn.get("role") == "user" and (text := _text(turn.get("content")))]
+    if last.get("role") == "tool":
+        tool = names.get(str(last.get("tool_call_id")))
+        result = ({"tool": tool} if tool else {}) | {"exact": text_of(last)}
+    users = [text for turn in turns if turn.get("role") == "user" and (text := text_of(turn))]
     return {
         "api": api,
         "model": str(asked.get("model") or ""),
@@ -120,44 +118,27 @@ def _when(api: str, asked: Json) -> dict[str, Any]:
     }
 
 
-def _text(content: object) -> str:
-    """Joins a message's texts with line breaks, as scripts do."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else ()
-    texts = (part.get("text") for part in parts if isinstance(part, dict))
-    return "\n".join(text for text in texts if isinstance(text, str))
-
-
-def _tools(listed: Iterable[Json]) -> Iterator[tuple[str, Json]]:
-    for tool in listed:
-        function = tool.get("function") or tool
-        if isinstance(function.get("name"), str) and isinstance(function.get("parameters"), dict):
-            yield function["name"], function["parameters"]
-
-
 def _then(answer: RecordedAnswer) -> dict[str, Any]:
     if answer.status >= 400:
         return {"fault": _error(answer)}
     reply = reply_of(answer)
-    then: dict[str, Any] = {"reasoning": _literal(reply.reasoning)} if reply.reasoning else {}
+    then: dict[str, Any] = {"reasoning": _literals(reply.reasoning)} if reply.reasoning else {}
     if reply.text or not reply.calls:
-        then["text"] = _literal(reply.text)
+        then["text"] = _literals(reply.text)
     if reply.calls:
         then["tool_calls"] = [_call(name, arguments) for name, arguments in reply.calls]
     if reply.finish in OWN_FINISHES:
         then["finish_reason"] = reply.finish
     if answer.is_broken:
         then["fault"] = {"action": "disconnect", "after": reply.events}
-    return then | {"delays": _delays(reply, answer.end_s)}
+    return then | {"delays": _delays(reply.moments, answer.end_s)}
 
 
 def _error(answer: RecordedAnswer) -> dict[str, Any]:
     """Builds the equivalent fault rule (docs/faults.md)."""
     fault: dict[str, Any] = {"action": "error", "status": answer.status}
-    body = b"".join(bytes_of(chunk.data) for chunk in answer.chunks)
     try:
-        error = msgspec.json.decode(body, type=dict[str, dict[str, Any]]).get("error", {})
+        error = msgspec.json.decode(answer.body(), type=dict[str, dict[str, Any]]).get("error", {})
     except msgspec.MsgspecError:
         return fault
     return fault | {name: error[name] for name in ("type", "message") if isinstance(error.get(name), str)}
@@ -172,14 +153,15 @@ class RecordedReply(Struct):
 
     text: str = ""
     reasoning: str = ""
-    calls: list[list[str]] = field(default_factory=list)
+    calls: list[list[str]] = []
     finish: str = ""
     events: int = 0
-    moments: list[float] = field(default_factory=list)
+    moments: list[float] = []
 
-    def take(self, event: Json) -> bool:
-        """Adds an answer, or a chunk of a stream. True if the event has a part of the reply."""
-        length = 0
+    def take(self, event: Json, at_s: float) -> None:
+        """Adds an answer, or a chunk of a stream, with its time."""
+        self.events += 1
+        says = False
         for choice in event.get("choices") or ():
             if choice.get("index"):
                 continue
@@ -191,78 +173,61 @@ class RecordedReply(Struct):
             self.text += text
             self.reasoning += reasoning
             for place, call in enumerate(calls):
-                index, function = call.get("index"), call.get("function") or {}
-                number = place if index is None else min(index, len(self.calls))
+                function, index = call.get("function") or {}, call.get("index")
+                number = min(place if index is None else index, len(self.calls))
                 if number == len(self.calls):
                     self.calls.append(["", ""])
                 self.calls[number][0] += function.get("name") or ""
                 self.calls[number][1] += function.get("arguments") or ""
-            length += len(text) + len(reasoning) + len(calls)
-        return length > 0
+            says = says or bool(text or reasoning or calls)
+        if says:
+            self.moments.append(at_s)
 
 
 def reply_of(answer: RecordedAnswer) -> RecordedReply:
     """Parses an answer, whole or streamed. Raises one of `BROKEN` for a body that is not a reply."""
     reply, decode = RecordedReply(), msgspec.json.Decoder(dict[str, Any]).decode
-    if answer.header("content-type").lower().startswith("text/event-stream"):
-        for at_s, data in _events(answer.chunks):
-            reply.events += 1
-            if reply.take(decode(data)):
-                reply.moments.append(at_s)
-    else:
-        reply.take(decode(b"".join(bytes_of(chunk.data) for chunk in answer.chunks)))
-    return reply
-
-
-def _events(chunks: Sequence[RecordedChunk]) -> Iterator[tuple[float, bytes]]:
-    """Yields time and data of each event of a stream, without the final [DONE]."""
+    if not answer.header("content-type").lower().startswith("text/event-stream"):
+        reply.take(decode(answer.body()), answer.end_s)
+        return reply
     rest = b""
-    for chunk in chunks:
+    for chunk in answer.chunks:
         *lines, rest = (rest + bytes_of(chunk.data)).split(b"\n")
         for line in lines:
             if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                yield chunk.at_s, data
+                reply.take(decode(data), chunk.at_s)
+    return reply
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:
     try:
-        return {
-            "name": name,
-            "arguments": _literals(msgspec.json.decode(arguments or "{}", type=dict[str, Any])),
-        }
+        given = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except msgspec.MsgspecError:  # scripts cannot make malformed arguments
         return {"name": name, "unchecked": True}
+    return {"name": name, "arguments": _literals(given)}
 
 
 def _literals(value: Any) -> Any:
+    """Escapes template syntax in all texts of a value, so that they render as they are."""
     if isinstance(value, dict):
         return {name: _literals(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_literals(item) for item in value]
-    return _literal(value) if isinstance(value, str) else value
+    return _MARK.sub(lambda found: "{{ '" + found[0] + "' }}", value) if isinstance(value, str) else value
 
 
-def _literal(text: str) -> str:
-    """Escapes template syntax, so that the template renders `text`."""
-    return _MARK.sub(lambda found: "{{ '" + found[0] + "' }}", text)
-
-
-def _delays(reply: RecordedReply, end_s: float) -> dict[str, Any]:
+def _delays(moments: Sequence[float], end_s: float) -> dict[str, Any]:
     """Returns delays of the first token, of each later token, and of pauses."""
-    moments = reply.moments
     if len(moments) < 2:
         return {"first_token": f"{end_s * 1e3:.0f}ms"}
     gaps = [later - earlier for earlier, later in pairwise(moments)]
     usual_s = median(gaps)
-    pauses = {
-        token: gap - usual_s
-        for token, gap in enumerate(gaps, 2)
-        if gap > max(LEAST_PAUSE_S, PAUSE_GAPS * usual_s)
-    }
+    longest_s = max(LEAST_PAUSE_S, PAUSE_GAPS * usual_s)
+    pauses = {token: gap_s - usual_s for token, gap_s in enumerate(gaps, 2) if gap_s > longest_s}
     each_s = (sum(gaps) - sum(pauses.values())) / len(gaps)
-    delays: dict[str, Any] = {
+    before = {token: f"{pause_s * 1e3:.0f}ms" for token, pause_s in pauses.items()}
+    return {
         "first_token": f"{moments[0] * 1e3:.0f}ms",
         "per_token": f"{each_s * 1e3:.1f}ms",
+        **({"before": before} if before else {}),
     }
-    before = {token: f"{pause_s * 1e3:.0f}ms" for token, pause_s in pauses.items()}
-    return delays | ({"before": before} if before else {})
