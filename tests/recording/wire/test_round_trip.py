@@ -170,8 +170,8 @@ def test_a_server_that_answers_otherwise_has_drifted(
     flags = ("--model", "other", "--api-key", "k", "--tool-call-extra-call-probability", "0")
     with running_server(*FLAGS, *flags) as server:
         for words, code, line in (
-            ((), 1, "status: 200 was recorded, 401 came"),
-            (("--api-key", "k"), 1, "status: 200 was recorded, 404 came"),
+            ((), 1, "status 200 was recorded, status 401 came"),
+            (("--api-key", "k"), 1, "status 200 was recorded, status 404 came"),
             (("--api-key", "k", "--model", "other"), 0, "2 of 2 exchanges agree\n"),
         ):
             assert drift(recorded[0], server, *words) == code
