@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import gevent
-from gevent.event import Event
+from gevent.queue import Queue
 
 from app.console.frames import event_of
 from app.console.observer import Observer
@@ -20,8 +21,8 @@ from app.serving.http.response import StreamingBody
 
 EVERY_S = 0.25
 MOST_CONSOLES = 8
-BOX_BYTES = 2 << 20
-"""Most bytes of frames that wait for one browser."""
+MOST_WAITING = 16
+"""Most events that wait for one browser: four seconds."""
 PATIENCE_S = 30.0
 """Seconds without reading after which a browser is cut off."""
 log = logging.getLogger(__name__)
@@ -80,40 +81,32 @@ class Feed:
         data = event_of("frame", frame)
         picture: bytes | None = None
         for box in list(self._boxes):
-            if not box.lost:
-                box.put(data)
-            elif box.waits:
-                picture = picture or event_of("picture", self._observer.picture(self._server()))
-                box.lost = False
-                box.put(picture)
-            box.check_patience()
+            if box.lost and picture is None:
+                picture = event_of("picture", self._observer.picture(self._server()))
+            box.put(picture if box.lost and picture is not None else data)
 
 
 class ClientQueue(StreamingBody):
     """The events for one browser: an endless body, read by the greenlet of its request."""
 
-    __slots__ = ("_bell", "_connection", "_leave", "_pending", "_taken_s", "lost", "waits")
+    __slots__ = ("_connection", "_leave", "_queue", "_taken_s", "lost")
 
     def __init__(self, leave: Callable[[ClientQueue], None], connection: Connection | None) -> None:
         super().__init__()
         self._leave, self._connection = leave, connection
-        self._pending = b""
-        self._bell = Event()
+        self._queue: Queue[Any] = Queue(MOST_WAITING)
         self._taken_s = time.monotonic()
         self.lost = True
         """The client needs a picture before another frame."""
-        self.waits = True
-        """True when all queued data has been sent."""
 
     def put(self, data: bytes) -> None:
-        """Queues an event; without room the whole queue is dropped."""
-        self.lost = bool(self._pending) and len(self._pending) + len(data) > BOX_BYTES
-        self._pending = b"" if self.lost else self._pending + data
-        self._bell.set()
-
-    def check_patience(self) -> None:
-        """Cuts off a browser that has not read for `PATIENCE_S`."""
-        if self.lost and not self.waits and time.monotonic() - self._taken_s > PATIENCE_S:
+        """Queues an event; without room the whole queue is dropped. Cuts off a browser that does not read."""
+        self.lost = self._queue.full()
+        if not self.lost:
+            self._queue.put_nowait(data)
+            return
+        self._queue.queue.clear()
+        if time.monotonic() - self._taken_s > PATIENCE_S:
             if self._connection is not None:
                 self._connection.shut()
             self.leave()
@@ -122,21 +115,18 @@ class ClientQueue(StreamingBody):
         yield b""  # status line and headers leave now
         if self._connection is not None:
             self._connection.watch(self.leave)
-        while not self.gone:
-            self._bell.wait()
-            self._bell.clear()
-            data, self._pending = self._pending, b""
-            self.waits, self._taken_s = False, time.monotonic()
+        for data in self._queue:
+            self._taken_s = time.monotonic()
             self.bytes_sent += len(data)
             yield data
-            self.waits = True
 
     def leave(self) -> None:
         """Ends the stream, after or before the browser disconnects."""
         if not self.gone:
             self.gone = True
             self._leave(self)
-            self._bell.set()
+            self._queue.queue.clear()
+            self._queue.put_nowait(StopIteration)
 
     def close(self) -> None:
         self.leave()
