@@ -29,8 +29,7 @@ from app.serving.api.pooling import routes as pooling
 from app.serving.api.responder import ServerLoad
 from app.serving.api.responses import routes as responses
 from app.serving.api.responses.store import ResponseStore
-from app.serving.faults.audit import AuditTrail
-from app.serving.faults.injector import FaultAudit, FaultInjector
+from app.serving.faults.injector import AuditTrail, FaultAudit, FaultInjector
 from app.serving.flask.application import Understudy
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.ranks import handed_over

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.serving.faults.audit import (
+from app.serving.faults.injector import (
     MOST_CLIENTS,
     MOST_FAILED,
     MOST_NAMES,

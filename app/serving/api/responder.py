@@ -21,8 +21,7 @@ from app.engine.core.client import EngineClient
 from app.engine.core.outputs import EngineOutput, Failed, Handle, Started, TakeToken, Tokens
 from app.engine.core.request import EngineRequest
 from app.serving.api.writer import ResponseWriter
-from app.serving.faults.damage import damage
-from app.serving.faults.fault import Fault
+from app.serving.faults.fault import Fault, damage
 from app.serving.http.connection import Connection
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError

@@ -1,18 +1,27 @@
-"""The fault of a request, its errors (simulator.md 2.2, 11), and ordered rules with their counters."""
+"""The fault of a request: its errors (simulator.md 2.2, 11), rules with their counters, damage to its bytes.
+
+The request's own greenlet writes a damaged stream chunk by chunk. The configured number of chunks is
+sent before a break, over TLS and HTTP/1.0, too.
+"""
 
 from __future__ import annotations
 
+import errno
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from random import Random
+from typing import NoReturn
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from app.base.clock.token_bucket import TokenBucket
+from app.serving.http.connection import BrokenOffError, Connection
+from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
+from app.serving.http.response import Response, StreamingBody
 from config.durations import format_duration
 from config.fault_rules import (
     DisconnectRule,
@@ -233,3 +242,129 @@ def _quota_headers(unit: str, bucket: TokenBucket, now_s: float) -> dict[str, st
         f"x-ratelimit-remaining-{unit}": f"{int(bucket.remaining(now_s))}",
         f"x-ratelimit-reset-{unit}": format_duration(math.ceil(bucket.full_in(now_s) * 1000) / 1000),
     }
+
+
+BLANK = b"\n\n"
+NO_JSON = b"}{"
+LAST_EVENTS = (
+    b"data: [DONE]",
+    b"event: message_stop",
+    b"event: response.completed",
+    b"event: response.incomplete",
+)
+"""Events that end a complete stream, in each API family."""
+
+
+def damage(response: Response, fault: Fault | None, context: RequestContext) -> Response:
+    """Applies the headers and the damage of a fault to `response`."""
+    if fault is None:
+        return response
+    response.headers.update(fault.headers)
+    if fault.damage is not None:
+        if isinstance(response.body, StreamingBody):
+            response.body = DamagedStream(response.body, fault.damage, context.connection)
+        elif response.status == 200 and isinstance(response.body, bytes):
+            _damage_whole(response, response.body, fault.damage, context.connection)
+    return response
+
+
+class DamagedStream(StreamingBody):
+    """A damaged stream. Iterate once; always close. `was_damaged`: the stream reached the damaged place."""
+
+    def __init__(self, stream: StreamingBody, damage: Damage, connection: Connection | None) -> None:
+        super().__init__()
+        self._stream = stream
+        self._connection = connection
+        self._damage = damage
+        self.was_damaged = False
+
+    @property
+    def is_cut_off(self) -> bool:
+        """True if the stream was damaged and its end is missing."""
+        return self.was_damaged and not isinstance(self._damage, MalformedChunkRule)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._pieces():
+            self.bytes_sent += len(piece)
+            yield piece
+
+    def _pieces(self) -> Iterator[bytes]:
+        if ends_after(self._damage, 0):
+            yield from self._end()
+            return
+        number = 0
+        for data in self._stream:
+            if not data:
+                yield data  # sends the status line
+            for chunk in data.split(BLANK)[:-1]:
+                number += 1
+                yield self._altered(number, chunk)
+                if ends_after(self._damage, number):
+                    yield from self._end()
+                    return
+
+    def close(self) -> None:
+        """Closes the stream. A client that was cut off does not count as gone."""
+        self._stream.close()
+        self.gone = self._stream.gone and not self.is_cut_off
+
+    def _altered(self, number: int, chunk: bytes) -> bytes:
+        """Returns the bytes for chunk `number`, counted from 1, with any damage."""
+        damage, whole = self._damage, chunk + BLANK
+        if isinstance(damage, MalformedChunkRule) and number == damage.chunk:
+            whole = chunk.replace(b"data: ", b"data: " + NO_JSON, 1) + BLANK
+        elif isinstance(damage, TruncatedJsonRule) and number == damage.chunk:
+            whole = chunk[: len(chunk) // 2]
+        elif isinstance(damage, MissingDoneRule) and chunk.startswith(LAST_EVENTS):
+            whole = b""
+        else:
+            return whole
+        self.was_damaged = True
+        return whole
+
+    def _end(self) -> Iterator[bytes]:
+        """Ends the stream early, or breaks the connection. An empty item sends the status line if needed."""
+        self.was_damaged = True
+        if isinstance(self._damage, DisconnectRule):
+            break_off(self._connection)
+        yield b""
+
+
+def ends_after(damage: Damage, number: int) -> bool:
+    """Returns True if the stream is cut off after chunk `number`, counted from 1; 0: before the first."""
+    if isinstance(damage, DisconnectRule | TruncateRule):
+        return number == damage.after
+    if isinstance(damage, TruncatedJsonRule):
+        return number == damage.chunk
+    return isinstance(damage, EmptyRule)
+
+
+def _damage_whole(response: Response, body: bytes, damage: Damage, connection: Connection | None) -> None:
+    """Damages an unstreamed body. Only a disconnect contradicts Content-Length; other damage looks like a
+    whole answer.
+    """
+    if isinstance(damage, DisconnectRule):
+        response.body = _breaking(body[: len(body) // 2] if damage.after else b"", connection)
+    elif isinstance(damage, TruncateRule | TruncatedJsonRule):
+        response.replace_body(body[: len(body) // 2])
+    elif isinstance(damage, MalformedChunkRule):
+        response.replace_body(NO_JSON + body)
+    elif isinstance(damage, EmptyRule):
+        response.replace_body(b"")
+
+
+def _breaking(first: bytes, connection: Connection | None) -> Iterator[bytes]:
+    """Yields a part of an answer, then breaks off; without a part the client gets no status line."""
+    if first:
+        yield first
+    break_off(connection)
+
+
+def break_off(connection: Connection | None) -> NoReturn:
+    """Ends the connection at once, without TLS close_notify.
+
+    Raises BrokenOffError, which gunicorn treats like a client that has left.
+    """
+    if connection is not None:
+        connection.shut()
+    raise BrokenOffError(errno.ECONNRESET, "broken off on purpose")

@@ -9,7 +9,7 @@ from gevent.event import Event as Bell
 
 from app.base.clock.pause import Slices
 from app.base.clock.timer_wheel import TimerWheel
-from app.serving.faults.damage import break_off, damage
+from app.serving.faults.fault import break_off, damage
 from app.serving.faults.injector import FaultInjector, fault_of
 from app.serving.http.body import BodyLimits
 from app.serving.http.connection import Connection

@@ -12,7 +12,7 @@ from app.base.metrics.recorder import Figures
 from app.engine.kvcache.endpoints import PublisherSettings, of_rank
 from app.engine.kvcache.memo import Bounded
 from app.serving.api.responder import ServerLoad
-from app.serving.faults.audit import AuditReport
+from app.serving.faults.injector import AuditReport
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, probe

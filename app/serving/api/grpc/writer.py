@@ -17,8 +17,7 @@ from app.serving.api.grpc.messages import engine, varint
 from app.serving.api.logprobs import ALL
 from app.serving.api.responder import EventStream, Responder
 from app.serving.api.writer import ResponseWriter
-from app.serving.faults.damage import ends_after
-from app.serving.faults.fault import Damage
+from app.serving.faults.fault import Damage, ends_after
 from app.serving.faults.injector import fault_of
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError

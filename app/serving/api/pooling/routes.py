@@ -16,7 +16,7 @@ from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.pooling.runner import PoolingJob, PoolingRunner, check_count, told_tokens
 from app.serving.api.pooling.writer import Pooled, list_reply, packing, vector_reply
-from app.serving.faults.damage import damage
+from app.serving.faults.fault import damage
 from app.serving.faults.injector import fault_of
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
