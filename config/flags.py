@@ -6,6 +6,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial, wraps
 from itertools import takewhile
 from types import MappingProxyType
@@ -15,9 +16,9 @@ from config.declaration import DURATION, JSON, OBJECTS, ConfigError, UsageError
 from config.durations import parse_duration
 from config.installation import COMMAND
 from config.kinds import LIST, SWITCH
-from config.plugins import kind_named_by
+from config.plugins import settings_kind
 from config.settings import BY_NAME, Setting, Settings, Table, table_of
-from config.sources import IGNORED, IGNORED_SWITCHES, Flags, ignored
+from config.sources import IGNORED, IGNORED_SWITCHES, Flags, Sources, ignored
 from config.validation import suggestion
 
 ABOUT = """\
@@ -48,19 +49,17 @@ T = TypeVar("T")
 def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Decorates a function that returns an exit status: ConfigError, `errors` and Ctrl-C print one line."""
 
-    told: tuple[type[Exception], ...] = (ConfigError, *errors)
-
     def decorate(run: Callable[P, int]) -> Callable[P, int]:
         @wraps(run)
         def status(*args: P.args, **kwargs: P.kwargs) -> int:
             try:
                 return run(*args, **kwargs)
-            except told as error:
+            except (ConfigError, *errors) as error:
                 print(f"error: {error}", file=sys.stderr)
                 return getattr(error, "status", 1)
             except KeyboardInterrupt:
                 print("error: interrupted; nothing was written", file=sys.stderr)
-            return 1
+                return 1
 
         return status
 
@@ -108,14 +107,14 @@ def _unknown(flag: str, names: Iterable[str]) -> UsageError:
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     """Returns a type of argparse for whole numbers from `least` to `most`."""
-    wanted = f"a whole number from {least} on" if most is None else f"a whole number from {least} to {most}"
+    wanted = f"from {least} on" if most is None else f"from {least} to {most}"
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= (most or math.inf):
-            raise argparse.ArgumentTypeError(f"{text!r} must be {wanted}")
+            raise ValueError(f"must be a whole number {wanted}")
         return int(text)
 
-    return read
+    return as_argument(read)
 
 
 def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], float]:
@@ -123,10 +122,9 @@ def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], fl
     wanted = f"from {low:g} to" if zero else f"above {low:g}, at most"
 
     def read(text: str) -> float:
-        try:
+        number = math.nan
+        with suppress(ValueError):
             number = float(text)
-        except ValueError:
-            number = math.nan
         if not low <= number <= high or (number == low and not zero):
             raise ValueError(f"must be a number {wanted} {high:,.0f}")
         return number
@@ -163,16 +161,16 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Flags:
     table = table_of(kind)
     flags = flags_of(given_to(settings_parser(table), words, table.by_name), kind)
     for name, value in flags.values.items():
-        if not isinstance(value, list) or table.by_name[name].kind is not LIST:
-            continue
-        items: list[str] = []
-        for word in value:  # items separated by commas, or a JSON array, as in variables
-            try:
-                items += cast("Sequence[str]", LIST.read(word)) or [word]
-            except ValueError:
-                items.append(word)
-        flags.values[name] = items
+        if isinstance(value, list) and table.by_name[name].kind is LIST:
+            flags.values[name] = [item for word in value for item in _items(word)]
     return flags
+
+
+def _items(word: str) -> Sequence[str]:
+    """Returns items separated by commas, or those of a JSON array, as in variables."""
+    with suppress(ValueError):
+        return cast("Sequence[str]", LIST.read(word)) or [word]
+    return [word]
 
 
 def kind_of(words: Sequence[str], environ: Mapping[str, str]) -> type[Settings]:
@@ -186,7 +184,7 @@ def kind_of(words: Sequence[str], environ: Mapping[str, str]) -> type[Settings]:
         values = vars(parser.parse_known_args(words)[0])
     except (ConfigError, argparse.ArgumentError):  # `given_to` reports the error later
         values = {}
-    return kind_named_by(flags_of(values, None), environ)
+    return settings_kind(Sources(flags_of(values, None), environ, warn=lambda text: None))
 
 
 def given_to(parser: SettingsParser, words: Sequence[str], names: Iterable[str] = BY_NAME) -> dict[str, Any]:
@@ -299,16 +297,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 class _Ignored(argparse.Action):
     """Warns that a flag is accepted and ignored."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        name = str(option_string).lstrip("-").removeprefix("no-")
-        warnings = [*getattr(namespace, self.dest, []), ignored(name, f"flag {option_string}")]
-        setattr(namespace, self.dest, warnings)
+    def __call__(self, parser: object, namespace: object, values: object, flag: str | None = None) -> None:
+        told = ignored(str(flag).lstrip("-").removeprefix("no-"), f"flag {flag}")
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest, []), told])
 
 
 def _with_dashes(word: str) -> str:

@@ -4,14 +4,14 @@ To keep other starts fast, argparse is imported only for flags, and yaml only fo
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from config.declaration import ConfigError
 from config.installation import check_installed
 from config.plugins import settings_kind
 from config.sections.model import OWN_LENGTH
 from config.settings import BY_NAME, Settings, table_of
-from config.sources import DEFAULT, Flags, config_path, given, stray_variables
+from config.sources import DEFAULT, Flags, Sources, Warn
 from config.validation import check, in_order, read, suggestion
 
 REAL_DEFAULTS: Mapping[str, object] = {
@@ -23,7 +23,6 @@ REAL_DEFAULTS: Mapping[str, object] = {
     "block-size": 16,
 }
 """Defaults of a real engine (`engine: llm`), equal to the defaults of `EngineProcessOptions`."""
-Warn = Callable[[str], None]
 
 
 def _log_warning(text: str) -> None:
@@ -47,24 +46,19 @@ def load(
 
 
 def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
-    path = config_path(flags, environ)
-    document: dict[str, object] = {}
-    if path:
-        from config.yaml_file import read_yaml
-
-        document = read_yaml(path, warn)
-    kind = flags.kind or settings_kind(flags, environ, document, path)
+    given = Sources(flags, environ, warn)
+    kind = flags.kind or settings_kind(given)
     table = table_of(kind)
-    for name in document:
+    for name in given.document:
         if name not in table.by_name:
             hint = suggestion(name, names=table.by_name)
-            raise ConfigError(f"YAML file {path}: unknown key {name!r}{hint}")
-    for warning in stray_variables(environ, table):
+            raise ConfigError(f"{given.file}: unknown key {name!r}{hint}")
+    for warning in given.strays(table):
         warn(warning)
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for row in in_order(table):
-        if (found := given(row, flags, environ, document, f"YAML file {path}")) is not None:
+        if (found := given.of(row)) is not None:
             raw, sources[row.name] = found
             values[row.name] = read(row, raw, sources[row.name])
     _take_profile(values, sources)

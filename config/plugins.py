@@ -6,10 +6,13 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from glob import escape as glob_escape
+from glob import glob
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
@@ -18,7 +21,7 @@ import msgspec
 from config.declaration import ConfigError, Section
 from config.kinds import SWITCH
 from config.settings import BY_NAME, Plugin, PluginSettings, Settings, rows, table_of
-from config.sources import CONFIG, IGNORED, IGNORED_SWITCHES, Flags, config_path, given
+from config.sources import CONFIG, IGNORED, IGNORED_SWITCHES, Sources
 from config.validation import read
 
 API = 1
@@ -33,26 +36,13 @@ RESERVED = frozenset(("config", "help", "v", "version", CONFIG))
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
-def settings_kind(
-    flags: Flags, environ: Mapping[str, str], document: Mapping[str, object], path: str | None
-) -> type[Settings]:
+def settings_kind(sources: Sources) -> type[Settings]:
     """Returns the settings with the sections of all plugins. ConfigError for an unusable one."""
-    file = f"YAML file {path}"
     values: dict[str, Any] = {}
     for row in (BY_NAME["plugin"], BY_NAME["installed-plugins"]):
-        if (told := given(row, flags, environ, document, file)) is not None:
-            values[row.attribute] = read(row, *told)
+        if (found := sources.of(row)) is not None:
+            values[row.attribute] = read(row, *found)
     return kind_with(PluginSettings(**values))
-
-
-def kind_named_by(flags: Flags, environ: Mapping[str, str]) -> type[Settings]:
-    path = config_path(flags, environ)
-    document: dict[str, object] = {}
-    if path:
-        from config.yaml_file import read_yaml
-
-        document = read_yaml(path, lambda text: None)
-    return settings_kind(flags, environ, document, path)
 
 
 def kind_with(named: PluginSettings) -> type[Settings]:
@@ -64,7 +54,7 @@ def kind_with(named: PluginSettings) -> type[Settings]:
     sections: list[tuple[str, type, Section]] = []
     for plugin in plugins:
         if plugin.group in taken:
-            raise ConfigError(f"plugin {plugin.name} ({plugin.origin}): this name is taken")
+            raise _refused(plugin, "this name is taken")
         taken.add(plugin.group)
         if plugin.settings is not None:
             try:
@@ -72,9 +62,7 @@ def kind_with(named: PluginSettings) -> type[Settings]:
                 defaults = msgspec.structs.asdict(plugin.settings())
                 section = msgspec.convert(defaults, plugin.settings)
             except Exception as error:
-                raise ConfigError(
-                    f"plugin {plugin.name} ({plugin.origin}): its Settings: {_told(error)}"
-                ) from None
+                raise _refused(plugin, f"its Settings: {_told(error)}") from None
             sections.append((plugin.group, plugin.settings, section))
     made = msgspec.defstruct(
         "Settings",
@@ -87,7 +75,13 @@ def kind_with(named: PluginSettings) -> type[Settings]:
         forbid_unknown_fields=True,
     )
     kind = cast(type[Settings], made)
-    _check_rows(kind, plugins)
+    by_group = {plugin.group: plugin for plugin in plugins}
+    seen = RESERVED | IGNORED | {f"no-{name}" for name in IGNORED_SWITCHES}
+    for row in table_of(kind).rows:
+        names = {*row.names, *row.env, *(f"no-{name}" for name in row.names if row.kind is SWITCH)}
+        if row.group in by_group and (twice := sorted(names & seen)):
+            raise _refused(by_group[row.group], f"setting {twice[-1]} is there already")
+        seen |= names
     return kind
 
 
@@ -102,20 +96,6 @@ def from_plain(values: Mapping[str, Any]) -> Settings:
     if values["plugins"]:  # finding plugins is slow
         kind = kind_with(msgspec.convert(plain.get("plugins", {}), PluginSettings))
     return msgspec.convert(plain, kind)
-
-
-def _check_rows(kind: type[Settings], plugins: Sequence[Plugin]) -> None:
-    """Raises ConfigError if a plugin's setting has the name, or a variable, of another setting."""
-    by_group = {plugin.group: plugin for plugin in plugins}
-    seen = RESERVED | IGNORED | {f"no-{name}" for name in IGNORED_SWITCHES}
-    for row in table_of(kind).rows:
-        names = {*row.names, *row.env}
-        if row.kind is SWITCH:
-            names |= {f"no-{name}" for name in row.names}
-        if row.group in by_group and (twice := sorted(names & seen)):
-            plugin = by_group[row.group]
-            raise ConfigError(f"plugin {plugin.name} ({plugin.origin}): setting {twice[-1]} is there already")
-        seen |= names
 
 
 def _imported(named: PluginSettings) -> Iterator[Plugin]:
@@ -146,13 +126,10 @@ def _imported(named: PluginSettings) -> Iterator[Plugin]:
 
 def _has_plugins(folder: str) -> bool:
     """Returns True if a package in this folder has entry points of GROUP."""
-    with suppress(OSError):
-        for name in os.listdir(folder or "."):
-            if not name.endswith((".dist-info", ".egg-info")):
-                continue
-            with suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
-                if SECTION in file.read():
-                    return True
+    for file in glob(os.path.join(glob_escape(folder or "."), "*.*-info", "entry_points.txt")):
+        with suppress(OSError):
+            if SECTION in Path(file).read_bytes():
+                return True
     return False
 
 
@@ -175,22 +152,25 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
     except (Exception, SystemExit) as error:
         import traceback
 
-        frames = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename
-        ]
+        called = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in called if "importlib" not in frame.filename]
         place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if len(frames) > 1 else ""
         raise ConfigError(f"plugin {name} ({origin}): cannot be imported: {_told(error)}{place}") from None
     name = str(getattr(hooks, "NAME", name.replace("_", "-").lower()))
     if not _NAME.fullmatch(name):
         raise ConfigError(f"plugin {name!r} ({origin}): a name is made of a-z, digits and single dashes")
-    api = getattr(hooks, "API", None)
+    settings, api = getattr(hooks, "Settings", None), getattr(hooks, "API", None)
+    plugin = Plugin(name, str(getattr(hooks, "VERSION", version)), origin, hooks, settings)
     if api != API:
         says = "does not say its API" if api is None else f"is written for API {api!r}"
-        raise ConfigError(f"plugin {name} ({origin}): {says}; this server has API {API} (API = {API})")
-    settings = getattr(hooks, "Settings", None)
+        raise _refused(plugin, f"{says}; this server has API {API} (API = {API})")
     if settings is not None and not (isinstance(settings, type) and issubclass(settings, Section)):
-        raise ConfigError(f"plugin {name} ({origin}): its Settings must be a config.declaration.Section")
-    return Plugin(name, str(getattr(hooks, "VERSION", version)), origin, hooks, settings)
+        raise _refused(plugin, "its Settings must be a config.declaration.Section")
+    return plugin
+
+
+def _refused(plugin: Plugin, reason: str) -> ConfigError:
+    return ConfigError(f"plugin {plugin.name} ({plugin.origin}): {reason}")
 
 
 def _told(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """Sources of values: command line, environment and file; and conversion of a command line to variables."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 from msgspec import Struct
@@ -9,6 +9,7 @@ from msgspec import Struct
 from config.declaration import ConfigError
 from config.settings import Setting, Settings, Table, variable
 
+Warn = Callable[[str], None]
 PREFIX = "SIM_"
 CONFIG = "SIM_CONFIG"
 DEFAULT = "default"
@@ -67,59 +68,73 @@ class Flags(Struct):
     warnings: list[str] = []
 
 
+class Sources:
+    """Command line, environment and YAML file of one start."""
+
+    def __init__(self, flags: Flags, environ: Mapping[str, str], warn: Warn) -> None:
+        """Raises ConfigError for a file that is no mapping, or has a setting twice."""
+        self.flags, self.environ = flags, environ
+        path = (flags.config if flags.config is not None else _text(environ, CONFIG)) or None
+        self.path, self.file, self.document = path, f"YAML file {path}", dict[str, object]()
+        if path is None:
+            return
+        from config.yaml_file import parse_yaml  # slow to import
+
+        document = parse_yaml(path)
+        if not isinstance(document, dict):
+            raise ConfigError(f"{self.file}: must be a mapping of setting names to values")
+        for key, value in document.items():
+            name = str(key).replace("_", "-")
+            if name in IGNORED:
+                warn(ignored(name, f"{self.file}: {key}"))
+            elif name in self.document:
+                raise ConfigError(f"{self.file}: {name} is given twice")
+            else:
+                self.document[name] = value
+
+    def of(self, row: Setting) -> tuple[object, str] | None:
+        """Returns raw value and name of the strongest source with the setting; None without a source.
+
+        ConfigError if one source has different values under two names.
+        """
+        flags, document, names = self.flags, self.document, row.names
+        texts = ((_text(self.environ, name), f"environment variable {name}") for name in row.env)
+        sources: tuple[list[tuple[object, str]], ...] = (
+            [(flags.values[n], f"flag --{flags.names.get(n, n)}") for n in names if n in flags.values],
+            [found for found in texts if found[0] is not None],
+            [
+                (document[name], self.file if name == row.name else f"{self.file}, {name}")
+                for name in names
+                if name in document and not (name in row.also and document[name] is None)
+            ],
+        )
+        found = next(filter(None, sources), None)
+        if found is None:
+            return (flags.fallbacks[row.name], DEFAULT) if row.name in flags.fallbacks else None
+        same: set[object] = set()
+        with suppress(ValueError):  # reading the strongest value reports the error
+            same = {row.read(raw) for raw, _ in found if row.also and len(found) > 1}
+        if len(same) > 1:
+            (first, other), (raw, source) = found[0], found[-1]
+            rule = f"must not differ from {first!r} ({other}), which sets the same"
+            raise ConfigError(f"setting {row.name}: {raw!r} ({source}) {rule}")
+        return found[0]
+
+    def strays(self, table: Table) -> Iterator[str]:
+        """Yields warnings for variables of retired settings, and for unknown variables with our prefix."""
+        retired = {variable(name): name for name in RETIRED}
+        for name in retired:
+            if self.environ.get(name):
+                yield ignored(retired[name], f"environment variable {name}")
+        known = {name for row in table.rows for name in row.env} | {CONFIG} | retired.keys()
+        if unknown := sorted(name for name in self.environ if name.startswith(PREFIX) and name not in known):
+            yield f"not a setting, ignored: environment variable {', '.join(unknown)}"
+
+
 def ignored(name: str, written: str) -> str:
     """Returns the warning about a name in `IGNORED`; `written` is the flag, variable or key."""
     reason = f": {RETIRED[name]}" if name in RETIRED else ""
     return f"{written} is accepted and ignored{reason}"
-
-
-def given(
-    row: Setting, flags: Flags, environ: Mapping[str, str], document: Mapping[str, object], file: str
-) -> tuple[object, str] | None:
-    """Returns raw value and name of the strongest source with the setting; None without a source.
-
-    ConfigError if one source has different values under two names.
-    """
-    names, values = row.names, flags.values
-    sources: tuple[list[tuple[object, str]], ...] = (
-        [(values[name], f"flag --{flags.names.get(name, name)}") for name in names if name in values],
-        [
-            (text, f"environment variable {name}")
-            for name in row.env
-            if (text := _text(environ, name)) is not None
-        ],
-        [
-            (document[name], file if name == row.name else f"{file}, {name}")
-            for name in names
-            if name in document and not (name in row.also and document[name] is None)
-        ],
-    )
-    found = next(filter(None, sources), None)
-    if found is None:
-        return (flags.fallbacks[row.name], DEFAULT) if row.name in flags.fallbacks else None
-    same: set[object] = set()
-    with suppress(ValueError):  # reading the strongest value reports the error
-        same = {row.read(raw) for raw, _ in found if row.also and len(found) > 1}
-    if len(same) > 1:
-        (first, other), (raw, source) = found[0], found[-1]
-        rule = f"must not differ from {first!r} ({other}), which sets the same"
-        raise ConfigError(f"setting {row.name}: {raw!r} ({source}) {rule}")
-    return found[0]
-
-
-def stray_variables(environ: Mapping[str, str], table: Table) -> Iterator[str]:
-    """Yields warnings for variables of retired settings, and for unknown variables with our prefix."""
-    retired = {variable(name): name for name in RETIRED}
-    for name in retired:
-        if environ.get(name):
-            yield ignored(retired[name], f"environment variable {name}")
-    known = {name for row in table.rows for name in row.env} | {CONFIG} | retired.keys()
-    if unknown := sorted(name for name in environ if name.startswith(PREFIX) and name not in known):
-        yield f"not a setting, ignored: environment variable {', '.join(unknown)}"
-
-
-def config_path(flags: Flags, environ: Mapping[str, str]) -> str | None:
-    return (flags.config if flags.config is not None else _text(environ, CONFIG)) or None
 
 
 def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
@@ -127,7 +142,7 @@ def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str])
 
     They have the values of the command line, and every existing relative path in its absolute form.
     """
-    path = config_path(flags, environ)
+    path = flags.config if flags.config is not None else _text(environ, CONFIG)
     variables = {CONFIG: os.path.abspath(path) if path else EMPTY} if path or CONFIG in environ else {}
     for row in settings.table.rows:
         value = row.value(settings)

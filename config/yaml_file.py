@@ -1,35 +1,17 @@
-"""The YAML file: one flat mapping of setting names to values."""
+"""YAML files: each key once, and bounded however their aliases multiply."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from pathlib import Path
 from typing import NoReturn
 
 import yaml
 
 from config.declaration import ConfigError
-from config.sources import IGNORED, ignored
 
 MOST_VALUES = 500_000
 """Most values of a file, with aliases expanded."""
 MOST_LEVELS = 100
 """Deepest nesting of lists and mappings."""
-
-
-def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, object]:
-    """Reads setting name -> YAML value. ConfigError for no mapping, or a setting twice."""
-    document = parse_yaml(path)
-    if not isinstance(document, dict):
-        raise ConfigError(f"YAML file {path}: must be a mapping of setting names to values")
-    values: dict[str, object] = {}
-    for key, value in document.items():
-        name = str(key).replace("_", "-")
-        if name in IGNORED:
-            warn(ignored(name, f"YAML file {path}: {key}"))
-            continue
-        if name in values:
-            raise ConfigError(f"YAML file {path}: {name} is given twice")
-        values[name] = value
-    return values
 
 
 class _Loader(yaml.SafeLoader):
