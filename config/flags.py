@@ -49,12 +49,14 @@ T = TypeVar("T")
 def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Decorates a function that returns an exit status: ConfigError, `errors` and Ctrl-C print one line."""
 
+    told: tuple[type[Exception], ...] = (ConfigError, *errors)
+
     def decorate(run: Callable[P, int]) -> Callable[P, int]:
         @wraps(run)
         def status(*args: P.args, **kwargs: P.kwargs) -> int:
             try:
                 return run(*args, **kwargs)
-            except (ConfigError, *errors) as error:
+            except told as error:
                 print(f"error: {error}", file=sys.stderr)
                 return getattr(error, "status", 1)
             except KeyboardInterrupt:
