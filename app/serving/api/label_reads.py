@@ -9,7 +9,7 @@ import json
 import math
 import string
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
 from typing import NamedTuple
@@ -17,8 +17,8 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from app.engine.core.outputs import EngineOutput
+from app.engine.vectors import LOGIT_RANGE
 from app.serving.api.chat.media import BuiltPrompt
-from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.writer import ResponseWriter
 from app.serving.http.context import RequestContext
@@ -27,23 +27,12 @@ from app.serving.http.response import Response
 from app.serving.http.route import Route, post
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import Usage
-from app.serving.protocol.completions import CompletionRequest, TokenIds
-from app.serving.protocol.label_reads import (
-    DecisionRequest,
-    Decisions,
-    DecisionUsage,
-    Diagnostics,
-    GenerativeScoringRequest,
-    ItemScore,
-    ScoreList,
-)
-from app.serving.protocol.validation import ValidatedRequest
+from app.serving.protocol.completions import TokenIds
+from app.serving.protocol.label_reads import DecisionRequest, Decisions, GenerativeScoringRequest, ScoreList
 from app.text import ChatOptions
 from app.text.files import model_config
 from config.settings import ModelSettings
 
-LOGIT_RANGE = 8.0
-"""Logits of labels are between -4 and 4."""
 LEAST_MASS = 0.5
 """Least probability of all labels together, in the whole vocabulary."""
 MOST_QUESTIONS = 64
@@ -55,7 +44,6 @@ LABELS: Mapping[str, Sequence[str]] = {
 }
 """Labels by type of question, as in vLLM; `noul` is a question of yes or no."""
 REPLY_WITH = {"choice": "the letter of an option", "noul": "yes or no", "score": "the number of a level"}
-PROBE = [{"role": "user", "content": "x"}]
 UNTHINKING: Mapping[str, object] = {"enable_thinking": False}
 ARCHITECTURES = frozenset(
     ("Qwen3ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
@@ -63,8 +51,8 @@ ARCHITECTURES = frozenset(
 """Architectures for which vLLM supports decisions."""
 
 
-def label_logprobs(prompt: TokenIds, labels: Sequence[int]) -> list[float]:
-    """Log probability of each label as the next token: pseudorandom, the same for the same prompt."""
+def label_chances(prompt: TokenIds, labels: Sequence[int]) -> list[float]:
+    """Probability of each label as the next token: pseudorandom, the same for the same prompt."""
     state = blake2b(array("I", prompt).tobytes(), digest_size=4)
 
     def drawn(salt: int) -> float:
@@ -75,14 +63,7 @@ def label_logprobs(prompt: TokenIds, labels: Sequence[int]) -> list[float]:
     weights = {label: math.exp(LOGIT_RANGE * (drawn(label) - 0.5)) for label in labels}
     mass = LEAST_MASS + (1 - LEAST_MASS) * drawn(-1)
     whole = math.fsum(weights.values()) / mass
-    return [math.log(weights[label] / whole) for label in labels]
-
-
-def label_softmax(logprobs: Sequence[float]) -> list[float]:
-    """Probabilities among the labels alone."""
-    weights = [math.exp(logprob) for logprob in logprobs]
-    whole = math.fsum(weights)
-    return [weight / whole for weight in weights]
+    return [weights[label] / whole for label in labels]
 
 
 class LabelWriter(ResponseWriter):
@@ -102,43 +83,34 @@ class LabelWriter(ResponseWriter):
         return self._answer(sum(choice.tokens for choice in self.choices))
 
 
-def _read_labels(
-    pipeline: RequestPipeline,
-    accepted: ValidatedRequest[CompletionRequest],
-    meta: ResponseMeta,
-    prompts: Sequence[TokenIds],
-    answer: Callable[[int], Struct],
-    context: RequestContext,
-) -> Response:
-    """Generates one token behind each prompt, then answers."""
-    writer = LabelWriter(len(prompts), answer)
-    return pipeline.submit(accepted, meta, [BuiltPrompt(ids, "") for ids in prompts], writer, context)
-
-
 def routes(pipeline: RequestPipeline) -> list[Route]:
 
     def generative_scoring(context: RequestContext) -> Response:
         """The probability of the first label behind each item."""
         request = pipeline.decode(context, GenerativeScoringRequest)
-        accepted = pipeline.admit(request.as_completion(request.label_token_ids), context)
+        labels = request.label_token_ids
+        accepted = pipeline.admit(request.as_completion(labels), context)
         prompts = _prompts(pipeline, request)
-        meta = pipeline.identity.response_meta(
-            "generative-scoring", context, request.request_id, accepted.model
-        )
+        name, identity = "generative-scoring", pipeline.identity
+        meta = identity.response_meta(name, context, request.request_id, accepted.model)
 
         def answer(tokens: int) -> ScoreList:
-            count, scores = sum(map(len, prompts)), enumerate(map(score, prompts))
-            data = [ItemScore(index=index, score=score) for index, score in scores]
+            count, data = sum(map(len, prompts)), list[JsonObject]()
+            for index, prompt in enumerate(prompts):
+                chances = label_chances(prompt, labels)
+                score = chances[0] / math.fsum(chances) if request.apply_softmax else chances[0]
+                data.append({"index": index, "object": "score", "score": score})
             usage = Usage(count, count + tokens, tokens, None, None)
             return ScoreList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
 
-        def score(prompt: TokenIds) -> float:
-            logprobs = label_logprobs(prompt, request.label_token_ids)
-            return label_softmax(logprobs)[0] if request.apply_softmax else math.exp(logprobs[0])
-
-        return _read_labels(pipeline, accepted, meta, prompts, answer, context)
+        writer = LabelWriter(len(prompts), answer)
+        return pipeline.submit(accepted, meta, _built(prompts), writer, context)
 
     return [post("/generative_scoring", generative_scoring)]
+
+
+def _built(prompts: Iterable[TokenIds]) -> list[BuiltPrompt]:
+    return [BuiltPrompt(ids, "") for ids in prompts]
 
 
 def _prompts(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> list[TokenIds]:
@@ -150,10 +122,9 @@ def _prompts(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> li
     for label in labels:
         if not 0 <= label < limits.vocab_size:
             raise bad_request(f"label_token_id {label} is not in the vocabulary of {limits.vocab_size}")
-    if not labels:
-        raise bad_request("label_token_ids must contain at least one token id")
-    if not request.items:
-        raise bad_request("items must contain at least one item")
+    for name in ("label_token_ids", "items"):
+        if not getattr(request, name):
+            raise bad_request(f"{name} must not be empty")
     limits.check_logprobs("logprobs", len(labels))
     encode, most = pipeline.tokenizer.encode, limits.max_model_len - 1
     query, made = request.query, []
@@ -164,60 +135,6 @@ def _prompts(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> li
         made.append((ids + query if request.item_first else query + ids)[:most])
         pipeline.slices.spend(len(made[-1]))
     return made
-
-
-class Question(NamedTuple):
-    """A valid question. `options` are names and descriptions; each has a label."""
-
-    id: str
-    type: str
-    instructions: str
-    options: Sequence[tuple[str, str | None]]
-
-    @property
-    def labels(self) -> Sequence[str]:
-        return LABELS[self.type][: len(self.options)]
-
-    @property
-    def text(self) -> str:
-        """The question as the model reads it; an option without a description shows its name."""
-        lines = [f"Question: {self.instructions}"] * bool(self.instructions)
-        for label, (name, description) in zip(self.labels, self.options, strict=True):
-            lines.append(
-                ": ".join([label, *[name] * (name != label), *[description or ""] * bool(description)])
-            )
-        return "\n".join([*lines, f"Reply with {REPLY_WITH[self.type]} alone."])
-
-    def answer(self, logprobs: Sequence[float]) -> tuple[JsonObject, Diagnostics]:
-        chances, mass = label_softmax(logprobs), math.fsum(map(math.exp, logprobs))
-        names, best = [name for name, _ in self.options], max(chances)
-        answer: JsonObject = {"type": self.type}
-        if self.type == "choice":
-            answer["choice"] = names[chances.index(best)]
-        elif self.type == "noul":
-            answer["noul"] = chances[0]
-        else:
-            answer["score"] = sum(level * chance for level, chance in enumerate(chances))
-            answer["legend"] = dict(zip(self.labels, names, strict=True))
-            names = list(self.labels)
-        answer["probabilities"] = dict(zip(names, chances, strict=True))
-        return answer | {"confidence": best * mass}, Diagnostics(mass, best * mass > 1 - mass)
-
-
-def _options(kind: str, criteria: object) -> Sequence[tuple[str, str | None]] | None:
-    """Returns name and description of each option; None for criteria that do not fit the type."""
-    if kind == "choice":
-        given = criteria if isinstance(criteria, dict) else {}
-    elif kind == "noul":
-        told = {} if criteria is None else criteria
-        if not isinstance(told, dict) or not told.keys() <= {"true", "false"}:
-            return None
-        given = {"yes": told.get("true"), "no": told.get("false")}
-    elif isinstance(criteria, list) and len(criteria) >= 2:
-        return [(str(level), None) for level in criteria]
-    else:
-        return None
-    return [(name, None if text is None else str(text)) for name, text in given.items()] or None
 
 
 class LabelTokens(NamedTuple):
@@ -251,7 +168,8 @@ def label_tokens(pipeline: RequestPipeline) -> LabelTokens | None:
     tokenizer = pipeline.tokenizer
     if tokenizer.added_ids is None:
         return None
-    tail = tokenizer.encode_chat(PROBE, ChatOptions(chat_template_kwargs=UNTHINKING))
+    probe = [{"role": "user", "content": "x"}]
+    tail = tokenizer.encode_chat(probe, ChatOptions(chat_template_kwargs=UNTHINKING))
     last = max((place for place, each in enumerate(tail) if each in tokenizer.added_ids), default=-1)
     tail = tail[last + 1 :]
     text = tokenizer.decode(tail, False)
@@ -268,37 +186,73 @@ def _decide(
     pipeline: RequestPipeline, tokens: LabelTokens, request: DecisionRequest, context: RequestContext
 ) -> Response:
     accepted = pipeline.admit(request.as_completion(list(tokens.ids.values())), context)
-    if not request.questions:
-        raise bad_request("questions: at least one is needed")
-    if len(request.questions) > MOST_QUESTIONS:
-        raise bad_request(f"questions: at most {MOST_QUESTIONS} are possible")
-    questions = [_question(name, given) for name, given in request.questions.items()]
+    if not 0 < len(request.questions) <= MOST_QUESTIONS:
+        raise bad_request(f"questions: 1 to {MOST_QUESTIONS} are possible, got {len(request.questions)}")
+    questions = {name: _question(name, given) for name, given in request.questions.items()}
     for name in ("images", "audio", "videos"):
         if getattr(request, name):
             raise bad_request(f"This model does not take {name}.")
-    prompts = [_prompt(pipeline, request, question, tokens.tail) for question in questions]
+    prompts = [_prompt(pipeline, request, question, tokens.tail) for question in questions.values()]
     meta = pipeline.identity.response_meta("decision", context, request.request_id, accepted.model)
 
     def answer(generated: int) -> Decisions:
-        found = {
-            question.id: question.answer(label_logprobs(ids, [tokens.ids[each] for each in question.labels]))
-            for question, ids in zip(questions, prompts, strict=True)
-        }
+        answers, diagnostics = dict[str, JsonObject](), dict[str, JsonObject]()
+        for (name, question), ids in zip(questions.items(), prompts, strict=True):
+            chances = label_chances(ids, [tokens.ids[label] for label in question.labels])
+            answers[name], diagnostics[name] = question.answer(chances)
         return Decisions(
             id=meta.id,
             created=meta.created,
             model=meta.model,
-            answers={name: answer for name, (answer, _) in found.items()},
-            usage=DecisionUsage(sum(map(len, prompts)), generated),
-            diagnostics={name: diagnostics for name, (_, diagnostics) in found.items()},
+            answers=answers,
+            usage={"input_tokens": sum(map(len, prompts)), "output_tokens": generated},
+            diagnostics=diagnostics,
         )
 
-    return _read_labels(pipeline, accepted, meta, prompts, answer, context)
+    writer = LabelWriter(len(prompts), answer)
+    return pipeline.submit(accepted, meta, _built(prompts), writer, context)
+
+
+class Question(NamedTuple):
+    """A valid question. `options` are names and descriptions; each has a label."""
+
+    type: str
+    instructions: object
+    options: Sequence[tuple[str, object]]
+
+    @property
+    def labels(self) -> Sequence[str]:
+        return LABELS[self.type][: len(self.options)]
+
+    @property
+    def text(self) -> str:
+        """The question as the model reads it; an option without a description shows its name."""
+        lines = [f"Question: {self.instructions}"] if self.instructions else []
+        for label, (name, description) in zip(self.labels, self.options, strict=True):
+            shown = (label, name if name != label else "", description)
+            lines.append(": ".join(str(part) for part in shown if part))
+        return "\n".join([*lines, f"Reply with {REPLY_WITH[self.type]} alone."])
+
+    def answer(self, chances: Sequence[float]) -> tuple[JsonObject, JsonObject]:
+        """Returns the answer and its diagnostics, by the labels' probabilities in the vocabulary."""
+        mass, names = math.fsum(chances), [name for name, _ in self.options]
+        shares = [chance / mass for chance in chances]
+        best, answer = max(shares), JsonObject(type=self.type)
+        if self.type == "choice":
+            answer["choice"] = names[shares.index(best)]
+        elif self.type == "noul":
+            answer["noul"] = shares[0]
+        else:
+            answer["score"] = sum(level * share for level, share in enumerate(shares))
+            answer["legend"] = dict(zip(self.labels, names, strict=True))
+            names = list(self.labels)
+        answer |= {"probabilities": dict(zip(names, shares, strict=True)), "confidence": best * mass}
+        return answer, {"label_mass": mass, "argmax_is_label": best * mass > 1 - mass}
 
 
 def _question(name: str, given: JsonObject) -> Question:
     """Validates a question by vLLM's rules in its order. ApiError 400."""
-    kind, instructions = str(given["type"]), given.get("instructions", "")
+    kind = str(given["type"])
     if unknown := sorted(given.keys() - FIELDS):
         raise bad_request(f"question {name!r}: unknown fields {unknown}")
     if not name:
@@ -306,13 +260,24 @@ def _question(name: str, given: JsonObject) -> Question:
     if kind not in LABELS:
         raise bad_request(f"unknown question type {kind!r}; there are {', '.join(sorted(LABELS))}")
     options, most = _options(kind, given.get("criteria")), len(LABELS[kind])
-    if options is None:
+    if not options:
         raise bad_request(f"question {name!r}: these criteria do not go with type {kind}")
     if len({option for option, _ in options}) < len(options):
         raise bad_request(f"question {name!r}: two options have one name")
     if len(options) > most:
         raise bad_request(f"question {name!r}: at most {most} options are possible")
-    return Question(name, kind, "" if instructions is None else str(instructions), options)
+    return Question(kind, given.get("instructions"), options)
+
+
+def _options(kind: str, criteria: object) -> Sequence[tuple[str, object]]:
+    """Returns name and description of each option; none for criteria that do not fit the type."""
+    if kind == "noul" and (criteria is None or isinstance(criteria, dict)):
+        told = criteria if isinstance(criteria, dict) else {}
+        is_known = told.keys() <= {"true", "false"}
+        return (("yes", told.get("true")), ("no", told.get("false"))) if is_known else ()
+    if kind == "score" and isinstance(criteria, list) and len(criteria) >= 2:
+        return [(str(level), None) for level in criteria]
+    return list(criteria.items()) if kind == "choice" and isinstance(criteria, dict) else ()
 
 
 def _prompt(

@@ -99,37 +99,15 @@ class DecisionRequest(LabelRequest, kw_only=True):
     )
 
 
-class ItemScore(Struct, kw_only=True):
-    """Probability of the first label after an item."""
-
-    index: int
-    object: str = "score"
-    score: float
-
-
 class ScoreList(Struct, kw_only=True):
-    """A score for each item. `created` is Unix seconds."""
+    """A score for each item: the probability of the first label. `created` is Unix seconds."""
 
     id: str
     object: str = "list"
     created: int
     model: str
-    data: Sequence[ItemScore]
+    data: Sequence[JsonObject]
     usage: Usage
-
-
-class DecisionUsage(Struct):
-    """Tokens of all questions."""
-
-    input_tokens: int
-    output_tokens: int
-
-
-class Diagnostics(Struct):
-    """Total probability of the labels; `argmax_is_label`: the likeliest token is a label."""
-
-    label_mass: float
-    argmax_is_label: bool
 
 
 class Decisions(Struct, kw_only=True):
@@ -140,5 +118,6 @@ class Decisions(Struct, kw_only=True):
     created: int
     model: str
     answers: Mapping[str, JsonObject]
-    usage: DecisionUsage
-    diagnostics: Mapping[str, Diagnostics]
+    usage: Mapping[str, int]
+    diagnostics: Mapping[str, JsonObject]
+    """Total probability of a question's labels, and whether the likeliest token is one of its labels."""

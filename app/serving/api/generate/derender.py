@@ -212,7 +212,7 @@ class Derenderer:
         }
 
     def _parts(self, chat: ChatCompletionRequest | None, text: str, ends: bool) -> Parts:
-        """Separates thoughts and calls from a reply; without parsers all of it is content."""
+        """Separates thoughts and calls from a reply; without parsers it is content as a whole."""
         read: Read = plain
         if self._parses and chat is not None:
             if chat.tools and chat.tool_choice != "none":

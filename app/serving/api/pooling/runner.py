@@ -227,7 +227,7 @@ class PoolingRunner:
     ) -> None:
         """Sleeps until the engine has run `count` prompts, as many at a time as it has room for.
 
-        The delay is the longest of all `answers`, and those of a fault. EngineError without room for the
+        The delays are the longest one of all `answers`, and a fault's. EngineError without room for the
         first prompt. CallerLeft when the client has left.
         """
         fault, engine = fault_of(context), self.pipeline.responder.engine
