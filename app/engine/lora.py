@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -29,31 +30,16 @@ class AdapterError(Exception):
     """An adapter that cannot be loaded or unloaded; the text is one sentence for the client."""
 
 
-class AdapterAlreadyLoaded(AdapterError):
-    """The name is loaded already, and `in_place` is not set."""
-
-
-class AdapterTooLarge(AdapterError):
-    """Name and path are too long."""
-
-
 class AdapterNotFound(AdapterError):
     """No adapter has this name."""
 
 
-class _AdapterConfig(Struct):
-    """The one field of `adapter_config.json` that is read."""
-
-    r: int | None = None
-
-
 def rank_of(path: str) -> int | None:
     """Reads the rank from the adapter's folder; None without one."""
-    try:
-        content = (Path(path) / "adapter_config.json").read_bytes()
-        return msgspec.json.decode(content, type=_AdapterConfig).r
-    except (OSError, ValueError):
-        return None
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        rank = msgspec.json.decode((Path(path) / "adapter_config.json").read_bytes())["r"]
+        return rank if isinstance(rank, int) else None
+    return None
 
 
 class LoRARegistry:
@@ -90,27 +76,23 @@ class LoRARegistry:
     def load(self, name: str, path: str, in_place: bool = False) -> None:
         """Adds an adapter; with `in_place` it may replace one of that name and keeps its place in the order.
 
-        AdapterAlreadyLoaded without `in_place` for a loaded name, AdapterTooLarge for a long name and path.
+        AdapterError without `in_place` for a loaded name, and for a long name and path.
         """
         before = self._adapters.get(name)
         if before is not None and not in_place:
-            raise AdapterAlreadyLoaded(f"The adapter {name!r} is loaded already.")
+            raise AdapterError(f"The adapter {name!r} is loaded already.")
         if len(name) + len(path) > LONGEST_NAME:
-            raise AdapterTooLarge(f"Name and path of an adapter have at most {LONGEST_NAME} characters.")
+            raise AdapterError(f"Name and path of an adapter have at most {LONGEST_NAME} characters.")
         self._adapters[name] = Adapter(name, path, before.id if before is not None else next(self._ids))
         for loaded, _ in self._watches:
             loaded(name)
         if len(self._adapters) > self.most:
-            self._drop(next(iter(self._adapters)))
+            self.unload(next(iter(self._adapters)))
 
     def unload(self, name: str) -> None:
         """Removes an adapter; its running requests continue. AdapterNotFound for an unknown name."""
-        if name not in self._adapters:
+        if self._adapters.pop(name, None) is None:
             raise AdapterNotFound(f"No adapter {name!r} is loaded.")
-        self._drop(name)
-
-    def _drop(self, name: str) -> None:
-        del self._adapters[name]
         for _, unloaded in self._watches:
             unloaded(name)
 
@@ -136,16 +118,13 @@ def adapters_of(lora: LoraSettings, model: ModelSettings) -> LoRARegistry:
 
 
 def _module(item: str) -> LoraModule:
-    """Parses a JSON object or `name=path`.
-
-    As in vLLM, an item without `=` or with a comma is read as JSON.
-    """
+    """Parses `name=path`; as in vLLM, an item without `=` or with a comma is read as a JSON object."""
+    name, equals, path = item.partition("=")
+    is_pair = equals and "," not in item and not item.lstrip().startswith("{")
     try:
-        if "=" in item and "," not in item and not item.lstrip().startswith("{"):
-            name, _, path = item.partition("=")
-            module = LoraModule(name.strip(), path.strip())
-        else:
-            module = msgspec.json.decode(item, type=LoraModule)
+        module = (
+            LoraModule(name.strip(), path.strip()) if is_pair else msgspec.json.decode(item, type=LoraModule)
+        )
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"setting lora-modules: {item!r} is no adapter, neither name=path nor a JSON object: {error}"
@@ -166,9 +145,8 @@ class AdapterMemory:
         self.most_gpu, self.most_cpu = most_gpu, most_cpu
         self.loads = self.activations = 0
         """Counts so far: loads from the path to CPU memory, and moves from there to the GPU."""
-        self._cpu: dict[str, None] = {}
-        self._gpu: dict[str, None] = {}
-        """Adapters on the GPU, the least recently used one first."""
+        self._levels: dict[str, Level] = {}
+        """Best level of each adapter in memory, the least recently used one first."""
         self._running: Counter[str] = Counter()
         for adapter in registry:
             self.load(adapter.name)
@@ -176,7 +154,7 @@ class AdapterMemory:
 
     def __iter__(self) -> Iterator[tuple[str, Level]]:
         """Yields each adapter with its best level."""
-        return ((name, "gpu" if name in self._gpu else "cpu") for name in self._cpu)
+        return iter(self._levels.items())
 
     def load(self, name: str) -> None:
         """Reads the adapter from its path, replacing an older copy."""
@@ -184,8 +162,7 @@ class AdapterMemory:
         self._use(name)
 
     def drop(self, name: str) -> None:
-        self._cpu.pop(name, None)
-        self._gpu.pop(name, None)
+        self._levels.pop(name, None)
 
     def enter(self, name: str) -> None:
         """Counts a request that begins to run with the adapter."""
@@ -197,24 +174,24 @@ class AdapterMemory:
         self._running[name] -= 1
         if not self._running[name]:
             del self._running[name]
-        if name in self._gpu:
+        if self._levels.get(name) == "gpu":
             self._use(name)
 
     def _use(self, name: str) -> None:
         """Moves the adapter to the GPU by way of CPU memory, and marks it as the latest used one."""
-        if name not in self._cpu:
+        level = self._levels.pop(name, None)
+        if level is None:
             self.loads += 1
-            while len(self._cpu) >= self.most_cpu:
-                self.drop(self._oldest(self._cpu))
-        if name not in self._gpu:
+            while len(self._levels) >= self.most_cpu:
+                del self._levels[self._oldest(list(self._levels))]
+        if level != "gpu":
             self.activations += 1
-            while len(self._gpu) >= self.most_gpu:
-                del self._gpu[self._oldest(self._gpu)]
-        self.drop(name)
-        self._cpu[name] = self._gpu[name] = None
+            while len(on_gpu := [it for it, at in self._levels.items() if at == "gpu"]) >= self.most_gpu:
+                self._levels[self._oldest(on_gpu)] = "cpu"
+        self._levels[name] = "gpu"
 
-    def _oldest(self, names: dict[str, None]) -> str:
-        return next((name for name in names if name not in self._running), next(iter(names)))
+    def _oldest(self, names: list[str]) -> str:
+        return next((name for name in names if not self._running[name]), names[0])
 
 
 class LoraResidency:
@@ -232,20 +209,16 @@ class LoraResidency:
         self._ranks: dict[str, int] = {}
         """Ranks of the adapters in memory; each is looked up once."""
         self._families = EngineFamilies(ADAPTERS, server, now)
-        gauge, histogram = self._families.counter, self._families.histogram
-        gauge("max_gpu_lora_adapters").value = memory.most_gpu
-        self._gpu = gauge("num_gpu_loaded_lora_adapters")
-        self._cpu = gauge("num_cpu_loaded_lora_adapters")
-        self._loads = histogram("lora_adapter_load_seconds", transition="load")
-        self._activations = histogram("lora_adapter_load_seconds", transition="activate")
+        self._families.counter("max_gpu_lora_adapters").value = memory.most_gpu
 
     def render(self) -> str:
-        memory = self._memory
+        memory, counter, histogram = self._memory, self._families.counter, self._families.histogram
         levels = dict(memory)
         self._ranks = {name: self._ranks.get(name) or self._rank(name) for name in levels}
-        self._cpu.value = len(levels)
-        self._gpu.value = sum(level == "gpu" for level in levels.values())
-        self._loads.counts[0], self._activations.counts[0] = memory.loads, memory.activations
+        counter("num_cpu_loaded_lora_adapters").value = len(levels)
+        counter("num_gpu_loaded_lora_adapters").value = sum(level == "gpu" for level in levels.values())
+        for transition, times in (("load", memory.loads), ("activate", memory.activations)):
+            histogram("lora_adapter_load_seconds", transition=transition).counts[0] = times
         help = "1 for an adapter in memory."
         loaded: Family[Gauge] = Family("vllm:lora_adapter_loaded", help, Gauge, "gauge")
         for name, level in levels.items():
@@ -262,9 +235,7 @@ class LoRASlots:
     """
 
     def __init__(self, most: int, known: Callable[[str], bool], memory: AdapterMemory | None = None) -> None:
-        self.most = most
-        self._known = known
-        self._memory = memory
+        self.most, self._known, self._memory = most, known, memory
         self._running: dict[str, int] = {}
         """Running requests of each resident adapter, in order of entry or latest `leave`."""
 
@@ -290,12 +261,9 @@ class LoRASlots:
         """
         if adapter is None or adapter not in self._running and not self._known(adapter):
             return False
-        if adapter not in self._running:
-            if len(self._running) >= self.most:
-                idle = next(name for name, running in self._running.items() if running == 0)
-                del self._running[idle]
-            self._running[adapter] = 0
-        self._running[adapter] += 1
+        if adapter not in self._running and len(self._running) >= self.most:
+            del self._running[next(name for name, running in self._running.items() if not running)]
+        self._running[adapter] = self.running(adapter) + 1
         if self._memory is not None:
             self._memory.enter(adapter)
         return True

@@ -12,9 +12,8 @@ import pytest
 from app.engine.lora import (
     LONGEST_NAME,
     Adapter,
-    AdapterAlreadyLoaded,
+    AdapterError,
     AdapterMemory,
-    AdapterTooLarge,
     LoRARegistry,
     LoraResidency,
     LoRASlots,
@@ -28,7 +27,7 @@ def names(registry: LoRARegistry) -> list[str]:
 
 def test_an_adapter_is_loaded_once_unless_it_is_replaced() -> None:
     registry = LoRARegistry([Adapter("a", "/a")])
-    with pytest.raises(AdapterAlreadyLoaded, match="'a' is loaded already"):
+    with pytest.raises(AdapterError, match="'a' is loaded already"):
         registry.load("a", "/b")
     assert registry.adapter("a").path == "/a"
     registry.load("a", "/b", in_place=True)
@@ -41,7 +40,7 @@ def test_of_too_many_adapters_the_first_one_goes() -> None:
         registry.load(name, "/")
     registry.load("a", "/other", in_place=True)
     assert names(registry) == ["a", "b", "c"]
-    with pytest.raises(AdapterTooLarge):
+    with pytest.raises(AdapterError, match="characters"):
         registry.load("d", "/" * LONGEST_NAME)
     assert names(registry) == ["a", "b", "c"]
 
