@@ -275,12 +275,12 @@ class GenerateResponse(Struct, kw_only=True):
     choices: Sequence[GenerateChoice | Raw]
 
 
-class GenerateChunk(Struct, kw_only=True):
+class GenerateChunk(Struct):
     """One event of a stream."""
 
     request_id: str
     usage: Usage | None
-    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType
     output_mode: str
     choices: Sequence[GenerateChoice]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
+from msgspec.structs import fields
 
 from app.engine.core.request import ToolCalls
 from app.engine.forms.schema import Schemas
+from app.engine.parsing import THINK_BEGIN, THINK_END
 from app.serving.api.anthropic import message_chats
 from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.chat.prompt import chat_options, chat_prompt
@@ -25,13 +26,12 @@ from app.serving.protocol.anthropic import MessagesRequest
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.completions import CompletionRequest
+from app.serving.protocol.generate import SamplingParams
 from app.serving.protocol.options import StreamOptions, StructuredOutputs
 from app.serving.protocol.responses import ResponsesRequest
 from app.serving.protocol.responses_chat import chat_request as chat_of_response
 from app.serving.protocol.validation import GenerationRequest, ValidatedRequest, fit_prompt
 from config.settings import ToolSettings
-
-THINKING, THOUGHT = "<think>", "</think>"
 
 
 def routes(pipeline: RequestPipeline) -> list[Route]:
@@ -52,15 +52,14 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         """The tokens and sampling parameters for a text completion: one object per prompt."""
         asked = pipeline.decode(context, CompletionRequest)
         accepted = _admit(pipeline, asked)
-        prompts = [completion_prompt(pipeline, asked, prompt) for prompt in asked.prompts()]
+        texts = asked.prompts()
+        prompts = [completion_prompt(pipeline, asked, prompt) for prompt in texts]
         accepted.check_sampling([len(prompt.ids) for prompt in prompts])
         request_id = pipeline.identity.response_meta("cmpl", context, asked.request_id, "").id
-        texts = [text if isinstance(text, str) else None for text in asked.prompts()]
         rendered = []
         for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-            own_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
-            more: JsonObject = {"request_id": own_id}
-            if asked.return_token_offsets and text is not None:
+            more: JsonObject = {"request_id": request_id if len(prompts) == 1 else f"{request_id}-{number}"}
+            if asked.return_token_offsets and isinstance(text, str):
                 more["token_offsets"] = _offsets(pipeline, asked, text, prompt.ids)
             rendered.append(_generate_request(pipeline, accepted, prompt, number, more))
         return json_response(rendered)
@@ -102,18 +101,21 @@ def _admit(pipeline: RequestPipeline, asked: GenerationRequest) -> ValidatedRequ
 def _rendered_chat(
     pipeline: RequestPipeline, context: RequestContext, chat: ChatCompletionRequest
 ) -> Response:
-    accepted = _admit(pipeline, chat)
+    accepted, reasons = _admit(pipeline, chat), pipeline.limits.reasons
     check_tool_choice(chat, pipeline.settings.tools)
     prompt = chat_prompt(pipeline, chat, chat.messages)
     accepted.check_sampling([len(prompt.ids)])
+    ended: bool | None = None if chat.include_reasoning else True
+    if chat.include_reasoning and reasons:
+        text = pipeline.tokenizer.decode(prompt.ids, False)
+        ended = text.rfind(THINK_END) > text.rfind(THINK_BEGIN)
     more: JsonObject = {
         "request_id": pipeline.identity.response_meta("chatcmpl", context, chat.request_id, "").id,
-        "reasoning_ended": _reasoning_ended(pipeline, chat, prompt.ids),
+        "reasoning_ended": ended,
         "reasoning_parser_kwargs": _parser_kwargs(pipeline, chat),
     }
     if chat.return_token_offsets and prompt.features is None:
-        options = chat_options(chat, pipeline.chat_rules)
-        text = pipeline.tokenizer.render_chat(chat.messages, options)
+        text = pipeline.tokenizer.render_chat(chat.messages, chat_options(chat, pipeline.chat_rules))
         more["token_offsets"] = _offsets(pipeline, chat, text, prompt.ids)
     return json_response(_generate_request(pipeline, accepted, prompt, 0, more))
 
@@ -127,20 +129,22 @@ def _generate_request(
     no_extra_args: JsonObject | None = None,
 ) -> JsonObject:
     """Returns the body for ``/inference/v1/generate``, with `more`; `no_extra_args` replaces missing ones."""
-    asked = accepted.request
+    asked, features = accepted.request, prompt.features
     if not prompt.ids:
         raise bad_request("The prompt has no tokens.")
     form = form_of(accepted, pipeline.settings.tools, pipeline.schemas)
-    params = sampling_params(
-        accepted, accepted.max_tokens[number], form, extra_args_of(asked) or no_extra_args
-    )
-    whole: dict[str, Any] = {
+    transfers = {name: getattr(asked, name) for name in ("kv_transfer_params", "ec_transfer_params")}
+    extra_args = {**(asked.vllm_xargs or {}), **{name: it for name, it in transfers.items() if it}}
+    without_data = {"kwargs_data": None} if asked.mm_payload == "none" else {}
+    whole: JsonObject = {
         "request_id": "",
         "token_ids": prompt.ids,
         "token_offsets": None,
-        "features": _features(asked, prompt),
+        "features": None if features is None else {**features, **without_data},
         "content_parts": None,
-        "sampling_params": params,
+        "sampling_params": sampling_params(
+            accepted, accepted.max_tokens[number], form, extra_args or no_extra_args
+        ),
         "model": asked.model,
         "reasoning_ended": None,
         "reasoning_parser_kwargs": None,
@@ -156,13 +160,6 @@ def _generate_request(
     return whole | more
 
 
-def _features(asked: GenerationRequest, prompt: BuiltPrompt) -> JsonObject | None:
-    if prompt.features is None:
-        return None
-    kept: JsonObject = {**prompt.features}
-    return kept | {"kwargs_data": None} if asked.mm_payload == "none" else kept
-
-
 def _offsets(
     pipeline: RequestPipeline, asked: GenerationRequest, text: str, ids: Sequence[int]
 ) -> Sequence[object] | None:
@@ -170,32 +167,15 @@ def _offsets(
     places = pipeline.tokenizer.offsets(text, asked.add_special_tokens)
     if places is None:
         return None
-    kept: Sequence[Any] = fit_prompt(asked, places, max(len(places), pipeline.limits.max_model_len))  # type: ignore[arg-type]
-    return kept if len(kept) == len(ids) else None
-
-
-def _reasoning_ended(
-    pipeline: RequestPipeline, chat: ChatCompletionRequest, ids: Sequence[int]
-) -> bool | None:
-    """True when the first token is part of the reply, by the prompt's text; None without thoughts."""
-    if not chat.include_reasoning:
-        return True
-    if not pipeline.limits.reasons:
-        return None
-    text = pipeline.tokenizer.decode(ids, False)
-    return text.rfind(THOUGHT) > text.rfind(THINKING)
+    numbers = fit_prompt(asked, range(len(places)), max(len(places), pipeline.limits.max_model_len))
+    return [places[number] for number in numbers] if len(numbers) == len(ids) else None
 
 
 def _parser_kwargs(pipeline: RequestPipeline, chat: ChatCompletionRequest) -> JsonObject | None:
     if not pipeline.limits.reasons:
         return None
-    given: JsonObject = {
-        "add_generation_prompt": chat.add_generation_prompt,
-        "continue_final_message": chat.continue_final_message,
-        "documents": chat.documents,
-        "reasoning_effort": chat.reasoning_effort,
-    }
-    used = {name: value for name, value in given.items() if value is not None}
+    names = ("add_generation_prompt", "continue_final_message", "documents", "reasoning_effort")
+    used = {name: value for name in names if (value := getattr(chat, name)) is not None}
     defaults = pipeline.chat_rules.template_kwargs or {}
     return {"chat_template_kwargs": {**defaults, **(chat.chat_template_kwargs or {}), **used}}
 
@@ -205,17 +185,15 @@ DELTA, FINAL_ONLY = 1, 2
 BIAS = 100.0
 LEAST_TEMPERATURE = 0.01
 """Least temperature of sampling that is not greedy."""
-SHOWN = object()
-PARAMETERS: Mapping[str, object] = {
-    **{"n": 1, "presence_penalty": SHOWN, "frequency_penalty": SHOWN, "repetition_penalty": SHOWN},
-    **{"temperature": SHOWN, "watermarking": None, "top_p": SHOWN, "top_k": 0, "min_p": SHOWN, "seed": None},
-    **{"stop": SHOWN, "stop_token_ids": SHOWN, "ignore_eos": False, "max_tokens": 16, "min_tokens": 0},
-    **{"logprobs": None, "prompt_logprobs": None, "logprob_token_ids": None, "skip_special_tokens": True},
-    **{"spaces_between_special_tokens": True, "include_stop_str_in_output": False, "output_kind": SHOWN},
-    **{"stream_interval": None, "skip_clone": SHOWN, "output_text_buffer_length": 0},
-    **{"structured_outputs": None, "logit_bias": None, "allowed_token_ids": None, "extra_args": None},
-    **{"bad_words": SHOWN, "skip_reading_prefix_cache": SHOWN, "thinking_token_budget": None},
-    **{"repetition_detection": None, "routed_experts_prompt_start": 0},
+ALWAYS_SHOWN = frozenset(
+    (
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p"),
+        *("stop", "stop_token_ids", "output_kind", "skip_clone", "bad_words", "skip_reading_prefix_cache"),
+    )
+)
+DEFAULTS: Mapping[str, object] = {
+    **{field.name: field.default for field in fields(SamplingParams)},
+    "max_tokens": 16,
 }
 """Sampling parameters in vLLM's order, with defaults, which are left out even where a client sets them."""
 
@@ -234,7 +212,7 @@ def sampling_params(
     bias, held_back = request.logit_bias, 0
     if asked.stop and not request.include_stop_str_in_output:
         held_back = max(map(len, asked.stop)) - 1
-    own: dict[str, Any] = {
+    own: JsonObject = {
         "n": asked.n,
         "presence_penalty": request.presence_penalty or 0.0,
         "frequency_penalty": request.frequency_penalty or 0.0,
@@ -261,8 +239,8 @@ def sampling_params(
         "bad_words": list(dict.fromkeys(request.bad_words)),
         "skip_reading_prefix_cache": asked.prompt_logprobs is not None,
     }
-    values = {name: own[name] if name in own else getattr(request, name) for name in PARAMETERS}
-    return {name: value for name, value in values.items() if value != PARAMETERS[name]}
+    values = {name: own[name] if name in own else getattr(request, name, DEFAULTS[name]) for name in DEFAULTS}
+    return {name: it for name, it in values.items() if name in ALWAYS_SHOWN or it != DEFAULTS[name]}
 
 
 def form_of(
@@ -270,10 +248,9 @@ def form_of(
 ) -> StructuredOutputs | None:
     """Returns the constraint on the reply; required tool calls have their own. ApiError 400 as for a chat."""
     request = asked.request
-    calls = None
-    if isinstance(request, ChatCompletionRequest):
-        calls = tool_calls_of(request, settings, schemas)
-    if calls is None or not isinstance(request, ChatCompletionRequest):
+    if not isinstance(request, ChatCompletionRequest):
+        return asked.structured_outputs
+    if (calls := tool_calls_of(request, settings, schemas)) is None:
         return asked.structured_outputs
     if settings.tool_call_parser not in ("", "hermes"):
         form = text_form(None, calls)
@@ -282,30 +259,23 @@ def form_of(
     if not calls.least and not strict:
         return asked.structured_outputs
     single = calls.named or request.parallel_tool_calls is False
-    return StructuredOutputs(structural_tag=_hermes(calls, strict, single))
+    return StructuredOutputs(structural_tag=_hermes_tag(calls, strict, single))
 
 
-def _hermes(calls: ToolCalls, strict: set[str], single: bool) -> str:
+def _hermes_tag(calls: ToolCalls, strict: set[str], single: bool) -> str:
     """Returns a structural tag for calls in Hermes form; only strict tools keep to their schemas."""
-    tags = [_tag(tool.name, tool.schema if tool.name in strict else True, gap)
-            for tool in calls.tools for gap in ("\n", "")]  # fmt: skip
-    form: dict[str, Any] = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}
+    tags: list[JsonObject] = [
+        {
+            "type": "tag",
+            "begin": f'<tool_call>{gap}{{"name": "{tool.name}", "arguments": ',
+            "content": {"type": "json_schema", "json_schema": tool.schema if tool.name in strict else True},
+            "end": f"}}{gap}</tool_call>",
+        }
+        for tool in calls.tools
+        for gap in ("\n", "")
+    ]
+    form: JsonObject = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}
     if calls.least:
         form = {"type": "tags_with_separator", "tags": tags, "separator": ""}
     form |= {"at_least_one": calls.least > 0, "stop_after_first": single}
     return msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
-
-
-def _tag(name: str, schema: object, gap: str) -> JsonObject:
-    return {
-        "type": "tag",
-        "begin": f'<tool_call>{gap}{{"name": "{name}", "arguments": ',
-        "content": {"type": "json_schema", "json_schema": schema},
-        "end": f"}}{gap}</tool_call>",
-    }
-
-
-def extra_args_of(request: GenerationRequest) -> JsonObject:
-    names = ("kv_transfer_params", "ec_transfer_params")
-    transfers = {name: given for name in names if (given := getattr(request, name))}
-    return {**(request.vllm_xargs or {}), **transfers}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -21,15 +20,8 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, malformed
 from app.serving.http.response import DONE, Response, event_of, json_response
 from app.serving.http.route import Handler, Route, post
-from app.serving.protocol.common import (
-    ChatLogprob,
-    ECTransferParams,
-    KVTransferParams,
-    LogprobContent,
-    PromptTokensDetails,
-    TokenIdLogprob,
-    Usage,
-)
+from app.serving.protocol import common as wire
+from app.serving.protocol.common import PromptTokensDetails, Usage
 from app.serving.protocol.decoding import read_json
 from app.serving.protocol.generate import (
     GenerateChoice,
@@ -44,8 +36,8 @@ class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     prompt_ids: Sequence[int]
     text: bool = False
     logprobs: bool = False
-    transfer: KVTransferParams | None = None
-    encoded_media: ECTransferParams | None = None
+    transfer: wire.KVTransferParams | None = None
+    encoded_media: wire.ECTransferParams | None = None
     weights: Callable[[], str]
     """Returns the present version of the weights."""
 
@@ -53,30 +45,17 @@ class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
 class GenerateWriter(ResponseWriter):
     def __init__(self, meta: ResponseMeta, options: GenerateResponseOptions) -> None:
         super().__init__(options.n)
-        self._meta = meta
-        self._options = options
+        self._meta, self._options = meta, options
         self._mode = "text" if options.text else "tokens"
-        self._entries: Callable[[Entries], Sequence[ChatLogprob | TokenIdLogprob]]
-        self._entries = (
-            ChatLogprobs(ALL, options.token_id_names).entries if options.text else token_id_entries
-        )
+        self._entries: Callable[[Entries], Sequence[wire.ChatLogprob | wire.TokenIdLogprob]]
+        named = ChatLogprobs(ALL, options.token_id_names).entries
+        self._entries = named if options.text else token_id_entries
         self._begun = False
         self._versions: list[list[WeightVersion]] = [[] for _ in self.choices]
 
     def _tokens(self, output: Tokens) -> bytes:
         self._note_weights(output)
         return b"".join([self._token(output, i) for i in places(output)])
-
-    def closing(self) -> bytes:
-        if not self._options.include_usage or self.has_failed:
-            return DONE
-        last = GenerateChunk(
-            request_id=self._meta.id,
-            usage=self._usage(self.choices, self._details(), UNSET),
-            output_mode=self._mode,
-            choices=(),
-        )
-        return event_of(last) + DONE
 
     def _token(self, output: Tokens, i: int) -> bytes:
         """Returns one event per token; an end without a token has one, too."""
@@ -91,15 +70,18 @@ class GenerateWriter(ResponseWriter):
         if options.text:
             shown.text = "".join(output.texts[i : i + 1])
         if options.logprobs:
-            shown.logprobs = LogprobContent(self._entries((output.logprobs or ())[i : i + 1]))
-        chunk = GenerateChunk(
-            request_id=self._meta.id,
-            usage=self._usage((choice,), None) if options.continuous_usage else None,
-            prompt_token_ids=options.prompt_ids if first and options.token_ids else UNSET,
-            output_mode=self._mode,
-            choices=(shown,),
-        )
-        return event_of(chunk)
+            shown.logprobs = wire.LogprobContent(self._entries((output.logprobs or ())[i : i + 1]))
+        usage = self._usage((choice,), None, None) if options.continuous_usage else None
+        prompt_ids = options.prompt_ids if first and options.token_ids else UNSET
+        return event_of(GenerateChunk(self._meta.id, usage, prompt_ids, self._mode, (shown,)))
+
+    def closing(self) -> bytes:
+        options = self._options
+        if not options.include_usage or self.has_failed:
+            return DONE
+        details = PromptTokensDetails(self.told_cached) if options.prompt_details else UNSET
+        usage = self._usage(self.choices, details, UNSET)
+        return event_of(GenerateChunk(self._meta.id, usage, UNSET, self._mode, ())) + DONE
 
     def take(self, output: EngineOutput) -> None:
         if type(output) is Tokens:
@@ -107,23 +89,17 @@ class GenerateWriter(ResponseWriter):
         super().take(output)
 
     def _note_weights(self, output: Tokens) -> None:
-        spans, start, version = (
-            self._versions[output.index],
-            self.choices[output.index].tokens,
-            self._options.weights(),
-        )
+        spans, start = self._versions[output.index], self.choices[output.index].tokens
+        version = self._options.weights()
         if not spans or spans[-1].version != version:
             spans.append(WeightVersion(version, start, start))
         spans[-1].end = start + len(output.ids)
-
-    def _details(self) -> PromptTokensDetails | UnsetType:
-        return PromptTokensDetails(self.told_cached) if self._options.prompt_details else UNSET
 
     def _usage(
         self,
         choices: Sequence[ChoiceState],
         details: PromptTokensDetails | None | UnsetType,
-        more: None | UnsetType = None,
+        more: None | UnsetType,
     ) -> Usage:
         usage = self._usage_of(len(self._options.prompt_ids), choices)
         usage.prompt_tokens_details, usage.completion_tokens_details = details, more
@@ -136,7 +112,7 @@ class GenerateWriter(ResponseWriter):
             request_id=meta.id,
             model=meta.model,
             created=meta.created,
-            usage=self._usage(self.choices, details),
+            usage=self._usage(self.choices, details, None),
             prompt_logprobs=prompt_entries(self.prompt_logprobs),
             prompt_token_ids=options.prompt_ids if options.token_ids else None,
             kv_transfer_params=options.transfer,
@@ -147,20 +123,13 @@ class GenerateWriter(ResponseWriter):
 
     def _choice(self, index: int, choice: ChoiceState) -> GenerateChoice:
         options, finish = self._options, choice.finish
-        ids = choice.ids
-        text = "".join(choice.texts) if options.text else UNSET
-        logprobs = None
+        shown = GenerateChoice(index, finish.reason, finish.stop_reason, choice.ids)
+        shown.weight_versions = self._versions[index]
+        if options.text:
+            shown.text = "".join(choice.texts)
         if options.logprobs:
-            logprobs = LogprobContent(rendered(choice.logprobs, self._entries))
-        return GenerateChoice(
-            index,
-            finish.reason,
-            finish.stop_reason,
-            ids,
-            weight_versions=self._versions[index],
-            text=text,
-            logprobs=logprobs,
-        )
+            shown.logprobs = wire.LogprobContent(rendered(choice.logprobs, self._entries))
+        return shown
 
 
 MEDIA_PARTS = ("image_url", "audio_url", "video_url")
@@ -172,6 +141,7 @@ def routes(
     pipeline: RequestPipeline, enabled: bool, weights: WeightUpdates, aborts: bool = False
 ) -> list[Route]:
     """Returns the routes. `enabled` is `enable-scale-out`; `aborts` adds POST /abort_requests without it."""
+    interrupt = pipeline.responder.engine.interrupt
 
     def gated(handle: Handler) -> Handler:
         """Answers 403 unless scale-out is enabled."""
@@ -187,13 +157,15 @@ def routes(
     def generate(context: RequestContext) -> Response:
         """Token ids for token ids."""
         body = pipeline.decode(context, GenerateRequest)
-        asked = body.as_completion(pipeline.limits.max_model_len)
+        asked, ids, settings = (
+            body.as_completion(pipeline.limits.max_model_len),
+            body.token_ids,
+            pipeline.settings,
+        )
         accepted = pipeline.admit(asked, context)
-        if not pipeline.settings.model.multimodal and any(
-            part.get("type") in MEDIA_PARTS for part in body.content_parts or ()
-        ):
+        has_media = any(part.get("type") in MEDIA_PARTS for part in body.content_parts or ())
+        if has_media and not settings.model.multimodal:
             raise bad_request("The served model is not a multimodal model: it reads text alone.")
-        ids = body.token_ids
         head = pipeline.identity.response_meta("generate-tokens", context, body.request_id, accepted.model)
         shape = GenerateResponseOptions(
             **pipeline.options(accepted, may_force_usage=False),
@@ -205,7 +177,7 @@ def routes(
             weights=lambda: weights.version,
         )
         writer = GenerateWriter(head, shape)
-        if accepted.n > (most := pipeline.settings.scheduling.max_num_seqs):
+        if accepted.n > (most := settings.scheduling.max_num_seqs):
             raise bad_request(f"n is at most max-num-seqs, {most}, got {accepted.n}")
         try:
             pipeline.limits.check_prompt(ids)
@@ -216,41 +188,32 @@ def routes(
         prompt = BuiltPrompt(ids, pipeline.tokenizer.decode(ids, False))
         return pipeline.submit(accepted, head, [prompt], writer, context)
 
+    def named(context: RequestContext, is_needed: bool) -> list[str]:
+        """Returns the ids in a body; a bare text is one id."""
+        body = read_json(pipeline.body.read(context))
+        given = body.get("request_ids") if isinstance(body, dict) else None
+        if not isinstance(body, dict) or given is None and is_needed:
+            raise malformed("The body must be an object with request_ids.")
+        if given and not isinstance(given, str | list | dict) and not is_needed:
+            raise malformed("request_ids must be a list")
+        given = [given] if given and isinstance(given, str) else given
+        return [each for each in given if isinstance(each, str)] if isinstance(given, list | dict) else []
+
     def abort_requests(context: RequestContext) -> Response:
         """Ends requests by their ids, or all requests; their clients receive `abort`."""
-        body = read_json(pipeline.body.read(context))
-        if not isinstance(body, dict):
-            raise malformed("The body must be a JSON object.")
-        named = body.get("request_ids")
-        if named and not isinstance(named, str | list | dict):
-            raise malformed("request_ids must be a list")
-        ids = _ids(body)
-        found = pipeline.responder.engine.interrupt(frozenset(ids) if ids else None)
+        ids = named(context, False)
+        found = interrupt(frozenset(ids) if ids else None)
         return json_response({"status": "aborted", "aborted": len(ids) if ids else found})
 
     def abort_named_requests(context: RequestContext) -> Response:
         """Ends requests by their ids, with an empty answer."""
-        body = read_json(pipeline.body.read(context))
-        if not isinstance(body, dict):
-            raise malformed("The body is not an object")
-        if body.get("request_ids") is None:
-            raise malformed("request_ids is missing")
-        pipeline.responder.engine.interrupt(frozenset(_ids(body)))
+        interrupt(frozenset(named(context, True)))
         return Response()
 
+    beside = (*render.routes(pipeline), *derender.routes(pipeline))
     return [
         post("/inference/v1/generate", gated(generate)),
-        *(
-            replace(it, handle=gated(it.handle))
-            for it in (*render.routes(pipeline), *derender.routes(pipeline))
-        ),
+        *(replace(route, handle=gated(route.handle)) for route in beside),
         *([post("/abort_requests", abort_requests)] if enabled or aborts else []),
         post("/inference/v1/abort_requests", gated(abort_named_requests)),
     ]
-
-
-def _ids(body: dict[str, Any]) -> list[str]:
-    ids = body.get("request_ids")
-    if isinstance(ids, str):
-        return [ids] if ids else []
-    return [each for each in ids if isinstance(each, str)] if isinstance(ids, list | dict) else []
