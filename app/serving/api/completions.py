@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
-from app.engine.core.outputs import EngineOutput, Started, Tokens
+from app.engine.core.outputs import Started, Tokens
 from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
 from app.serving.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name
@@ -62,42 +62,28 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         self._logprobs: dict[int, CompletionLogprobs] = {}
         """Log probabilities of each choice that a stream has begun to show."""
 
-    def begin(self, output: Started) -> None:
+    def begin(self, output: Started, keeps_first: bool = True) -> None:
         self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
-        super().begin(output)
+        super().begin(output, keeps_first)
 
-    def take(self, output: EngineOutput) -> None:
-        super().take(output)
-        if type(output) is Started:
-            self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
-
-    def _plain_chunks(self, output: Tokens, number: int) -> bytes:
-        self.choices[output.index].tokens += len(output.ids[:number])
-        return self.plain_text.events(self._texts[output.index], output.texts[:number])
-
-    def _special(self, output: Tokens, i: int) -> bytes:
-        options, index, ids = self._options, output.index, output.ids[i : i + 1]
-        finish = output.finish if i + 1 >= len(output.texts) else None
-        choice, prompt = self.choices[index], options.prompts[index // options.n]
-        choice.tokens += len(ids)
-        first = index not in self._logprobs
+    def _shown(self, choice: ChoiceState, output: Tokens, of: slice, ends: bool) -> CompletionChunkChoice:
+        options, index = self._options, output.index
+        prompt, first = options.prompts[index // options.n], index not in self._logprobs
         if first:
             self._logprobs[index] = CompletionLogprobs(options.token_id_names)
         echoes = first and options.echo
-        text = "".join(self._texts_of(prompt, output.texts[i : i + 1], echoes))
-        shown = CompletionChunkChoice(index, text)
+        shown = CompletionChunkChoice(index, "".join(self._texts_of(prompt, output.texts[of], echoes)))
         if options.logprobs:
-            spans = () if output.logprobs is None else (output.logprobs[i : i + 1],)
+            spans = () if output.logprobs is None else (output.logprobs[of],)
             shown.logprobs = self._lists(self._logprobs[index], index, spans, echoes)
         if first and (options.token_ids or options.echo):
             shown.prompt_token_ids = prompt.ids
         if options.token_ids:
-            shown.token_ids = ids
-        if finish is not None:
-            choice.ended_s = output.at_s
-            shown.finish_reason, shown.stop_reason = finish.reason, finish.stop_reason
-        usage = self._usage((prompt,), (choice,)) if options.continuous_usage else UNSET
-        return self._chunk(shown, usage, finish is not None)
+            shown.token_ids = output.ids[of]
+        return shown
+
+    def _usage_so_far(self, index: int) -> Usage:
+        return self._usage((self._options.prompts[index // self._options.n],), (self.choices[index],))
 
     def _texts_of(self, prompt: EchoedPrompt, texts: Sequence[str], echoes: bool) -> Sequence[str]:
         """Returns the parts of a choice's text. With token ids, vLLM leaves out the prompt's text."""

@@ -17,6 +17,7 @@ from app.serving.api.logprobs import SLICE, SomeEntries
 from app.serving.http.response import DONE, error_event
 from app.serving.protocol.chat import ChunkChoice, Delta
 from app.serving.protocol.common import HOLE, ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode, template
+from app.serving.protocol.completions import CompletionChunkChoice
 
 UNFINISHED = Finish("abort")
 """End of a choice that has none yet."""
@@ -240,10 +241,11 @@ class ResponseWriter(ABC):
         created = 0 if self.started is None else self.started.created_tokens
         return max(0, self.cached_tokens + created - self.told_cached)
 
-    def begin(self, output: Started) -> None:
-        """Keeps the first choice's start, which has the prompt's facts for a stream."""
-        if self.started is None:
+    def begin(self, output: Started, keeps_first: bool = True) -> None:
+        """Keeps the start of the first choice for a stream, else of the last."""
+        if self.started is None or not keeps_first:
             self.started, self.cached_tokens = output, output.cached_tokens
+            self.prompt_logprobs = output.prompt_logprobs
 
     @abstractmethod
     def closing(self) -> bytes:
@@ -254,8 +256,7 @@ class ResponseWriter(ABC):
         if type(output) is Tokens:
             self.choices[output.index].take(output)
         elif type(output) is Started:
-            self.started, self.cached_tokens = output, output.cached_tokens
-            self.prompt_logprobs = output.prompt_logprobs
+            self.begin(output, keeps_first=False)
         elif type(output) is Failed:
             raise output.error
 
@@ -320,20 +321,45 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         chunks = [self._plain_chunks(output, number)] if number else []
         return b"".join(chunks + [self._special(output, i) for i in places(output)[number:]])
 
-    @abstractmethod
     def _plain_chunks(self, output: Tokens, number: int) -> bytes:
         """Returns the chunks of the first `number` tokens, which are plain."""
+        self.choices[output.index].tokens += number
+        return self.plain_text.events(self._texts[output.index], output.texts[:number])
+
+    def _special(self, output: Tokens, i: int) -> bytes:
+        """Returns the chunk of token `i`, with all requested fields; empty when it shows nothing.
+
+        The last one of a choice is signed, unless the stream's usage follows.
+        """
+        choice, options, end = self.choices[output.index], self._options, END
+        is_last = i + 1 >= len(output.texts)
+        of = slice(i, None if is_last else i + 1)  # a whole beam is one text of many tokens
+        finish = output.finish if is_last else None
+        choice.tokens += len(output.ids[of])
+        shown = self._shown(choice, output, of, finish is not None)
+        if shown is None:
+            return b""
+        if finish is not None:
+            choice.finish, choice.ended_s = finish, output.at_s
+            shown.finish_reason, shown.stop_reason = self._finish_reason(choice), finish.stop_reason
+        signed = finish is not None and not options.include_usage
+        if options.continuous_usage or signed:
+            usage = self._usage_so_far(output.index) if options.continuous_usage else UNSET
+            end = _end(ChunkTail(usage, self._meta.signature if signed else UNSET))
+        return self._head + encode(shown) + end
 
     @abstractmethod
-    def _special(self, output: Tokens, i: int) -> bytes:
-        """Returns the chunk of token `i`, with all requested fields; empty when it shows nothing."""
+    def _shown(
+        self, choice: ChoiceState, output: Tokens, of: slice, ends: bool
+    ) -> ChunkChoice | CompletionChunkChoice | None:
+        """Returns the token at `of`, without the end of its choice; None when it shows nothing."""
 
-    def _chunk(self, choice: Struct, usage: Usage | UnsetType, is_last: bool) -> bytes:
-        """Returns a chunk; the last one of a choice is signed, unless the stream's usage follows."""
-        signed, end = is_last and not self._options.include_usage, END
-        if usage is not UNSET or signed:
-            end = _end(ChunkTail(usage, self._meta.signature if signed else UNSET))
-        return self._head + encode(choice) + end
+    def _finish_reason(self, choice: ChoiceState) -> str:
+        return choice.finish.reason
+
+    @abstractmethod
+    def _usage_so_far(self, index: int) -> Usage:
+        """Returns the usage of a choice in the midst of a stream."""
 
     def closing(self) -> bytes:
         options = self._options

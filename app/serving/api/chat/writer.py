@@ -116,23 +116,18 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         return PLAIN_THOUGHT.begins(self._head, self._options.n)
 
     def _plain_chunks(self, output: Tokens, number: int) -> bytes:
-        choice, texts = self.choices[output.index], output.texts[:number]
-        choice.tokens += len(output.ids[:number])
         if output.part is None:
-            return self.plain_text.events(self._texts[output.index], texts)
-        choice.reasoning_tokens += len(output.ids[:number])
+            return super()._plain_chunks(output, number)
+        choice, texts = self.choices[output.index], output.texts[:number]
+        choice.tokens += number
+        choice.reasoning_tokens += number
         if not self._options.show_reasoning:
             return b""
         shown = texts if self._options.empty_thoughts else [text for text in texts if text]
         return PLAIN_THOUGHT.events(self._thoughts[output.index], shown)
 
-    def _special(self, output: Tokens, i: int) -> bytes:
-        options, part, choice = self._options, output.part, self.choices[output.index]
-        last = i + 1 >= len(output.texts)
-        of = slice(i, None if last else i + 1)  # a whole beam is one text of many tokens
-        text, ids = output.texts[i] if output.texts else "", output.ids[of]
-        finish = output.finish if last else None
-        choice.tokens += len(ids)
+    def _shown(self, choice: ChoiceState, output: Tokens, of: slice, ends: bool) -> ChunkChoice | None:
+        options, part, ids, text = self._options, output.part, output.ids[of], "".join(output.texts[of])
         if options.parsed is not None:
             options.parsed(True, part is not None and part.kind == "call", max(1, len(ids)))
         if part is not None and part.kind == "reasoning":
@@ -140,21 +135,20 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         delta = self._delta(choice, part, text)
         if delta is None:
             has_more = options.token_ids or options.top_logprobs is not None
-            if finish is None and (options.hides or not has_more):
-                return b""
+            if not ends and (options.hides or not has_more):
+                return None
             delta = Delta()
-        elif finish is not None and part is None and not text and options.parses:
+        elif ends and part is None and not text and options.parses:
             delta = Delta()
         shown = ChunkChoice(output.index, delta, token_ids=None)
         if options.token_ids and not options.hides:
             shown.token_ids = ids
         if self._logprobs is not None and output.logprobs is not None:
             shown.logprobs = LogprobContent(self._logprobs.entries(output.logprobs[of]))
-        if finish is not None:
-            choice.finish, choice.ended_s = finish, output.at_s
-            shown.finish_reason, shown.stop_reason = self._finish_reason(choice), finish.stop_reason
-        usage = self._usage((choice,), UNSET, None) if options.continuous_usage else UNSET
-        return self._chunk(shown, usage, finish is not None)
+        return shown
+
+    def _usage_so_far(self, index: int) -> Usage:
+        return self._usage((self.choices[index],), UNSET, None)
 
     def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> Delta | None:
         """Returns a token's addition to the message; None for markup or a hidden thought."""
