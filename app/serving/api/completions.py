@@ -48,7 +48,6 @@ class CompletionResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """`echo` with `max_tokens` 0: the prompt is the whole text."""
     logprobs: bool = False
     transfer: KVTransferParams | None = None
-    """`kv_transfer_params` of the answer."""
 
 
 class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
@@ -156,8 +155,6 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
 
 
 def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list[Route]:
-    """Returns the route of text completions; `plain` handles plain ones on the fast path."""
-
     def completions(context: RequestContext) -> Response:
         """The continuations of one or several prompts, whole or as a stream."""
         request = pipeline.decode(context, CompletionRequest)
@@ -200,7 +197,6 @@ def completion_prompt(
 
 
 def _echoed(pipeline: RequestPipeline, request: CompletionRequest, prompt: BuiltPrompt) -> EchoedPrompt:
-    """Returns the prompt for repetition: text only with `echo`, tokens only with log probabilities, too."""
     if not request.echo:
         return EchoedPrompt(prompt.ids)
     pipeline.slices.spend(len(prompt.ids))

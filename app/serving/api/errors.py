@@ -43,7 +43,6 @@ ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingPr
         engine.MemoryNotResident: internal,
     }
 )
-"""Client error for each error of the engine."""
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -79,18 +78,13 @@ def error_response(error: Exception) -> Response:
 
 
 def respond_to_error(error: Exception, context: RequestContext) -> Response:
-    """Returns the error response in the form of the route's family."""
     route = context.route
     on_error = error_response if route is None or route.on_error is None else route.on_error
     return on_error(error)
 
 
 def forget_frames(error: BaseException | None) -> None:
-    """Drops the frames that `error` came through.
-
-    A frame that knows its error, for example by a request that holds it, is cyclic garbage. A server that
-    fails on purpose makes much garbage.
-    """
+    """Drops the frames that `error` came through: one that knows its error is cyclic garbage."""
     while error is not None:
         error.__traceback__ = None
         error = error.__context__

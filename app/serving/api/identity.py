@@ -39,21 +39,15 @@ class ResponseMeta(Struct, frozen=True):
 
 
 class ResponseOptions(Struct, frozen=True, kw_only=True):
-    """Options of an answer that all API families share."""
-
     n: int
     include_usage: bool = False
-    """A stream ends with its usage."""
     continuous_usage: bool = False
     """Every chunk carries the usage so far."""
     token_ids: bool = False
-    """`return_token_ids`"""
     token_id_names: bool = False
     """`return_tokens_as_token_ids`: log probabilities name tokens `token_id:N`."""
     prompt_details: bool = False
-    """`enable-prompt-tokens-details` of the server"""
     metrics: bool = False
-    """`enable-per-request-metrics` of the server"""
 
 
 class Identity:
@@ -95,12 +89,10 @@ class Identity:
         return int(self._now())
 
     def fresh_id(self) -> str:
-        """16 random hex digits, for the id of an answer."""
         return f"{self._rng.getrandbits(64):016x}"
 
 
 def system_fingerprint(settings: Settings) -> str | None:
-    """Returns the `system_fingerprint` of answers, by `fingerprint-mode`."""
     mode, model = settings.api.fingerprint_mode, settings.model
     if mode in ("none", "custom"):
         return settings.api.fingerprint_value if mode == "custom" else None

@@ -21,7 +21,6 @@ E = TypeVar("E", bound=TokenLogprob | None)
 
 NULL = Raw(b"null")
 ALL = -1
-"""Stands for all alternatives of a token."""
 
 
 SLICE = 2048
@@ -31,7 +30,6 @@ MOST_KNOWN = 4096
 
 
 def token_bytes(text: str) -> Raw:
-    """Returns the UTF-8 of `text` as a JSON list of numbers."""
     return Raw(encode(list(text.encode())))
 
 
@@ -46,7 +44,7 @@ def width(entries: SomeEntries | None) -> int:
 
 
 def rendered(spans: Sequence[Sequence[E]], render: Callable[[Sequence[E]], Sequence[object]]) -> Raw:
-    """Returns one JSON list of what `render` makes of all entries; pauses where there are many."""
+    """Returns one JSON list of all entries as `render` writes them; pauses where there are many."""
     turns, lists = Slices(SLICE), list[bytes]()
     for span in spans:
         entry_width = width(span)
@@ -68,7 +66,6 @@ class TokenNames:
         self._bytes = lru_cache(MOST_KNOWN)(token_bytes)
 
     def _shown(self, entry: TokenLogprob) -> Sequence[tuple[int, str, float]]:
-        """Returns id, name and log probability of the shown alternatives."""
         shown = entry.top if self._top == ALL else entry.top[: self._top]
         if not self._as_ids:
             return shown
@@ -76,10 +73,7 @@ class TokenNames:
 
 
 class ChatLogprobs(TokenNames):
-    """Log probabilities of a chat, the token itself first.
-
-    An alternative's bytes encode its name; the entry's own bytes encode its text, or are null if `byteless`.
-    """
+    """Log probabilities of a chat. Bytes of an alternative encode its name; a beam's entry has null bytes."""
 
     __slots__ = ("_byteless",)
 
@@ -119,7 +113,6 @@ class ItemLogprobs(TokenNames):
         ]
 
     def event_entries(self, entries: Entries) -> list[wire.EventLogprob]:
-        """Returns the entries as in events, without bytes."""
         return [
             wire.EventLogprob(
                 token_name(entry.token_id, entry.token, self._as_ids),

@@ -56,10 +56,7 @@ AT_ONCE = 1_000
 MAX_ANSWER_BYTES = 64 << 20
 """Most memory, in bytes, of one whole answer in the process."""
 TOKEN_BYTES = 48
-"""Memory of a token until its answer is written, in bytes: text and id, here and in the engine.
-
-Measured in the process: 36 bytes, with 128 choices of 4,000 tokens.
-"""
+"""Memory of a token, text and id, until its answer is written; 36 bytes were measured."""
 ENTRY_BYTES = 80
 """Memory of a log probability in an answer, in bytes; about 75 are JSON."""
 MOST_REPEATED = 1 << 20
@@ -79,14 +76,9 @@ Asked = ValidatedRequest[GenerationRequest]
 
 
 class ChatRules(Struct, frozen=True):
-    """Rules of a server for rendering conversations."""
-
     trusts_templates: bool = False
-    """Requests may bring their own chat templates."""
     template_kwargs: Mapping[str, object] = {}
-    """Arguments of the template that a request may override."""
     hides_unused_tools: bool = False
-    """Leaves tools that must not be called out of the prompt."""
 
     @classmethod
     def of(cls, api: ApiSettings) -> ChatRules:
@@ -113,13 +105,10 @@ class RequestPipeline:
     chat_rules: ChatRules = ChatRules()
     rank: int = 0
     real: RealModel | None = None
-    """Set when a model computes."""
     keeps_turns: bool = False
     """Prompts carry the texts of their messages, which datasets look up."""
     scripts: ScriptResolver | None = None
-    """Decides replies by scripts; None without scripts."""
     asks_plugins: bool = False
-    """Plugins decide about replies, and need more than a plain request carries."""
     slices: Slices = field(default_factory=partial(Slices, SLICE))
     """Counts texts of all requests that become tokens, and pauses now and then."""
 
@@ -132,26 +121,19 @@ class RequestPipeline:
         return decode(body, context.content_type, kind)
 
     def admit(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
-        """Validates the request as far as possible before its prompts are tokens.
-
-        ApiError for an injected fault, or when model, queue or lengths forbid the request.
-        """
+        """Validates the request as far as possible before its prompts are tokens."""
         self.faults.inject(context, request.model)
         model = self.models.resolve(request.model)
         self.responder.engine.check_accepting(request.n or 1)
         return ValidatedRequest(request, model, self.limits)
 
     def check_text(self, text: str) -> None:
-        """Raises ApiError 400 for a text that cannot fit the context, before any work on it.
-
-        Pauses now and then, as tokenization comes next.
-        """
+        """Raises ApiError 400 for a text that cannot fit the context, before any work. May pause."""
         self.slices.spend(1 + len(text) // CHARS)
         if len(text) > self.limits.max_model_len and self.tokenizer.longest_token is not None:
             check_prompt_text(text, self.limits.max_model_len, self.tokenizer.longest_token)
 
     def fit(self, request: GenerationRequest, ids: Sequence[int]) -> Sequence[int]:
-        """Returns the part of a prompt that the request keeps. ApiError 400 when it exceeds the context."""
         return fit_prompt(request, ids, self.limits.max_model_len)
 
     def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
@@ -159,7 +141,6 @@ class RequestPipeline:
         return encoded(hashes) if self.settings.model.mm_encoder_only else None
 
     def options(self, asked: Asked, may_force_usage: bool = True) -> dict[str, Any]:
-        """Returns the fields of `ResponseOptions` for this request."""
         api, request = self.settings.api, asked.request
         options, names = request.stream_options, request.return_tokens_as_token_ids
         usage = options is not None and bool(options.include_usage)
@@ -185,10 +166,7 @@ class RequestPipeline:
         image: bool = False,
         responder: Responder | None = None,
     ) -> Response:
-        """Submits the request and returns the response.
-
-        A stream carries the engine's refusals after its 200.
-        """
+        """Submits the request. A stream carries the refusals of the engine after its 200."""
         responder, request, stream = responder or self.responder, asked.request, bool(asked.request.stream)
         transfer = request.kv_transfer_params
         if transfer and transfer.get("do_remote_prefill"):
@@ -288,7 +266,6 @@ class RequestPipeline:
         )
 
     def _parts(self, request: GenerationRequest) -> tuple[ToolCalls | None, Thinking, int | None]:
-        """Returns calls and thoughts that a reply may have, and the most tokens of thoughts."""
         if not isinstance(request, ChatCompletionRequest):
             return None, "no", None
         settings, calls = self.settings, None
@@ -300,7 +277,6 @@ class RequestPipeline:
     def _computed(
         self, asked: Asked, calls: ToolCalls | None, thinks: Thinking, prompt_ids: Sequence[int]
     ) -> tuple[Sampling | None, TextForm | None]:
-        """Returns sampling and form for a model that computes; a simulated one looks at few parameters."""
         request, real = asked.request, self.real
         if real is None:
             looks = request.logit_bias or request.allowed_token_ids
@@ -314,10 +290,7 @@ class RequestPipeline:
 def every_choice(
     first: EngineRequest, asked: Asked, meta: ResponseMeta, prompts: Sequence[BuiltPrompt]
 ) -> list[EngineRequest]:
-    """Makes all n choices of each prompt; they differ in index and, if there is one, seed.
-
-    Pauses between many requests.
-    """
+    """Makes all n choices of each prompt, which differ in index and seed. Pauses between many."""
     requests: list[EngineRequest] = []
     slices = Slices(AT_ONCE)
     for number, (prompt, max_tokens) in enumerate(zip(prompts, asked.max_tokens, strict=True)):

@@ -31,9 +31,7 @@ from config.settings import Settings
 SPECIAL_HEADERS = frozenset(
     (RANK, PRIORITY, SEND_IMAGE, CACHE_THRESHOLD, "x-fault", "x-return-error", "endpoint-load-metrics-format")
 )
-"""Headers of features that a plain request cannot use."""
 MOST_TOKENS = 4096
-"""Most tokens of a reply on the fast path."""
 
 Count = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -67,7 +65,6 @@ class PlainRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
 
     @property
     def limit(self) -> int | None:
-        """The request's token limit; None without one."""
         return self.max_tokens
 
 
@@ -87,8 +84,6 @@ class PlainChat(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=T
 
 
 class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A plain completion of one text."""
-
     prompt: str
     logprobs: None = None
     suffix: None = None
@@ -106,13 +101,10 @@ P = TypeVar("P", bound=PlainRequest)
 
 
 class Recognised(NamedTuple, Generic[P]):
-    """A plain request that fits the served model."""
-
     request: P
     prompt_ids: Sequence[int]
     max_tokens: int
     limited: bool
-    """True if the request has a token limit."""
 
 
 class PlainGeneration(Generic[P]):
@@ -122,7 +114,6 @@ class PlainGeneration(Generic[P]):
     id_prefix = ""
 
     def __init__(self, pipeline: RequestPipeline, kind: type[P], known: KnownPrompts) -> None:
-        """`kind` is the type of the family's plain requests; `known` has the tokens of their prompts."""
         self.known = known
         self._pipeline = pipeline
         self._decode = msgspec.json.Decoder(kind).decode
@@ -180,7 +171,6 @@ class PlainGeneration(Generic[P]):
         return Recognised(request, ids, most, limit is not None)
 
     def options(self, request: P) -> dict[str, Any]:
-        """Returns the fields of `ResponseOptions` for a plain request."""
         api, options = self._pipeline.settings.api, request.stream_options
         forced = api.enable_force_include_usage
         return {

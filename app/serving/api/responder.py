@@ -77,10 +77,7 @@ class Responder:
     def respond(
         self, requests: Sequence[EngineRequest], writer: ResponseWriter, stream: bool, context: RequestContext
     ) -> Response:
-        """Returns the response, after waiting unless it is a stream.
-
-        Raises errors of `EngineClient.submit`.
-        """
+        """Returns a stream, or a whole answer after waiting. Raises errors of `EngineClient.submit`."""
         fault, connection = context.kept(Fault), context.connection
         if stream:
             intact = fault is None or fault.damage is None
@@ -172,7 +169,6 @@ class ResponseCollector:
         self.unfinished = len(requests)
         """Number of unfinished choices; 0 once one has failed."""
         self.gone = False
-        """The client has left."""
         handle = engine.submit(requests, self.emit)
         if self.unfinished:
             self._handle = handle
@@ -196,13 +192,11 @@ class ResponseCollector:
             self._handle.abort()
 
     def body(self) -> bytes:
-        """Returns the answer, or raises what a choice failed with; pauses where it is long."""
         if self._error is not None:
             raise self._error
         return self._writer.body()
 
     def leave(self) -> None:
-        """Aborts the request of a client that has left."""
         self.gone = True
         self._abort()
 
@@ -217,7 +211,6 @@ class ResponseCollector:
         self._handle.future.add_done_callback(over)
 
     def wait(self, connection: Connection | None) -> None:
-        """Sleeps until all choices are over; a client that leaves ends them."""
         bell = Bell()
         self.on_done(lambda future: bell.set())
         if connection is not None:
@@ -428,7 +421,6 @@ class EventStream(StreamingBody):
                 yield COMMENT
 
     def leave(self) -> None:
-        """Ends the sequences of a client that has left, and wakes the greenlet."""
         self.gone = True
         self._note_chunk(last=True)
         if self.handle is not None:

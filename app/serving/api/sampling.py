@@ -28,10 +28,7 @@ class ThoughtTokens(Struct, frozen=True):
     decode: Callable[[Sequence[int]], str]
 
     def after(self, prompt_ids: Sequence[int]) -> Thoughts | None:
-        """Returns the possible thoughts behind a prompt; None where the prompt ends with closed thoughts.
-
-        The template may have begun thoughts; else the model may begin them.
-        """
+        """Returns the thoughts behind a prompt, which its end may have begun; None for closed ones."""
         tail = list(prompt_ids[-MOST_LOOKED_AT:])
         tags = (self.begin_id, self.end_id)
         place = next((i for i in range(len(tail) - 1, -1, -1) if tail[i] in tags), None)
@@ -43,10 +40,7 @@ class ThoughtTokens(Struct, frozen=True):
 
 
 def text_form(wanted: StructuredOutputs | None, calls: ToolCalls | None) -> TextForm | None:
-    """Returns the constraint on the text. Required tool calls are JSON, as in vLLM.
-
-    A named tool's call is its arguments alone; other calls are a list.
-    """
+    """Returns the constraint on the text: required calls are a list, a named tool's are its arguments."""
     if calls is not None and calls.least:
         schema = calls.tools[0].schema
         if not calls.named:
@@ -89,7 +83,6 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
     max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Most tokens of any reply, whatever the request's limit."""
 
     def of(self, request: GenerationRequest) -> Sampling:
         allowed, bias = request.allowed_token_ids, request.logit_bias
@@ -120,11 +113,8 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 
 
 class RealModel(Struct, frozen=True, kw_only=True):
-    """Facts about a computing model that the API needs."""
-
     defaults: SamplingDefaults = SamplingDefaults()
     thoughts: ThoughtTokens | None = None
-    """Set when the model can think before a constrained text."""
 
 
 def check_real(request: GenerationRequest, has_media: bool) -> None:

@@ -17,8 +17,6 @@ from app.text.huggingface import LocalTokenizer
 
 
 class TokensAnswer(Struct):
-    """The tokens of a text or a conversation."""
-
     count: int
     max_model_len: int
     tokens: Sequence[int]

@@ -55,7 +55,6 @@ class ChoiceState(Struct):
     ended_s: float = 0.0
     """Moment when the last token was due."""
     called: bool = False
-    """A tool was called."""
     texts: list[str] = []
     ids: list[int] = []
     logprobs: list[Sequence[TokenLogprob]] = []
@@ -63,7 +62,6 @@ class ChoiceState(Struct):
     segments: list[Segment] = []
 
     def count(self, output: Tokens) -> None:
-        """Counts the tokens, and keeps their end."""
         self.tokens += len(output.ids)
         if output.finish is not None:
             self.finish, self.ended_s = output.finish, output.at_s
@@ -71,7 +69,6 @@ class ChoiceState(Struct):
             self.reasoning_tokens += len(output.ids)
 
     def take(self, output: Tokens) -> None:
-        """Counts the tokens and keeps their content."""
         self.count(output)
         self.ids += output.ids
         if output.logprobs is not None:
@@ -87,11 +84,7 @@ class ChoiceState(Struct):
             segment.texts += output.texts
 
     def shown(self, output: Tokens, new_id: Callable[[Part | None], str]) -> Segment | None:
-        """Counts the tokens; returns their segment, or None when they show nothing.
-
-        A new segment, with a new id, begins where another part shows something. A call begins with its name.
-        No item or block can hold an image.
-        """
+        """Counts the tokens; returns their segment, perhaps a new one, or None without anything to show."""
         self.count(output)
         part = output.part
         segment = self.current(part)
@@ -200,16 +193,12 @@ class ResponseWriter(ABC):
         return error_event(as_stream_error(error))
 
     def _usage_of(self, prompt_tokens: int, choices: Sequence[ChoiceState]) -> Usage:
-        """Returns the usage of prompts and `choices`, with overrides."""
         tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
         prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
         return Usage(prompt_tokens, prompt_tokens + tokens, tokens)
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
-        """Returns the bytes before and behind the JSON text in the event of a plain token.
-
-        None when events of tokens are more complex.
-        """
+        """Returns the bytes around the text in the event of a plain token; None for other events."""
         return None
 
     @property
@@ -252,7 +241,6 @@ class ResponseWriter(ABC):
         """Returns the end of the stream, after the last choice."""
 
     def take(self, output: EngineOutput) -> None:
-        """Takes an output for a whole answer. Raises the error of a `Failed` one."""
         if type(output) is Tokens:
             self.choices[output.index].take(output)
         elif type(output) is Started:
@@ -282,14 +270,10 @@ Options = TypeVar("Options", bound=ResponseOptions)
 
 
 class ChunkWriter(ResponseWriter, Generic[Options]):
-    """Writes chats and completions: a stream has one chunk for each token, as clients count chunks.
-
-    Plain tokens are written into a chunk that is constant but for its text.
-    """
+    """Writes chats and completions: a chunk for each token; plain ones are constant but for their text."""
 
     keeps_alive = True
     kind: str
-    """`object` of a chunk."""
     plain_text: PlainChoice
 
     def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
@@ -300,13 +284,11 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
 
     @cached_property
     def _head(self) -> bytes:
-        """The event of a chunk up to its first choice."""
         meta = self._meta
         return b'data: %b,"choices":[' % encode(ChunkHead(meta.id, self.kind, meta.created, meta.model))[:-1]
 
     @cached_property
     def _texts(self) -> Sequence[bytes]:
-        """Beginning of each choice's plain chunks, up to the text."""
         return self.plain_text.begins(self._head, len(self.choices))
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
@@ -327,10 +309,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         return self.plain_text.events(self._texts[output.index], output.texts[:number])
 
     def _special(self, output: Tokens, i: int) -> bytes:
-        """Returns the chunk of token `i`, with all requested fields; empty when it shows nothing.
-
-        The last one of a choice is signed, unless the stream's usage follows.
-        """
+        """Returns the chunk of token `i`; the last one is signed, unless the stream's usage follows."""
         choice, options, end = self.choices[output.index], self._options, END
         is_last = i + 1 >= len(output.texts)
         of = slice(i, None if is_last else i + 1)  # a whole beam is one text of many tokens
@@ -393,7 +372,6 @@ class PlainChoice:
 
 
 def chunk_events(head: bytes, delta: Delta, choices: int, tail: ChunkTail) -> bytes:
-    """Returns the same event for each choice of a chat."""
     end = _end(tail)
     if choices == 1:
         return head + encode(ChunkChoice(0, delta)) + end
@@ -403,7 +381,6 @@ def chunk_events(head: bytes, delta: Delta, choices: int, tail: ChunkTail) -> by
 
 
 END = b"]}\n\n"
-"""Bytes behind the choices of a chunk that has nothing more."""
 
 
 def _end(tail: ChunkTail) -> bytes:

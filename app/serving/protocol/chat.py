@@ -162,7 +162,6 @@ def _check_logprobs(request: ChatCompletionRequest | RawRequest) -> None:
 
 
 def convert_conversations(value: object) -> Conversations:
-    """Checks normalized conversations, and returns them. Raises `Misfit`."""
     if not isinstance(value, list) or not value:
         raise Misfit("a list of conversations")
     for index, conversation in enumerate(value):
@@ -186,11 +185,7 @@ BATCH_LATE = frozenset(
 
 
 class BatchChatRequest(ChatCompletionRequest, kw_only=True):
-    """The body of ``POST /v1/chat/completions/batch``: `messages` is a list of conversations.
-
-    Each conversation gets one choice. Tools and `stream` are accepted without effect. vLLM checks the fields
-    in `BATCH_LATE` only after it has made a chat of each conversation.
-    """
+    """Several conversations, each with one choice. vLLM checks the fields in `BATCH_LATE` late."""
 
     messages: Conversations  # type: ignore[assignment]
     tool_choice: Literal["none"] | None = "none"

@@ -74,7 +74,6 @@ def convert(kind: type[T], value: object) -> T:
 
 
 def convert_value(annotation: Hashable, value: object) -> Any:
-    """Converts as `convert` does, for any annotation of a struct's field."""
     return _converter(annotation)(value)
 
 
@@ -122,7 +121,6 @@ def non_negative(value: object) -> object:
 
 
 def as_it_is(value: object) -> object:
-    """Returns `value` unchanged: for fields of any type, or checked together with other fields."""
     return value
 
 
@@ -209,10 +207,7 @@ def _union_of(members: tuple[object, ...]) -> Convert:
 def _union(
     nullable: bool, exact: Mapping[object, Convert], converters: Iterable[Convert], value: object
 ) -> object:
-    """Converts to the value's own type if a member, else to the first member that fits.
-
-    Without a fit, the first member's misfit is raised, merged with others at the same path.
-    """
+    """Converts to a member of the value's own type, else the first that fits; else the first one's misfit."""
     if value is None and nullable:
         return None
     if (same := exact.get(type(value))) is not None:
@@ -241,7 +236,6 @@ def _tagged(nullable: bool, field: str, by_tag: Mapping[object, Convert], value:
 
 
 Field = tuple[str, str, bool, Convert]
-"""Name, key, whether it is required, and its conversion."""
 
 
 def _struct_of(kind: type[Struct]) -> Convert:

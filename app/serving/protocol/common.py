@@ -18,7 +18,6 @@ HOLE = Raw(GAP)
 
 
 def template(value: Struct) -> list[bytes]:
-    """Returns the JSON of `value`, cut where it has holes."""
     return encode(value).split(GAP)
 
 
@@ -162,11 +161,7 @@ class LogprobContent(Struct):
 
 
 class CompletionLogprobs(Struct):
-    """`logprobs` of a choice of a text completion: parallel lists, one place per token.
-
-    `text_offset` counts characters from the start of the text. Unknown values, such as the log probability
-    of a prompt's first token, are null.
-    """
+    """Parallel lists, one place per token. `text_offset` counts characters; unknown values are null."""
 
     text_offset: Sequence[int] | Raw
     token_logprobs: Sequence[float | None] | Raw

@@ -1,8 +1,4 @@
-"""``POST /v1/completions``: the body and its answers (vllm-api.md 3.2 to 3.4).
-
-Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is encoded JSON; long JSON is encoded
-in parts.
-"""
+"""``POST /v1/completions``: the body and its answers, keys in vLLM's order (vllm-api.md 3.2 to 3.4)."""
 
 from __future__ import annotations
 
@@ -45,7 +41,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
     """The body of ``POST /v1/completions``, with every field of vLLM."""
 
     prompt: str | list[str | Natural | list[Natural]] | None = None
-    """A text, texts, token ids or lists of token ids, never mixed."""
     echo: bool | None = False
     logprobs: int | None = None
     max_tokens: int | None = DEFAULT_MAX_TOKENS
@@ -54,7 +49,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
     suffix: str | None = None
 
     prompt_embeds: str | list[str] | None = None
-    """Base64, not decoded."""
     add_special_tokens: bool = True
 
     lax: ClassVar[Mapping[str, Hashable]] = {"prompt": convert_prompt}

@@ -68,10 +68,7 @@ class RawRequest:
 
 
 class UnparsableBody(ApiError):
-    """Error 400 for a body that is not Unicode or is nested too deeply.
-
-    The answer is ``{"detail": ...}`` with the text of vLLM's web framework, which clients compare.
-    """
+    """Error 400 for a body that is not Unicode or nests too deeply, in the words of vLLM's server."""
 
     def __init__(self) -> None:
         super().__init__(400, "Bad Request", "There was an error parsing the body")
@@ -81,20 +78,14 @@ class UnparsableBody(ApiError):
 
 
 def decode(body: bytes, content_type: str | None, kind: type[T]) -> T:
-    """Returns the request in `body`. Unknown fields are accepted, and the last of duplicate keys wins.
-
-    Raises `ApiError` (always status 400).
-    """
+    """Returns the request in `body`; unknown fields are accepted. Raises `ApiError` 400."""
     return decode_first(body, content_type, (kind,))
 
 
 def decode_first(
     body: bytes, content_type: str | None, kinds: tuple[type[T]] | tuple[type[T], type[U]]
 ) -> T | U:
-    """Returns the request in `body` as the first of `kinds` that fits; an error is the last kind's.
-
-    Raises `ApiError` (always status 400).
-    """
+    """Returns the request in `body` as the first of `kinds` that fits; an error is the last kind's."""
     for kind in kinds if is_json(content_type) else ():
         if (request := _strictly(body, kind)) is not None:
             return request
@@ -116,10 +107,7 @@ def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
 
 
 def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
-    """Returns the request in `body`, for a route that vLLM declares field by field.
-
-    Null fields are dropped; without a body or JSON's content type, all are. Raises `ApiError` (status 400).
-    """
+    """Decodes for a route that vLLM declares field by field: without a body, or null, a field is dropped."""
     values = _parse_json(body) if body and _resembles_json(content_type) else None
     if values is not None and not isinstance(values, dict):
         first = kind.__struct_fields__[0]
@@ -168,7 +156,6 @@ def _resembles_json(content_type: str | None) -> bool:
 
 
 def _strictly(body: bytes, kind: type[T]) -> T | None:
-    """Returns the request in `body`; None when the body needs lax conversion."""
     try:
         request: T = _decoder(kind).decode(body)
         if len(body) > LONG:
@@ -202,7 +189,6 @@ def _parse_json(body: bytes) -> object:
 
 
 def _convert_first(values: JsonObject, kinds: Sequence[type[Request]], body: bytes) -> Request:
-    """Returns the request in `values`, parsed from `body`; other requests get turns if `body` is long."""
     for kind in kinds:
         kind.check_rules(RawRequest(values, kind.absent))
     for kind in kinds:

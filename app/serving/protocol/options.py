@@ -22,7 +22,6 @@ Truncation = Annotated[int, Meta(ge=-1, le=INT64_MAX)]
 StopStrings = str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""Amount of a model's thinking."""
 ExtraArg = str | int | float | list[str | int | float]
 
 

@@ -22,8 +22,6 @@ TOKEN_MAX = 2**32 - 1
 
 
 class TokenizeChatRequest(Request, kw_only=True):
-    """The body of ``POST /tokenize`` with a conversation."""
-
     model: str | None = None
     messages: list[Message]
     add_generation_prompt: bool = True
@@ -43,8 +41,6 @@ class TokenizeChatRequest(Request, kw_only=True):
 
 
 class TokenizePromptRequest(Request, kw_only=True):
-    """The body of ``POST /tokenize`` with a text."""
-
     model: str | None = None
     prompt: str
     add_special_tokens: bool = True
@@ -57,15 +53,11 @@ TOKENIZE_REQUESTS = (TokenizeChatRequest, TokenizePromptRequest)
 
 
 class DetokenizeRequest(Request, kw_only=True):
-    """The body of ``POST /detokenize``; ids beyond the vocabulary fit the schema."""
-
     model: str | None = None
     tokens: list[Annotated[int, Meta(ge=0, le=INT64_MAX)]]
 
 
 class ScoreTextRequest(Request, kw_only=True):
-    """The body of ``POST /score_completions``: scores the pods for a text."""
-
     model: str | None = None
     prompt: str
     add_special_tokens: bool = True
@@ -85,16 +77,12 @@ class ScoreChatRequest(TokenizeChatRequest, kw_only=True):
 
 
 class MediaSpan(Struct, frozen=True):
-    """An image, audio or video in a prompt: its hash and the place of its tokens."""
-
     identifier: str
     offset: Annotated[int, Meta(ge=0)]
     length: Annotated[int, Meta(ge=1)]
 
 
 class ScoreTokensRequest(Request, kw_only=True):
-    """The body of ``POST /score_tokens``: scores the pods for token ids."""
-
     model: str | None = None
     tokens: list[Annotated[int, Meta(ge=0, le=TOKEN_MAX)]]
     pods: list[str] | None = None

@@ -30,7 +30,6 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
 MAX_SCHEMA_DEPTH = 64
 MAX_NAMED = 5
-"""Most invalid token ids in an error message."""
 MAX_CHOICES = 16384
 GREEDY_BELOW = 1e-5
 NO_SEED = -1
@@ -117,7 +116,6 @@ class ModelLimits:
 
 
 def check_depth(schema: object) -> None:
-    """Refuses decoded JSON that is nested too deeply."""
     if _is_deeper_than(MAX_SCHEMA_DEPTH, schema):
         raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
 
@@ -144,10 +142,7 @@ def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
 
 
 def resolve_max_tokens(requested: int | None, prompt_tokens: int, limits: ModelLimits) -> int:
-    """Returns the most tokens to generate: `requested`, silently limited to the room after the prompt.
-
-    0 or less: the prompt fills the context, which `ValidatedRequest.check_sampling` refuses.
-    """
+    """Returns the most tokens to generate: `requested`, limited to the room, which may be 0 or less."""
     room = limits.room_behind(prompt_tokens)
     return room if requested is None else min(room, requested)
 
@@ -204,7 +199,6 @@ class ValidatedRequest(Generic[R]):
         self.request = request
         self.model = model
         self.n = 1 if request.n is None else request.n
-        """Choices per prompt."""
         self.requested, name = requested_max_tokens(request)
         """The request's token limit; None without one."""
         if self.n < 1:
@@ -239,7 +233,6 @@ class ValidatedRequest(Generic[R]):
         self.structured_outputs: StructuredOutputs | None = None
         """Constraints from all fields of the request; set by `check_sampling`."""
         self.stop_token_ids: frozenset[int] = frozenset()
-        """Set by `check_engine`."""
         self._biased_ids: TokenIds = ()
         self._limits = limits
 
@@ -335,7 +328,6 @@ class ValidatedRequest(Generic[R]):
 
 
 def constrained_outputs(request: GenerationRequest) -> StructuredOutputs | None:
-    """Merges `structured_outputs` and `response_format`. Raises `ApiError` for a conflict."""
     wanted, form = request.structured_outputs, request.response_format
     if form is None or form.type == "text":
         return wanted
@@ -370,7 +362,6 @@ def check_constraint(wanted: StructuredOutputs) -> None:
 
 
 def check_extra_arguments(request: GenerationRequest) -> None:
-    """Refuses integers beyond 64 bits, at any depth of the extra arguments."""
     pending: list[object] = [request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params]
     while pending:
         value = pending.pop()

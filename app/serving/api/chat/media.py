@@ -27,8 +27,6 @@ AT_ONCE = 1 << 15
 
 
 class MediaTokens(TypedDict):
-    """Tokens of a prompt that stand for one item."""
-
     offset: int
     length: int
 
@@ -49,14 +47,10 @@ class BuiltPrompt(Struct, frozen=True):
     turns: tuple[tuple[str, str], ...] = ()
     """Role and text of each message, if a dataset looks them up."""
     features: Features | None = None
-    """Images and other media."""
 
 
 def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]) -> Features | None:
-    """Returns hashes, placeholders and data of all media, by modality; None without media.
-
-    The placeholders share the prompt's tokens evenly, in order.
-    """
+    """Returns media by modality; None without any. They share the prompt's tokens evenly, in order."""
     found = list(items(messages))
     if not found:
         return None
@@ -79,10 +73,7 @@ def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]
 def media_tokens(
     messages: Sequence[Message], modalities: Iterable[str], count: Callable[[Sequence[Message]], int]
 ) -> dict[str, int]:
-    """Returns the prompt tokens that the items of each modality add.
-
-    `count` returns the number of tokens of messages.
-    """
+    """Returns the prompt tokens that items of each modality add; `count` returns those of messages."""
 
     def is_of(part: object, modality: str) -> bool:
         return isinstance(part, Mapping) and MODALITIES.get(str(part.get("type"))) == modality

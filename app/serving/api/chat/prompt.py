@@ -23,10 +23,7 @@ from app.text import PLAIN_CHAT, ChatOptions
 def chat_prompt(
     pipeline: RequestPipeline, request: ChatCompletionRequest, messages: Sequence[Message]
 ) -> BuiltPrompt:
-    """Returns the conversation as tokens. ApiError 400 when it cannot be rendered or exceeds the context.
-
-    Pauses between many messages.
-    """
+    """Returns the conversation as tokens. ApiError 400 when it does not render or fit. Pauses."""
     turns: list[tuple[str, str]] = []
     composed: list[Message] = []
     text = ""
@@ -59,10 +56,7 @@ FORWARDED = "prompt_token_ids"
 def _forwarded_ids(
     pipeline: RequestPipeline, request: ChatCompletionRequest, composed: Sequence[Message]
 ) -> list[int] | None:
-    """Returns the prompt's tokens from the prefill side; None where the messages have to be rendered.
-
-    `composed` are the messages that are more than a text. ApiError 400 for an invalid prompt.
-    """
+    """Returns the tokens from the prefill side; None where `composed` messages have to be rendered."""
     ids = (request.kv_transfer_params or {}).pop(FORWARDED)
     if ids is None or request.echo or composed and features(composed, (0,)):
         return None
@@ -78,8 +72,6 @@ TOOLS_AT_ONCE = 1_000
 
 
 class BringsTemplate(Protocol):
-    """A request that may bring a chat template."""
-
     chat_template: str | None
     chat_template_kwargs: JsonObject | None
 
@@ -93,10 +85,7 @@ def own_template(asked: BringsTemplate, rules: ChatRules) -> str | None:
 
 
 def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest, rules: ChatRules) -> ChatOptions:
-    """Returns the options of the chat template. Raises ApiError like `own_template`.
-
-    Pauses between many tools.
-    """
+    """Returns the options of the chat template. Raises ApiError like `own_template`. Pauses."""
     template = asked.chat_template
     kwargs: Mapping[str, object] | None = asked.chat_template_kwargs
     if template is not None or kwargs:

@@ -26,8 +26,6 @@ from app.serving.protocol.validation import ValidatedRequest
 
 
 def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list[Route]:
-    """Returns the chat routes; `plain` answers plain chats on the fast path."""
-
     def chat_completions(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
         request = pipeline.decode(context, ChatCompletionRequest)

@@ -27,10 +27,7 @@ Thinking = Literal["no", "first", "all"]
 def template_kwargs(
     request: ChatCompletionRequest | TokenizeChatRequest, defaults: Mapping[str, object] = NOTHING
 ) -> Mapping[str, object]:
-    """Returns the chat template's variables, from the request and from its reasoning effort.
-
-    The request's variables win over `defaults`, the server's own.
-    """
+    """Returns the chat template's variables: `defaults`, then the effort's, then the request's own."""
     given, effort = request.chat_template_kwargs or NOTHING, getattr(request, "reasoning_effort", None)
     if effort is None:
         return {**defaults, **given} if defaults else given

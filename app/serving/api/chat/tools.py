@@ -39,11 +39,7 @@ SLICE = 12_000
 
 
 def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) -> None:
-    """Raises ApiError 400 for a tool choice that the server cannot serve, by vLLM's rules.
-
-    Without `enable-auto-tool-choice` there is no parser of tool calls, and no tool can be chosen. A server
-    that names its parser rejects `allowed_tools`, as vLLM does.
-    """
+    """Raises ApiError 400 for a tool choice that vLLM with these settings cannot serve."""
     choice = request.tool_choice
     if not request.tools or choice in (None, "none"):
         return
@@ -62,10 +58,7 @@ def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) ->
 def tool_calls_of(
     request: ChatCompletionRequest, settings: ToolSettings, schemas: Schemas, computes: bool = False
 ) -> ToolCalls | None:
-    """Returns the calls that a chat allows, or None. ApiError 400 for a tool with an invalid schema.
-
-    A null `tool_choice` is `auto`. `computes`: a real engine keeps to every schema.
-    """
+    """Returns the calls that a chat allows; a null `tool_choice` is `auto`. ApiError 400 for a bad schema."""
     choice, params = request.tool_choice, request.tools
     if not params or choice == "none" or not settings.enable_auto_tool_choice:
         return None
@@ -92,7 +85,6 @@ def tool_calls_of(
 
 
 def _check_tools(params: Sequence[ToolParam], schemas: Schemas) -> None:
-    """Raises ApiError 400 for an invalid schema."""
     slices = Slices(MOST_TOOLS)
     for tool in params:
         slices.spend()
@@ -117,10 +109,7 @@ def tag_of(tag: str, request: GenerationRequest, schemas: Schemas) -> Grammar:
 
 
 def constraint_of(wanted: StructuredOutputs, schemas: Schemas) -> Constraint | None:
-    """Returns the constraint on the reply's text, a structural tag aside; None for free text.
-
-    ApiError 400 for an invalid schema or grammar, or for one that vLLM's structured outputs do not take.
-    """
+    """Returns the constraint on the text, a structural tag aside. ApiError 400 for a bad one."""
     if wanted.json is not None:
         return Constraint(schema=_schema_of(wanted.json, schemas))
     if wanted.json_object:

@@ -69,11 +69,8 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     blocks: bool = False
     """The reply has an image, so its text comes as content blocks, too."""
     transfer: KVTransferParams | None = None
-    """`kv_transfer_params` of the answer."""
     encoded_media: ECTransferParams | None = None
-    """`ec_transfer_params` of the answer."""
     media_tokens: Mapping[str, int] | None = None
-    """Prompt tokens of each modality."""
 
     @property
     def hides(self) -> bool:
@@ -112,7 +109,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
 
     @cached_property
     def _thoughts(self) -> Sequence[bytes]:
-        """Beginning of each choice's plain chunks of thoughts, up to the text."""
         return PLAIN_THOUGHT.begins(self._head, self._options.n)
 
     def _plain_chunks(self, output: Tokens, number: int) -> bytes:
@@ -187,7 +183,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         prompt_details: PromptTokensDetails | None | UnsetType,
         no_thoughts: None | UnsetType,
     ) -> Usage:
-        """`no_thoughts` is the value for a model without thoughts."""
         usage = self._usage_of(len(self._options.prompt_ids), choices)
         usage.prompt_tokens_details, usage.completion_tokens_details = prompt_details, no_thoughts
         if self._options.reasons:
