@@ -20,7 +20,7 @@ from app.serving.api.admin import config as admin
 from app.serving.api.admin import lifecycle as lifecycle_routes
 from app.serving.api.admin import reports
 from app.serving.api.admin.config import PeerRanks
-from app.serving.api.chat import route as chat
+from app.serving.api.chat import completions as chat
 from app.serving.api.generate import routes as generate
 from app.serving.api.identity import Identity, system_fingerprint
 from app.serving.api.openapi import document as openapi

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
-from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
+from app.serving.api.chat.completions import ChatResponseOptions, ChatWriter
 from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.serving.api.identity import ResponseMeta
 from app.serving.http.errors import too_many

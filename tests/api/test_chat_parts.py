@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from app.engine.core.outputs import EngineOutput, Finish, Part, Started, Tokens
-from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
+from app.serving.api.chat.completions import ChatResponseOptions, ChatWriter
 from app.serving.api.identity import ResponseMeta
 from tests.api import segments
 from tests.api.segments import THOUGHT

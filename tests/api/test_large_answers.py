@@ -13,7 +13,7 @@ import pytest
 from app.engine.core.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
 from app.serving.api import logprobs, writer
 from app.serving.api.anthropic import MessageResponseOptions, MessageWriter
-from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
+from app.serving.api.chat.completions import ChatResponseOptions, ChatWriter
 from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.serving.api.generate.routes import GenerateResponseOptions, GenerateWriter
 from app.serving.api.identity import ResponseMeta

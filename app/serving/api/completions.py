@@ -11,11 +11,7 @@ from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
 from app.serving.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name
 from app.serving.api.pipeline import RequestPipeline, check_repeated
-from app.serving.api.writer import (
-    ChoiceState,
-    ChunkWriter,
-    PlainChoice,
-)
+from app.serving.api.writer import ChoiceState, ChunkWriter, PlainChoice
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response

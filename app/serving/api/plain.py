@@ -15,7 +15,7 @@ from msgspec import Meta, Raw, Struct
 
 from app.engine.core.request import EngineRequest
 from app.engine.kvcache.hashing import PART_BLOCKS
-from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
+from app.serving.api.chat.completions import ChatResponseOptions, ChatWriter
 from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import CACHE_THRESHOLD, PRIORITY, RANK, SEND_IMAGE, RequestPipeline

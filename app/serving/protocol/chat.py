@@ -22,18 +22,8 @@ from app.serving.protocol.common import (
     Usage,
 )
 from app.serving.protocol.decoding import RawRequest
-from app.serving.protocol.messages import (
-    Message,
-    check_tool_calls,
-    convert_messages,
-    normalize_messages,
-)
-from app.serving.protocol.options import (
-    Effort,
-    GenerationFields,
-    Tool,
-    ToolChoice,
-)
+from app.serving.protocol.messages import Message, check_tool_calls, convert_messages, normalize_messages
+from app.serving.protocol.options import Effort, GenerationFields, Tool, ToolChoice
 from app.serving.protocol.rules import part
 
 Conversations = list[list[Message]]

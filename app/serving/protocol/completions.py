@@ -18,10 +18,7 @@ from app.serving.protocol.common import (
     Usage,
 )
 from app.serving.protocol.decoding import RawRequest
-from app.serving.protocol.options import (
-    GenerationFields,
-    Natural,
-)
+from app.serving.protocol.options import GenerationFields, Natural
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024

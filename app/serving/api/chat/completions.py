@@ -1,34 +1,29 @@
-"""Chat completions as vLLM writes them: one JSON body, or server-sent events (vllm-api.md 3.3, 3.4)."""
+"""POST /v1/chat/completions, its batch, and the answers as vLLM writes them (vllm-api.md 3.3, 3.4)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from app.engine.core.outputs import Part, Started, Tokens
-from app.serving.api.identity import ResponseMeta, ResponseOptions
-from app.serving.api.logprobs import ChatLogprobs, prompt_entries, rendered
-from app.serving.api.writer import (
-    ChoiceState,
-    ChunkWriter,
-    PlainChoice,
-    chunk_events,
-)
-from app.serving.protocol.chat import (
-    ChatChoice,
-    ChatCompletion,
-    ChatMessage,
-    ChunkChoice,
-    Content,
-    Delta,
-    FunctionCall,
-    ImageBlock,
-    ImageURL,
-    TextBlock,
-    ToolCall,
-)
+from app.serving.api.chat.media import BuiltPrompt, features, media_tokens
+from app.serving.api.chat.prompt import chat_options, chat_prompt
+from app.serving.api.chat.thinking import TELLS_EMPTY
+from app.serving.api.chat.tools import check_tool_choice
+from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
+from app.serving.api.logprobs import ALL, ChatLogprobs, prompt_entries, rendered
+from app.serving.api.pipeline import SEND_IMAGE, RequestPipeline, check_repeated, truth
+from app.serving.api.writer import ChoiceState, ChunkWriter, PlainChoice, chunk_events
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError, bad_request
+from app.serving.http.response import Response
+from app.serving.http.route import PlainHandler, Route, post
+from app.serving.protocol import chat as wire
+from app.serving.protocol.chat import BATCH_LATE, BatchChatRequest, ChatCompletionRequest
 from app.serving.protocol.common import (
     HOLE,
     ChunkTail,
@@ -39,6 +34,9 @@ from app.serving.protocol.common import (
     PromptTokensDetails,
     Usage,
 )
+from app.serving.protocol.messages import Message, content_text
+from app.serving.protocol.options import NamedToolChoice
+from app.serving.protocol.validation import ValidatedRequest
 
 
 class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
@@ -77,12 +75,12 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
         return self.parses and not self.show_reasoning
 
 
-PLAIN_THOUGHT = PlainChoice(ChunkChoice(HOLE, Delta(reasoning=HOLE), token_ids=None))
+PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None))
 
 
 class ChatWriter(ChunkWriter[ChatResponseOptions]):
     kind = "chat.completion.chunk"
-    plain_text = PlainChoice(ChunkChoice(HOLE, Delta(content=HOLE), token_ids=None))
+    plain_text = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
     _logprobs: ChatLogprobs | None = None
 
     def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
@@ -102,10 +100,10 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         usage = self._usage((), UNSET, None) if options.continuous_usage else UNSET
         ids = options.prompt_ids if options.token_ids else None
         tail = ChunkTail(usage, UNSET, ids, options.prompt_text)
-        opening = chunk_events(head, Delta(options.role, ""), options.n, tail)
+        opening = chunk_events(head, wire.Delta(options.role, ""), options.n, tail)
         if not options.echo:
             return opening
-        return opening + chunk_events(head, Delta(content=options.echo), options.n, ChunkTail(usage))
+        return opening + chunk_events(head, wire.Delta(content=options.echo), options.n, ChunkTail(usage))
 
     @cached_property
     def _thoughts(self) -> Sequence[bytes]:
@@ -122,7 +120,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         shown = texts if self._options.empty_thoughts else [text for text in texts if text]
         return PLAIN_THOUGHT.events(self._thoughts[output.index], shown)
 
-    def _shown(self, choice: ChoiceState, output: Tokens, of: slice, ends: bool) -> ChunkChoice | None:
+    def _shown(self, choice: ChoiceState, output: Tokens, of: slice, ends: bool) -> wire.ChunkChoice | None:
         options, part, ids, text = self._options, output.part, output.ids[of], "".join(output.texts[of])
         if options.parsed is not None:
             options.parsed(True, part is not None and part.kind == "call", max(1, len(ids)))
@@ -133,10 +131,10 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             has_more = options.token_ids or options.top_logprobs is not None
             if not ends and (options.hides or not has_more):
                 return None
-            delta = Delta()
+            delta = wire.Delta()
         elif ends and part is None and not text and options.parses:
-            delta = Delta()
-        shown = ChunkChoice(output.index, delta, token_ids=None)
+            delta = wire.Delta()
+        shown = wire.ChunkChoice(output.index, delta, token_ids=None)
         if options.token_ids and not options.hides:
             shown.token_ids = ids
         if self._logprobs is not None and output.logprobs is not None:
@@ -146,22 +144,22 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
     def _usage_so_far(self, index: int) -> Usage:
         return self._usage((self.choices[index],), UNSET, None)
 
-    def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> Delta | None:
+    def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> wire.Delta | None:
         """Returns a token's addition to the message; None for markup or a hidden thought."""
         if part is None:
-            return Delta(content=[TextBlock(text)] if self._options.blocks else text)
+            return wire.Delta(content=[wire.TextBlock(text)] if self._options.blocks else text)
         if part.kind == "reasoning":
             shows = self._options.show_reasoning and (text or self._options.empty_thoughts)
-            return Delta(reasoning=text) if shows else None
+            return wire.Delta(reasoning=text) if shows else None
         if part.kind == "image":
-            return Delta(content=[ImageBlock(ImageURL(text))])
-        calls: list[ToolCall] = []
+            return wire.Delta(content=[wire.ImageBlock(wire.ImageURL(text))])
+        calls: list[wire.ToolCall] = []
         if part.name and choice.current(part) is None:
             begun = choice.begin(part, part.id or self._options.new_call_id())
-            calls.append(ToolCall(begun.id, "function", part.number, FunctionCall(part.name)))
+            calls.append(wire.ToolCall(begun.id, "function", part.number, wire.FunctionCall(part.name)))
         if text:
-            calls.append(ToolCall(index=part.number, function=FunctionCall(arguments=text)))
-        return Delta(content=None, tool_calls=calls) if calls else None
+            calls.append(wire.ToolCall(index=part.number, function=wire.FunctionCall(arguments=text)))
+        return wire.Delta(content=None, tool_calls=calls) if calls else None
 
     def _finish_reason(self, choice: ChoiceState) -> str:
         """Returns `tool_calls` for a reply that called tools by choice and was not cut short."""
@@ -190,7 +188,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             usage.completion_tokens_details = CompletionTokensDetails(thoughts)
         return usage
 
-    def whole(self) -> ChatCompletion:
+    def whole(self) -> wire.ChatCompletion:
         meta, options = self._meta, self._options
         if options.parsed is not None:
             for choice in self.choices:
@@ -198,7 +196,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         details = None
         if options.prompt_details:
             details = PromptTokensDetails(self.told_cached, self.told_created, options.media_tokens)
-        return ChatCompletion(
+        return wire.ChatCompletion(
             id=meta.id,
             created=meta.created,
             model=meta.model,
@@ -213,30 +211,30 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             metrics=self.timing() if options.metrics else None,
         )
 
-    def _choice(self, index: int, choice: ChoiceState) -> ChatChoice:
+    def _choice(self, index: int, choice: ChoiceState) -> wire.ChatChoice:
         message = self._message(choice)
         logprobs = ids = None
         if self._logprobs is not None:
             logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.entries))
         if self._options.token_ids and not self._options.hides:
             ids = choice.ids
-        return ChatChoice(
+        return wire.ChatChoice(
             index, message, logprobs, self._finish_reason(choice), choice.finish.stop_reason, ids
         )
 
-    def _message(self, choice: ChoiceState) -> ChatMessage:
+    def _message(self, choice: ChoiceState) -> wire.ChatMessage:
         options, texts = self._options, choice.texts
         if options.echo is not None:
             texts = [options.echo, *texts]
         if not choice.segments and not options.reasons:
-            return ChatMessage(options.role, "".join(texts))
-        message = ChatMessage(options.role, self._content(choice, texts))
+            return wire.ChatMessage(options.role, "".join(texts))
+        message = wire.ChatMessage(options.role, self._content(choice, texts))
         if choice.called:
             message.tool_calls = [
-                ToolCall(
+                wire.ToolCall(
                     call.part.id or options.new_call_id(),
                     "function",
-                    function=FunctionCall(call.part.name, call.text),
+                    function=wire.FunctionCall(call.part.name, call.text),
                 )
                 for call in choice.segments
                 if call.part is not None and call.part.kind == "call"
@@ -246,13 +244,110 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             message.reasoning = "".join(thoughts)
         return message
 
-    def _content(self, choice: ChoiceState, texts: Sequence[str]) -> Content | None:
+    def _content(self, choice: ChoiceState, texts: Sequence[str]) -> wire.Content | None:
         said = any(texts)
         if images := choice.texts_of("image"):
-            text = [TextBlock("".join(texts))] if said else []
-            return [*text, ImageBlock(ImageURL("".join(images)))]
+            text = [wire.TextBlock("".join(texts))] if said else []
+            return [*text, wire.ImageBlock(wire.ImageURL("".join(images)))]
         options = self._options
         is_open = options.echo is None and not options.forced_tool
         if is_open and not said and (choice.called or options.reasons):
             return None
         return "".join(texts)
+
+
+def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list[Route]:
+    def chat_completions(context: RequestContext) -> Response:
+        """The next message of a conversation, whole or as a stream."""
+        request = pipeline.decode(context, ChatCompletionRequest)
+        asked = pipeline.admit(request, context)
+        if request.tools:
+            check_tool_choice(request, pipeline.settings.tools)
+        prompt = chat_prompt(pipeline, request, request.messages)
+        meta = pipeline.identity.response_meta("chatcmpl", context, request.request_id, asked.model)
+        image = pipeline.settings.model.omni and wants_image(pipeline, context)
+        options = response_options(pipeline, asked, meta, request.messages, prompt, image)
+        return pipeline.submit(asked, meta, [prompt], ChatWriter(meta, options), context, image=image)
+
+    def chat_batch(context: RequestContext) -> Response:
+        """The next message of each of several conversations, as the choices of one answer."""
+        try:
+            request = pipeline.decode(context, BatchChatRequest)
+        except ApiError as error:
+            # A field that vLLM checks late is refused without a `param`.
+            field = (error.param or "").removeprefix("body.").partition(".")[0]
+            if error.type != "Bad Request" or field not in BATCH_LATE:
+                raise
+            raise bad_request(error.message) from None
+        asked = pipeline.admit(request, context)
+        prompts = [chat_prompt(pipeline, request, messages) for messages in request.messages]
+        meta = pipeline.identity.response_meta("chatcmpl", context, request.request_id, asked.model)
+        all_ids = list(chain.from_iterable(prompt.ids for prompt in prompts))
+        last = request.messages[-1]
+        whole = BuiltPrompt(all_ids, "", features=features(last, all_ids))
+        if len(prompts) > 1:
+            meta = replace(meta, joint="_")
+        options = response_options(pipeline, asked, meta, last, whole)
+        options = replace(options, n=len(prompts), prompt_details=False, metrics=False)
+        return pipeline.submit(asked, meta, prompts, ChatWriter(meta, options), context)
+
+    return [
+        post("/v1/chat/completions", chat_completions, plain=plain),
+        post("/v1/chat/completions/batch", chat_batch),
+    ]
+
+
+def wants_image(pipeline: RequestPipeline, context: RequestContext) -> bool:
+    """Returns the request's own choice, else a draw."""
+    asked, rate = truth(context, SEND_IMAGE), pipeline.settings.model.image_emission_rate
+    return pipeline.images.random() * 100 < rate if asked is None else asked
+
+
+def response_options(
+    pipeline: RequestPipeline,
+    asked: ValidatedRequest[ChatCompletionRequest],
+    meta: ResponseMeta,
+    messages: Sequence[Message],
+    prompt: BuiltPrompt,
+    image: bool = False,
+) -> ChatResponseOptions:
+    request, last, ids, media = asked.request, messages[-1], prompt.ids, prompt.features
+    role = pipeline.settings.api.response_role if request.add_generation_prompt else str(last["role"])
+    choice, top_logprobs = request.tool_choice, None
+    if request.logprobs:  # all alternatives when the client names tokens
+        top_logprobs = ALL if request.logprob_token_ids else request.top_logprobs
+    named = isinstance(choice, NamedToolChoice) and choice.type == "function"
+    recorder = pipeline.responder.engine.recorder
+    transfer = None
+    if request.kv_transfer_params:
+        transfer = address_of(request, pipeline.identity, meta, len(ids))
+    tokens_of: Mapping[str, int] | None = None
+    if media and pipeline.settings.api.enable_prompt_tokens_details:
+        template, encode = chat_options(request, pipeline.chat_rules), pipeline.tokenizer.encode_chat
+        tokens_of = media_tokens(messages, media["mm_hashes"], lambda some: len(encode(some, template)))
+    echo = (content_text(last.get("content")) if last["role"] == role else "") if request.echo else None
+    prompt_text = pipeline.tokenizer.decode(ids, False) if request.return_prompt_text else None
+    repeated = len(echo or "") + len(prompt_text or "") + (len(ids) if request.return_token_ids else 0)
+    if request.stream and repeated:
+        check_repeated("messages", asked.n * repeated)
+    return ChatResponseOptions(
+        **pipeline.options(asked),
+        prompt_ids=ids,
+        role=role,
+        echo=echo,
+        top_logprobs=top_logprobs,
+        beams=request.use_beam_search,
+        prompt_text=prompt_text,
+        named_tool=named,
+        forced_tool=named or choice == "required",
+        new_call_id=lambda: f"chatcmpl-tool-{pipeline.identity.fresh_id()}",
+        parsed=recorder.parsed_tools if request.tools and choice != "none" else None,
+        parses=pipeline.limits.parses,
+        reasons=pipeline.limits.reasons,
+        empty_thoughts=pipeline.settings.reply.reasoning_parser in TELLS_EMPTY,
+        show_reasoning=request.include_reasoning,
+        blocks=image,
+        transfer=transfer,
+        encoded_media=pipeline.encoded_media(media["mm_hashes"]) if media else None,
+        media_tokens=tokens_of,
+    )
