@@ -69,10 +69,7 @@ class SequenceState:
     def __init__(
         self, prompt_tokens: int, output_tokens: int, priority: int = 0, remote: bool = False
     ) -> None:
-        """Takes token counts; a sequence without output tokens (pooling) ends with its prefill.
-
-        With `remote` the prefill ran on another engine, and the prompt's KV cache is transferred.
-        """
+        """Without output tokens (pooling) a sequence ends with its prefill; `remote` is where that ran."""
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.priority = priority
@@ -106,10 +103,7 @@ S = TypeVar("S", bound=SequenceState)
 
 
 class Batch(Struct, Generic[S]):
-    """One step: its work, and the sequences that get a token at its end.
-
-    Tokens leave in the order `decodes`, then `prefilled`. `ends` holds the sequences with their last token.
-    """
+    """One step. Tokens leave in the order `decodes`, then `prefilled`; `ends` get their last one."""
 
     tokens: int = 0
     sequences: int = 0

@@ -17,10 +17,7 @@ Publish = Callable[[Sequence[KVEvent]], None]
 
 
 class KVCacheManager(KVCache):
-    """One engine's KV cache; events of a step are published together.
-
-    Without steps a sequence takes all prompt blocks at once (`allocate`) and reply blocks one by one.
-    """
+    """One engine's KV cache. Without steps a sequence takes all prompt blocks at once (`allocate`)."""
 
     def __init__(
         self,
@@ -39,10 +36,7 @@ class KVCacheManager(KVCache):
         """Events of each prefill that await publishing."""
 
     def prompts(self, requests: Sequence[EngineRequest]) -> list[Prompt]:
-        """Returns one prompt per request; `requests` are in order of index.
-
-        Hashes each prompt once, and pauses for other work. Raises PromptExceedsCache.
-        """
+        """Returns the prompts of requests in order of index, with pauses. Raises PromptExceedsCache."""
         prompts: list[Prompt] = []
         for request in requests:
             if prompts and request.index % request.n:
@@ -63,10 +57,7 @@ class KVCacheManager(KVCache):
         return prompts
 
     def begin(self, sequence: CachedSequence, found: int, count: int) -> None:
-        """Counts the first lookup of a prompt too, and keeps the prompt in the store.
-
-        A remote prefill transfers all tokens that the cache lacks.
-        """
+        """Counts the first lookup of a prompt, too. A remote prefill transfers what the cache lacks."""
         super().begin(sequence, found, count)
         prompt, recorder, cached = sequence.prompt, self._recorder, sequence.cached_tokens
         if sequence.preemptions or prompt is None:
@@ -82,12 +73,6 @@ class KVCacheManager(KVCache):
             self.store.keep(prompt)
         sequence.fetched_tokens = sequence.loaded
 
-    # Sequences on their own timelines.
-
-    def can_allocate(self, sequence: CachedSequence) -> bool:
-        tokens = sequence.prompt_tokens
-        return self.fits(sequence, tokens, self.find(sequence, tokens))
-
     def allocate(self, sequence: CachedSequence) -> None:
         """Takes the blocks of the prompt, which fits. Its events are one step."""
         tokens = sequence.computed = sequence.prompt_tokens
@@ -96,8 +81,6 @@ class KVCacheManager(KVCache):
         self.filled(sequence)
         if self.log.pending:
             self._steps.append(self.log.take())
-
-    # Events.
 
     def publish(self) -> None:
         if self.log.pending:

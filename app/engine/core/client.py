@@ -82,10 +82,7 @@ class EngineClient:
         return room if most is None else min(room, most - self._unfinished)
 
     def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Handle:
-        """Runs the choices of one request, all or none; may emit before returning, and may pause.
-
-        Raises any EngineError before anything has begun.
-        """
+        """Runs all choices of a request, with pauses, or raises an EngineError before any begins."""
         raise NotImplementedError
 
     def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:

@@ -60,10 +60,7 @@ class Engine(EngineClient):
         profile: Profile | None = None,
         cost: CostModel | None = None,
     ) -> None:
-        """With a `profile` sequences share its steps (`timing: steps`), else each samples its own latencies.
-
-        `cost` replaces the profile's cost model.
-        """
+        """With a `profile` sequences share its steps, at another `cost` if given."""
         super().__init__(settings, recorder)
         limits = settings.scheduling
         self.wheel = TimerWheel(clock)

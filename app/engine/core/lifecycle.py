@@ -119,10 +119,7 @@ class Lifecycle:
         self._go_on()
 
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:
-        """Empties the prefix cache; returns False if requests run, unless `under_requests`.
-
-        Running requests keep their blocks, which are no longer cached.
-        """
+        """Empties the prefix cache; returns False if requests run, unless `under_requests`."""
         return self._cache is None or self._cache.reset(under_requests)
 
     def drain(self) -> None:

@@ -17,10 +17,7 @@ StopCause = Literal["stop", "length", "abort", "cache_threshold", "content_filte
 
 
 class TokenLogprob(Struct, gc=False, frozen=True):
-    """A token's natural-log probability and its alternatives, the token itself first.
-
-    `rank` is the token's own, from 1. Alternatives after the first have the remaining ranks, best first.
-    """
+    """A token's natural-log probability, its rank (from 1), and its alternatives with the remaining ranks."""
 
     token_id: int
     token: str
@@ -73,11 +70,7 @@ class Started(Struct, gc=False):
 
 
 class Tokens(Struct, gc=False):
-    """One or more tokens, the last one due at `at_s` (monotonic seconds).
-
-    `texts[i]` is the text that `ids[i]` adds to the reply. Texts may be empty, as while a character is
-    incomplete.
-    """
+    """Tokens, the last one due at `at_s` (monotonic s); `ids[i]` adds `texts[i]`, which may be empty."""
 
     index: int
     texts: Sequence[str]
@@ -104,10 +97,7 @@ Piece = tuple[Part | None, str]
 
 
 class PartReader(Protocol):
-    """Splits a streamed text into parts.
-
-    Pieces are the same, up to joining pieces of one part, however the text was cut.
-    """
+    """Splits a streamed text into the same parts, however the text was cut."""
 
     def feed(self, text: str) -> Sequence[Piece]:
         """Returns the pieces that are certain; keeps text whose part is still open."""

@@ -31,11 +31,10 @@ from app.engine.core.errors import (
     CallerLeft,
     CommandFailed,
     EngineDead,
-    EngineError,
     EngineFailed,
     RequestRefused,
 )
-from app.engine.core.outputs import Emit, Finish, LazySequence, Part, PartReader, Piece, TokenLogprob, Tokens
+from app.engine.core.outputs import Emit, Finish, LazySequence, Part, PartReader, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest, watches_of
 from app.engine.core.sequence import COUNTED_AS, Sequence, Submission
 from app.engine.core.wire import (
@@ -197,11 +196,12 @@ class RemoteSequence(Sequence):
             self.is_computed = False
         if output.finish == "error" or output.finish == "timeout":
             text = output.error or "The request waited too long for its turn."
-            error: EngineError = RequestRefused(text) if output.is_refused else EngineFailed(text)
-            self.fail(error)
+            self.fail(RequestRefused(text) if output.is_refused else EngineFailed(text))
             return
         finish = None if output.finish is None else Finish(output.finish, output.stop_reason)
-        logprobs = None if (wire := output.logprobs) is None else self._entries(wire)
+        logprobs: Listed[TokenLogprob] | None = None
+        if (wire := output.logprobs) is not None:
+            logprobs = LazySequence(lambda place: self._entry(wire[place]), range(len(wire)))
         if self._reader is not None:
             self._read(self._reader, output, logprobs, finish)
         elif finish is None and logprobs is None and self._take_token is not None and len(ids) == 1:
@@ -218,8 +218,12 @@ class RemoteSequence(Sequence):
         self._queued_s = self._queued_s if output.queued_s is None else output.queued_s
         if output.finish in ("error", "timeout"):
             return  # only the failure is emitted
-        wire = output.prompt_logprobs
-        take = self._start(output.at_s, None if wire is None else self._prompt_entries(wire))
+        prompt: Listed[TokenLogprob | None] | None = None
+        if (wire := output.prompt_logprobs) is not None:
+            prompt = LazySequence(
+                lambda place: None if (entry := wire[place]) is None else self._entry(entry), range(len(wire))
+            )
+        take = self._start(output.at_s, prompt)
         if self._reader is None and output.logprobs is None and not self.over:
             self._take_token = take
 
@@ -231,25 +235,20 @@ class RemoteSequence(Sequence):
         finish: Finish | None,
     ) -> None:
         """Emits tokens through the reader; ids of kept text leave with the text that follows."""
-        last = len(output.ids) - 1
-        for place, (token_id, text) in enumerate(zip(output.ids, output.texts, strict=True)):
-            self._held.append(token_id)
+        ids, at_s, texts = output.ids, output.at_s, output.texts or [""]
+        if len(ids) != len(output.texts):
+            raise ValueError("the engine sent another number of texts than of tokens")
+        for place, text in enumerate(texts):
+            if place < len(ids):
+                self._held.append(ids[place])
             if logprobs is not None:
                 self._held_logprobs.append(logprobs[place])
-            if place < last or finish is None:
-                self._tell(reader.feed(text), output.at_s)
-        if finish is not None:
-            text = output.texts[last] if output.texts else ""
-            self._tell([*reader.feed(text), *reader.finish()], output.at_s, finish)
-
-    def _tell(self, pieces: Listed[Piece], at_s: float, finish: Finish | None = None) -> None:
-        for part, text in pieces[:-1]:
-            self._flush(text, part, at_s)
-        if pieces:
-            self._part, text = pieces[-1]
-            self._flush(text, self._part, at_s, finish)
-        elif finish is not None:
-            self._flush("", self._part, at_s, finish)
+            end = finish if place == len(texts) - 1 else None
+            pieces = [*reader.feed(text), *(reader.finish() if end else ())]
+            if end and not pieces:
+                pieces = [(self._part, "")]
+            for number, (self._part, said) in enumerate(pieces, 1):
+                self._flush(said, self._part, at_s, end if number == len(pieces) else None)
 
     def _flush(self, text: str, part: Part | None, at_s: float, finish: Finish | None = None) -> None:
         """Emits `text` as the text of the last held token, or as an extra item if no token is held."""
@@ -257,15 +256,6 @@ class RemoteSequence(Sequence):
         logprobs, self._held_logprobs = self._held_logprobs, []
         texts = [*[""] * (len(ids) - 1), text] if ids or text or part is not None else []
         self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs or None, finish, part))
-
-    def _entries(self, entries: Listed[WireLogprob]) -> Listed[TokenLogprob]:
-        return LazySequence(lambda place: self._entry(entries[place]), range(len(entries)))
-
-    def _prompt_entries(self, entries: Listed[WireLogprob | None]) -> Listed[TokenLogprob | None]:
-        def make(place: int) -> TokenLogprob | None:
-            return None if (entry := entries[place]) is None else self._entry(entry)
-
-        return LazySequence(make, range(len(entries)))
 
     def _entry(self, entry: WireLogprob) -> TokenLogprob:
         others = [(token_id, value) for token_id, value in entry.top if token_id != entry.token_id]
@@ -284,10 +274,8 @@ RECONNECT_MS = 50
 """Reconnect interval while the engine is absent, in milliseconds."""
 GREETING_MS = 500
 """Interval of greetings until the engine answers, in milliseconds; it may be loading its model."""
-BATCH_TOKENS = 100_000
-"""Most prompt tokens per message of requests: some milliseconds of work."""
-ORDER_TOKENS = 1000
-"""Fixed work per request, in prompt tokens."""
+MOST_ORDERS = 16
+"""Most requests in one message; their prompts may be long."""
 ReaderOf = Callable[[EngineRequest], PartReader | None]
 """Returns the parser of a request's text into parts; None for a text without parts."""
 BlocksListener = Callable[[str, int, bytes], None]
@@ -391,7 +379,7 @@ class RemoteEngine(EngineClient):
             return submission
         self.check_admission(len(requests))
         now, names = self._clock.now, self._names
-        choices, batches, room = [], [], 0
+        choices = []
         for request in requests:
             key, reader = next(self._numbers), self._reader_of(request)
             choice = RemoteSequence(
@@ -399,25 +387,16 @@ class RemoteEngine(EngineClient):
             )
             choice.watches = watches_of(request)
             choices.append(choice)
-            if room <= 0:  # prompts may be long
-                batches.append([choice])
-                room = BATCH_TOKENS
-            else:
-                batches[-1].append(choice)
-            room -= ORDER_TOKENS + choice.prompt_tokens
-        if not self._send([choice.order() for choice in batches[0]]):
+        if not self._send([choice.order() for choice in choices[:MOST_ORDERS]]):
             raise EngineDead
         self._choices |= {choice.key: choice for choice in choices}
         submission.begin(choices)
-        for batch in batches[1:]:
+        for first in range(MOST_ORDERS, len(choices), MOST_ORDERS):
             pause_if_possible()
-            going = [choice for choice in batch if not choice.over]
+            going = [choice for choice in choices[first : first + MOST_ORDERS] if not choice.over]
             if not self._send([choice.order() for choice in going]):
                 _fail(going)
         return submission
-
-    def sequences(self) -> Iterator[RemoteSequence]:
-        return iter(list(reversed(self._choices.values())))
 
     def command(self, command: EngineCommand) -> AsyncResult[CommandResult]:
         """Sends an operator's command under a new number; returns its future answer. Raises EngineDead."""
@@ -516,10 +495,7 @@ def _fail(choices: Listed[RemoteSequence]) -> None:
 
 
 class RemoteLifecycle:
-    """See `Operations`. Every method may raise EngineDead, or CommandFailed with the engine's message.
-
-    State is the engine's last `EngineLoad`, updated by this worker's own commands since.
-    """
+    """See `Lifecycle`. Every method may raise EngineDead, or CommandFailed with the engine's message."""
 
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
@@ -533,14 +509,14 @@ class RemoteLifecycle:
         return self._engine.load.paused
 
     def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
-        """See `Operations`. Levels 1 and 2 free weights and cache."""
+        """See `Lifecycle`. Levels 1 and 2 free weights and cache."""
         self._do(EngineCommand(name="sleep", level=level, mode=mode), caller_left)
         self._engine.load.paused, self._engine.load.sleep_level = True, level
         self._engine.recorder.sleeping(level)
         self._engine.recorder.slept("sleep", 0.0)
 
     def release_cache(self) -> None:
-        """See `Operations`. Raises CommandFailed: only `sleep` frees memory."""
+        """Raises CommandFailed: only `sleep` frees memory."""
         raise CommandFailed("This engine frees the memory of its KV cache when it sleeps at level 1 or 2.")
 
     def wake_up(self, tags: Collection[str] | None) -> bool:

@@ -38,10 +38,7 @@ class Reply(Struct, gc=False):
         return self.spans or [(len(self.texts), None)]
 
     def end(self, eos_token_id: int, most: int) -> None:
-        """Appends the end-of-text token to a reply that stops; one with `most` tokens gets LENGTH instead.
-
-        The end token has an empty text and belongs to the last part.
-        """
+        """Appends the end-of-text token to a reply that stops; one with `most` tokens gets LENGTH."""
         finish, count = self.finish, len(self.ids)
         if finish is not STOP and finish != STOP:
             return
@@ -76,7 +73,4 @@ class Model(Protocol):
     """Decides replies; the engine decides timing."""
 
     def reply(self, request: EngineRequest) -> Reply:
-        """Returns the whole reply. Calls come in order of arrival, so replies depend on that order only.
-
-        Raises SchemaUnsatisfiable when no reply satisfies the requested schema or grammar.
-        """
+        """Returns the whole reply. Calls come in order of arrival. Raises SchemaUnsatisfiable."""

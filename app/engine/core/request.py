@@ -124,11 +124,7 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
 
 
 class SequenceOutcome(Struct, frozen=True, kw_only=True, gc=False):
-    """Outcome of one sequence.
-
-    Moments are monotonic seconds. `scheduled_s` is None without a slot, `first_token_s` and `last_token_s`
-    are None without a token.
-    """
+    """Outcome of one sequence, with monotonic seconds; None for what it has not reached."""
 
     reason: str
     """`stop`, `length`, `abort` (the client disconnected) or `error`."""

@@ -187,10 +187,7 @@ class Scheduler(Generic[S]):
         return not self.running and not self.fetching and (self.paused or not self.waiting.members)
 
     def remove(self, sequence: S) -> bool:
-        """Removes a sequence before its end; returns False after its end.
-
-        Tokens in flight for the sequence are dropped.
-        """
+        """Removes a sequence, and drops its tokens in flight; returns False after its end."""
         if sequence.running:
             if sequence.decodes:  # takes it out of the bulk
                 self._decoding = [it for it in self._decoding if it is not sequence]

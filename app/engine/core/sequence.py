@@ -212,10 +212,7 @@ class Sequence(CachedSequence):
 
 
 class ReplySequence(Sequence):
-    """A choice with a known reply.
-
-    Tokens that are due together leave in one output if they belong to the same part of the reply.
-    """
+    """A choice with a known reply. Due tokens of one part leave in one output."""
 
     __slots__ = (
         "_context",
@@ -258,8 +255,8 @@ class ReplySequence(Sequence):
         self._part_end, self._part = reply.spans[0] if reply.spans else (len(self._texts), None)
 
     def fits(self) -> bool:
-        cache = self._context.cache
-        return cache is None or cache.can_allocate(self)
+        cache, tokens = self._context.cache, self.prompt_tokens
+        return cache is None or cache.fits(self, tokens, cache.find(self, tokens))
 
     def reply_ids(self, start: int, stop: int) -> Listed[int]:
         return self._ids[start:stop]
@@ -313,10 +310,7 @@ class ReplySequence(Sequence):
 
 
 class Submission:
-    """`Handle` of a request's choices: admitted together, aborted together.
-
-    The last choice to end clears all references to choices, so no cycle is left for the garbage collector.
-    """
+    """`Handle` of a request's choices. The last one to end clears the references, so no cycle is left."""
 
     __slots__ = ("_active", "_future", "_lengths", "_unfinished", "choices")
 
@@ -354,10 +348,7 @@ class Submission:
             sequence.abort()
 
     def interrupt(self, request_ids: Container[str] | None, slices: Slices, counted: bool) -> int:
-        """Ends the choices with these request ids, or all, with reason `abort`.
-
-        Returns the number of choices, plus one for each prompt with several choices, as vLLM counts.
-        """
+        """Ends the choices with these request ids, or all. See `EngineClient.interrupt`."""
         found = [
             it
             for it in reversed(self.choices)

@@ -161,10 +161,7 @@ class DueTokens(Struct):
 
 
 class StepExecutor(StepLoop[SteppedSequence]):
-    """Runs sequences in shared steps: `StepLoop` on the live clock.
-
-    Records each step, and publishes the cache's events at its end.
-    """
+    """`StepLoop` on the live clock: records each step, and publishes the cache's events at its end."""
 
     def __init__(
         self,

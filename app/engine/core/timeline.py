@@ -211,10 +211,7 @@ class SequencePool:
         return self.slots - self.running
 
     def submit(self, sequence: TimedSequence, soon: bool = False) -> bool:
-        """Starts `sequence` as soon as a slot is free; returns True if it started now.
-
-        With `soon` it starts in a later turn of the event loop: for requests with many choices.
-        """
+        """Starts `sequence` once a slot is free, `soon` in a later turn; returns True if now."""
         members = self._queue.members
         if soon and self._later is not None:
             self._queue.add(sequence)

@@ -45,10 +45,7 @@ class PerRequestTiming:
         """True if a prompt prefilled on this engine, and its reply, take no time."""
 
     def time_to_first_token(self, prompt_tokens: int, cached_tokens: int = 0, remote: bool = False) -> float:
-        """Returns the seconds of prefill for `prompt_tokens`; `cached_tokens` cost nothing.
-
-        A prefill on another engine (`remote`) costs the transfer of its cache instead (9.3).
-        """
+        """Returns the seconds of prefill, or, if `remote`, of the transfer of its cache (9.3)."""
         at = self._latency
         if remote:
             mean, deviation = at.kv_cache_transfer_latency, at.kv_cache_transfer_latency_std_dev

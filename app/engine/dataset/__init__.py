@@ -66,10 +66,7 @@ def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Datasets:
 
 
 def prepare(settings: DatasetSettings) -> None:
-    """Downloads the first file if it is missing and a URL is set.
-
-    Raises DatasetError, which should stop the start, when the download fails or a file is missing.
-    """
+    """Downloads the first file if it is missing and a URL is set. Raises DatasetError."""
     for number, text in enumerate(settings.files.values()):
         path = Path(text).expanduser()
         if path.exists():

@@ -60,10 +60,7 @@ said before. A prompt is found by its token ids, so a server must use the same t
 
 
 def conversations(file: BinaryIO) -> Iterator[object]:
-    """Yields every item of the JSON array in `file`, with one in memory at a time.
-
-    DatasetError when the file is no JSON array.
-    """
+    """Yields the items of the JSON array in `file` one by one. Raises DatasetError for anything else."""
     start = file.read(LOOK_BYTES)
     if not start.removeprefix(BOM).lstrip().startswith(b"["):
         raise DatasetError("it is not a JSON array of conversations")
@@ -77,10 +74,7 @@ def conversations(file: BinaryIO) -> Iterator[object]:
 
 
 def pairs(conversation: object) -> Iterator[tuple[str, list[Message], str]]:
-    """Yields questions of a human, the messages up to each, and the reply.
-
-    Ends before the first turn out of order or without text.
-    """
+    """Yields questions, messages up to each, and replies, up to the first turn of the wrong kind."""
     turns = conversation.get("conversations") if isinstance(conversation, dict) else None
     if not isinstance(turns, list):
         return
@@ -121,10 +115,7 @@ class RecordWriter:
         self._tokenizer = tokenizer
 
     def records(self, conversations: Iterable[object]) -> Iterator[Record]:
-        """Yields two records for each question with a reply: one as text, one as the chat so far.
-
-        A conversation ends where the tokenizer refuses it. TokenizerError when the tokenizer fails.
-        """
+        """Yields two records for each reply: to the text, and to the chat. Raises TokenizerError."""
         for conversation in conversations:
             self.conversations += 1
             try:

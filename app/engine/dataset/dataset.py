@@ -90,10 +90,7 @@ class Catalogue:
         return sum(map(sys.getsizeof, arrays))
 
     def recorded(self, digest: bytes, least: int, most: int, rng: Random) -> int | None:
-        """Key of a random row with this hash, or None without any.
-
-        Prefers rows with `least` to `most` tokens, then longer ones, then shorter ones.
-        """
+        """Key of a random row with this hash: a fitting, else a longer, else a shorter one, else None."""
         prefix, prefix_of = _prefix(digest), self._prefixes.__getitem__
         first = bisect_left(self._by_hash, prefix, key=prefix_of)
         end = bisect_right(self._by_hash, prefix, first, key=prefix_of)
@@ -151,10 +148,7 @@ def replies_table(name: str) -> Table:
 
 
 def checked_key(connection: Connection, table: Table) -> ColumnElement[int]:
-    """Returns the column that identifies a row: `id` if it is the primary key, else SQLite's `rowid`.
-
-    DatasetError when the table or a column is missing, or a column is declared with another type.
-    """
+    """Returns the key column: `id` if it is the primary key, else `rowid`. Raises DatasetError."""
     info = func.pragma_table_info(table.name).table_valued(column("name"), column("type"), column("pk"))
     found = {row.name.lower(): row for row in connection.execute(select(info))}
     if not found:

@@ -38,11 +38,7 @@ class RecordedTokens(msgspec.Struct, frozen=True):
 
 
 def decode(raw: object) -> RecordedTokens:
-    """Parses a value of `gen_tokens`: JSON as text or bytes.
-
-    Accepts an object with two lists (`Tokens` or `numbers`, and `Strings`, in any case), or one list of
-    strings or ids. DatasetError for anything else, and for a reply without a token.
-    """
+    """Parses JSON of an object with two lists, or one list, of strings or ids. Raises DatasetError."""
     try:
         value = msgspec.json.decode(raw) if isinstance(raw, str | bytes) else None
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -41,11 +41,7 @@ class BlockObserver:
 
 
 class Block(Struct, gc=False, eq=False):
-    """Room for the keys and values of one block of tokens.
-
-    `hash` is set while the block can be found by its hash. `adapter` is the LoRA adapter of its tokens.
-    `freed` numbers the release that freed the block, for sorting by time of release.
-    """
+    """Room for one block of tokens, found by `hash`; `freed` numbers the release that freed the block."""
 
     number: int
     references: int = 0
@@ -147,7 +143,14 @@ class BlockPool:
                 observer.evicted(block.number)
                 observer.allocated(block.number)
             if block.hash is not None:
-                self._forget(block, block.hash)
+                copies = self._copies.get(block.hash)
+                if copies is None:
+                    del self._cached[block.hash]
+                else:
+                    del copies[block]
+                    self._cached[block.hash] = next(iter(copies))
+                    if len(copies) == 1:
+                        del self._copies[block.hash]
                 evicted.append(block.hash)
                 block.hash = None
             block.references = 1
@@ -217,16 +220,6 @@ class BlockPool:
     def _queue_of(self, block: Block) -> OrderedDict[Block, None]:
         return self._unloaded if block.adapter in self._absent else self._unused
 
-    def _forget(self, block: Block, block_hash: bytes) -> None:
-        copies = self._copies.get(block_hash)
-        if copies is None:
-            del self._cached[block_hash]
-            return
-        del copies[block]
-        self._cached[block_hash] = next(iter(copies))
-        if len(copies) == 1:
-            del self._copies[block_hash]
-
 
 USES = 4
 """Number of recent uses remembered per block, for the gaps between uses."""
@@ -235,11 +228,7 @@ MOST_BLOCKS = 60_000
 
 
 class Residency(BlockObserver):
-    """Measures lifetimes in the cache, idle times before eviction, and gaps between uses.
-
-    Follows a share `sample` (0 to 1) of the blocks, at most `most`, as vLLM does with kv-cache-metrics. `now`
-    returns monotonic seconds.
-    """
+    """Follows a share `sample` of the blocks, at most `most`, as vLLM does with kv-cache-metrics."""
 
     def __init__(
         self, metrics: Recorder, sample: float, rng: Random, now: Callable[[], float], most: int = MOST_BLOCKS
@@ -266,10 +255,7 @@ class Residency(BlockObserver):
 
 
 class FreeSpan(Struct, gc=False):
-    """Adjacent free blocks in the queue, such as the first `blocks` blocks of a preempted sequence.
-
-    Blocks are taken from the tail, so the remaining ones are always the sequence's beginning.
-    """
+    """Adjacent free blocks in the queue, taken from the tail: the rest is always a sequence's beginning."""
 
     blocks: int
 

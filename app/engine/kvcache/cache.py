@@ -23,10 +23,7 @@ DIGEST_BYTES = 16
 
 
 class ConnectorStore:
-    """vLLM's OffloadingConnector: holds prompt blocks in host memory by hash, also evicted ones.
-
-    Keeps the keys of blocks, not their bytes. With `limit_bytes` 0 every lookup finds no block.
-    """
+    """vLLM's OffloadingConnector: keeps the keys of prompt blocks by hash, also of evicted ones."""
 
     tier = "host"
     """Name of the store in metrics."""
@@ -52,10 +49,7 @@ class ConnectorStore:
 
 
 class PromptStore(ConnectorStore):
-    """vLLM's ExampleConnector: finds a prompt only if its whole blocks equal those of an earlier prompt.
-
-    Neither salt nor adapter makes a difference.
-    """
+    """vLLM's ExampleConnector: finds only prompts whose whole blocks equal those of an earlier one."""
 
     tier = "external_unspecified"
 
@@ -155,10 +149,7 @@ class KVCache:
         observer: BlockObserver | None = None,
         store: ConnectorStore | None = None,
     ) -> None:
-        """Without `events`, `log` stays empty; without `int_hashes`, events carry hashes as bytes.
-
-        `store` is a connector's additional block store.
-        """
+        """Without `events`, `log` stays empty; without `int_hashes`, events carry hashes as bytes."""
         self.caching = caching
         self.store = store
         self.block_size = hasher.chain.block_size
@@ -265,11 +256,7 @@ class KVCache:
     # The reply.
 
     def append(self, sequence: CachedSequence, count: int) -> bool:
-        """Adds `count` reply tokens of a finished step, with room for all but the newest one.
-
-        Returns False when too few blocks are free. The tokens then have no blocks until a later call, even
-        without tokens, finds some.
-        """
+        """Adds `count` reply tokens; returns False when no block is free, until a later call finds some."""
         tokens = sequence.prompt_tokens + sequence.handed + count - 1
         needed = -(-tokens // self.block_size) - len(sequence.blocks)
         if needed > self.pool.free:
@@ -281,10 +268,7 @@ class KVCache:
         return True
 
     def extend(self, sequence: CachedSequence, count: int) -> None:
-        """Adds reply tokens like `append`, to blocks assigned by `grow`.
-
-        A block is cached once the token after it exists: the block is then computed to its end.
-        """
+        """Adds reply tokens to assigned blocks; a block is cached once the token after it exists."""
         sequence.handed += count
         first, size = sequence.cached_blocks, self.block_size
         full = (sequence.prompt_tokens + sequence.handed - 1) // size

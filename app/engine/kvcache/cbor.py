@@ -65,10 +65,7 @@ _NO_SECOND = bytes([1, 1, 0, 0, 0, 0, 0, 0]).ljust(256)
 
 
 def block_codes(ids: Sequence[int], block_size: int) -> list[bytes]:
-    """Returns the concatenated codes of each block's ids, without the array's head.
-
-    Ids are 0 or above, and fill their blocks. Raises ValueError for an id above 64 bits.
-    """
+    """Returns the codes of each block's ids. Raises ValueError for an id above 64 bits."""
     try:
         packed = array("I", ids)
     except OverflowError:

@@ -12,11 +12,7 @@ from config.zmq_addresses import PORTS, port_of
 
 
 def of_rank(endpoint: str, rank: int) -> str:
-    """Returns the address of a data parallel rank: port + `rank`, or `_dp<rank>` after an inproc name.
-
-    Port 0 (any free port) stays. Raises ValueError as `port_of` does, for a port too high, and for ipc with a
-    rank.
-    """
+    """Returns a rank's address: port + `rank`, or `_dp<rank>` after an inproc name. Raises ValueError."""
     port = port_of(endpoint)
     if port is not None:
         if port + rank >= PORTS:

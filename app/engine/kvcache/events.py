@@ -91,10 +91,7 @@ def event_bytes(event: KVEvent) -> int:
 
 
 class EventLog:
-    """Pending events of a cache with one full-attention group, in order.
-
-    Hashes are 64-bit numbers, or bytes without `int_hashes`. Records nothing unless `wanted`.
-    """
+    """Pending events of a cache with one full-attention group, in order; none unless `wanted`."""
 
     def __init__(self, wanted: bool, int_hashes: bool, block_size: int) -> None:
         self.wanted = wanted

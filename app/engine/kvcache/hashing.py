@@ -90,10 +90,7 @@ class BlockHasher:
 
 
 class Chain:
-    """Computes the hashes of consecutive full blocks of `block_size` tokens.
-
-    Remembers up to `memo_bytes` of hashes, so that repeated prompts cost almost nothing.
-    """
+    """Computes hashes of consecutive full blocks, and remembers up to `memo_bytes` of them."""
 
     def __init__(self, block_size: int, hash_blocks: HashBlocks, memo_bytes: int = MEMO_BYTES) -> None:
         if block_size < 1:

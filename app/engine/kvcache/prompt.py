@@ -83,10 +83,7 @@ NO_KEYS = ExtraKeys(1)
 
 
 class Prompt(Struct, gc=False, frozen=True):
-    """A prompt for the KV cache; without `hashes` nothing of it is cached or found.
-
-    Without `reads` no cached block is found, though all full blocks are cached.
-    """
+    """A prompt; without `hashes` nothing of it is cached or found, without `reads` nothing is found."""
 
     token_ids: Sequence[int]
     keys: ExtraKeys

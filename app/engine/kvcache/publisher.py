@@ -51,10 +51,7 @@ def end_context(context: zmq.Context[zmq.Socket[bytes]]) -> None:
 def open_socket(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, bind: bool, hwm: int
 ) -> tuple[zmq.Socket[bytes], str]:
-    """Opens a socket that keeps `hwm` messages per peer; returns the socket and its address with the port.
-
-    Raises ZMQError if the endpoint is taken or not local.
-    """
+    """Opens a socket that keeps `hwm` messages per peer; returns it and its address. Raises ZMQError."""
     socket = context.socket(kind)
     try:
         socket.sndhwm = hwm
@@ -238,10 +235,7 @@ class EventSender:
         now: Callable[[], float] = time.monotonic,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
-        """`wall` returns seconds since 1970, `now` monotonic ones. A shared inproc endpoint needs `context`.
-
-        Raises ValueError for an invalid endpoint.
-        """
+        """`wall` returns seconds since 1970. A shared inproc endpoint needs `context`. Raises ValueError."""
         self._settings = settings
         self._wall, self._now = wall, now
         self._topic = settings.topic.encode()
@@ -355,10 +349,7 @@ class EventSender:
 
 
 class Publisher(EventSender):
-    """Publishes from a greenlet.
-
-    `start` or the first `put` opens sockets and starts greenlets. Both belong in the process that publishes.
-    """
+    """Publishes from a greenlet, in the process of `start` or of the first `put`."""
 
     def __init__(
         self,

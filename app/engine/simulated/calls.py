@@ -65,11 +65,7 @@ class CallReplies:
         self._ranges = Ranges.of(settings)
 
     def reply(self, request: EngineRequest, calls: ToolCalls, rng: Random) -> Reply | None:
-        """Returns the calls of one reply; None for a reply without calls.
-
-        Draws arguments that fit the client's limit; when none fit, a required call is cut off. A call under a
-        limit below ROOM is also cut off when its schema lets a text run on.
-        """
+        """Returns the calls of one reply, within the limit or, if required, cut off; else None."""
         count = calls.least
         while count < calls.most and rng.random() * 100 < self._settings.tool_call_extra_call_probability:
             count += 1
@@ -108,10 +104,7 @@ class CallReplies:
         )
 
     def marked_up(self, written: WrittenCalls, most: int) -> Reply:
-        """Returns the reply, cut off after `most` tokens.
-
-        A token belongs to a call and shows only arguments.
-        """
+        """Returns the reply, cut off after `most` tokens; a token shows only arguments."""
         ids = self._tokenizer.encode(written.text)
         kept = ids[:most]
         pieces = self._tokenizer.pieces(kept)
@@ -138,10 +131,7 @@ def written(calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bo
 
 
 def _told(pieces: Sequence[str], calls: Sequence[CallSpan], raw: str) -> tuple[list[str], list[Span]]:
-    """Returns the shown text of each token, and the spans of the calls.
-
-    A part has no name until the name is complete: a client cannot know the function before.
-    """
+    """Returns the shown text of each token, and the spans of the calls, which first have no name."""
     texts: list[str] = []
     spans: list[Span] = []
     at = 0
@@ -161,10 +151,7 @@ def _told(pieces: Sequence[str], calls: Sequence[CallSpan], raw: str) -> tuple[l
 
 
 def endless_text(schema: JsonSchema) -> str | None:
-    """Returns the required field of an open object that is a text of any length; None without one.
-
-    Recorded models sometimes do not end such a text; in a closed object they do.
-    """
+    """Returns a required field of an open object with a text of any length, which models may not end."""
     if not isinstance(schema, Mapping) or schema.get("additionalProperties") is False:
         return None
     fields, required = schema.get("properties"), schema.get("required")

@@ -20,10 +20,7 @@ TRIES = 24
 
 
 def sample_sentences() -> list[str]:
-    """Reads our own sample sentences: English, some CJK, emoji and code; `\\n` in the files is a line break.
-
-    No sentence ends in white space, which tokenizers would join with the next sentence's space.
-    """
+    """Reads our sample sentences; `\n` in the files is a line break. No sentence ends in white space."""
     folder = Path(__file__).parent / "sentences"
     lines: list[str] = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
@@ -52,11 +49,7 @@ class Phrase:
 
 
 class Phrases:
-    """Sentences as phrases: at the beginning of a reply, or behind another sentence (`space`).
-
-    A sentence that does not join cleanly with its neighbours has no phrase. Each phrase is made on first use,
-    in a tenth of a millisecond; with a remote tokenizer all are made at once.
-    """
+    """Sentences that join cleanly, made on first use: at a reply's beginning, or behind a `space`."""
 
     def __init__(self, tokenizer: Tokenizer, sentences: Sequence[str], space: str) -> None:
         self._tokenizer, self._sentences, self._space = tokenizer, sentences, space

@@ -73,10 +73,7 @@ def _stopped_by_text(reply: Reply, request: EngineRequest) -> Reply:
 def _first_stop(
     text: str, offsets: Sequence[int], request: EngineRequest, slices: Slices
 ) -> tuple[str, int] | None:
-    """Returns the stop string that is complete first, and its start; None without any.
-
-    A stop that ends within the first `min_tokens` tokens does not count.
-    """
+    """Returns the first complete stop string beyond `min_tokens` tokens, and its start; None without any."""
     if request.min_tokens >= len(offsets) - 1:
         return None
     protected = offsets[request.min_tokens]

@@ -38,11 +38,7 @@ STRIDE = 101
 
 
 class Entries:
-    """Makes the entries of `ids`, each with `alternatives` other tokens, or with the `named` ones.
-
-    A token that ends inside a character is named "", and the one that completes it by the character, as in
-    vLLM.
-    """
+    """Makes entries of `ids`, with alternatives or `named` ones. A character's last token has its name."""
 
     __slots__ = ("_alternatives", "_ids", "_named", "_names", "_size", "_vocabulary")
 
@@ -170,10 +166,7 @@ class SimulatedModel:
         self._calls.use(settings.tools)
 
     def reply(self, request: EngineRequest) -> Reply:
-        """Returns the whole reply. SchemaUnsatisfiable for a schema that no value satisfies.
-
-        A request for no tokens wants an embedding: its reply is empty.
-        """
+        """Returns the whole reply; an empty one for no tokens (embeddings). Raises SchemaUnsatisfiable."""
         if not request.max_tokens:
             return Reply((), (), STOP)
         try:

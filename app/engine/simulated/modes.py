@@ -33,10 +33,7 @@ FLEXIBLE = 3
 
 
 class RandomMode:
-    """Sample sentences with a drawn number of tokens. `length`, where there is one, goes first.
-
-    The end of text, where a reply has one, counts as a token.
-    """
+    """Sample sentences with a length of `length`, if given, or drawn; the end of text counts as a token."""
 
     def __init__(self, corpus: Corpus, ends: bool) -> None:
         """`ends`: the vocabulary has an end of text."""
@@ -62,10 +59,7 @@ class RandomMode:
 
 
 def reply_length(most: int, limited: bool, rng: Random) -> int:
-    """Draws a length in tokens, 1..`most`; `limited` when the client itself set `most`.
-
-    Only a limit of one makes a reply of one token: recorded streams always have a middle.
-    """
+    """Draws a length of 1..`most` tokens, 1 only for a limit of one; `limited` if the client set `most`."""
     if limited:
         drawn = limited_length(most, rng)
     elif most < SHORT:
@@ -79,11 +73,7 @@ def reply_length(most: int, limited: bool, rng: Random) -> int:
 
 
 def limited_length(most: int, rng: Random) -> int:
-    """Draws a length under a limit of `most` tokens from the histogram of 5.5.
-
-    A limit too small for five buckets is used up, as recorded exchanges of a real vLLM show; 5.5 would draw
-    shorter lengths, too.
-    """
+    """Draws a length under a limit of `most` tokens (5.5); a limit too small for five buckets is used up."""
     if most <= BUCKETS + 1:
         return most
     bucket = bisect_left(CUMULATIVE, rng.random())

@@ -23,7 +23,6 @@ from app.engine.forms.schema.derivation import (
     WrittenText,
     as_node,
 )
-from app.engine.forms.schema.draw import CompiledSchema
 from app.engine.forms.schema.patterns import Pattern
 from app.engine.forms.schema.schemas import off_hub_if_long
 
@@ -67,7 +66,13 @@ def _node(found: formats.Format, rules: dict[str, Node], schemas: Schemas) -> No
         case formats.ConstString(value=text) | formats.Token(token=text):
             return Text(text)
         case formats.JsonContent(json_schema=schema):
-            return _json_node(schemas.compile(schema))
+            compiled = schemas.compile(schema)
+
+            def write(rng: Random, budget: WorkBudget, ranges: Ranges, length: int) -> str:
+                size = Size.BRIEF if length < ROOMY else Size.USUAL
+                return json.dumps(compiled.sample(rng, ranges, size), ensure_ascii=False)
+
+            return WrittenText(SHORTEST_JSON, LONGEST, write)
         case formats.AnyText():
             return FREE_TEXT
         case formats.RegexContent(pattern=pattern):
@@ -93,11 +98,3 @@ def _node(found: formats.Format, rules: dict[str, Node], schemas: Schemas) -> No
             more_text: list[Node] = [Repetition(Series([FREE_TEXT, tag])), FREE_TEXT]
             return Series([*before, tag, *([] if found.stop_after_first else more_text)])
     return Repetition(_node(found.content, rules, schemas), *found.limits)
-
-
-def _json_node(schema: CompiledSchema) -> Node:
-    def write(rng: Random, budget: WorkBudget, ranges: Ranges, length: int) -> str:
-        size = Size.BRIEF if length < ROOMY else Size.USUAL
-        return json.dumps(schema.sample(rng, ranges, size), ensure_ascii=False)
-
-    return WrittenText(SHORTEST_JSON, LONGEST, write)

@@ -69,10 +69,7 @@ class Size(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Inclusive ranges, and chances from 0 to 1.
-
-    `optional_property` is the chance of an optional property at the top, `optional_field` in nested objects.
-    """
+    """Inclusive ranges, and chances from 0 to 1 of optional properties at the top and of nested fields."""
 
     integers: tuple[int, int] = (0, 100)
     numbers: tuple[float, float] = (0.0, 100.0)

@@ -126,10 +126,7 @@ _NoNames = TypedDict(
 
 
 class Keywords(_NoNames, total=False):
-    """A schema that is an object, rewritten in Draft 2020-12, without annotations.
-
-    ``$ref`` is a name among the definitions of the `Document`.
-    """
+    """A schema as read, in Draft 2020-12 and without annotations; ``$ref`` is a name of a definition."""
 
     type: list[str]
     enum: EnumValues
@@ -172,10 +169,7 @@ Schema: TypeAlias = Keywords | bool
 
 
 class Document:
-    """A schema `root` and the `definitions` of its references; `schemas` are all schema objects in both.
-
-    Raises SchemaError for a reference that leads back to itself for the same value.
-    """
+    """A schema and the definitions of its references. Raises SchemaError for an endless reference."""
 
     def __init__(
         self, root: Schema, definitions: dict[str, Schema], schemas: list[Keywords], pattern_bytes: int
@@ -199,11 +193,7 @@ class Document:
                 break
 
     def min_depth(self, *schemas: Schema) -> float:
-        """Returns a lower bound of the nesting levels of a value that all `schemas` accept.
-
-        Infinite for a value that cannot end, 0 for schemas from outside this document. Combinations of
-        keywords of several schemas are not considered.
-        """
+        """Returns a lower bound of the levels of a value that `schemas` accept; infinite if it cannot end."""
         depths = self._min_depths
         return max(
             (0 if it is True else depths.get(id(it), inf if it is False else 0) for it in schemas), default=0

@@ -292,10 +292,7 @@ class Draw:
         return [option for _, option in ordered]
 
     def _flatten(self, schemas: Sequence[Schema], plain: list[Keywords], choices: list[Choice]) -> bool:
-        """Adds `schemas` and their references to `plain`, and their open branches to `choices`.
-
-        Returns False when no value can satisfy them.
-        """
+        """Adds `schemas` to `plain`, their branches to `choices`; returns False without a possible value."""
         waiting = list(schemas)
         while waiting:
             schema = waiting.pop()
@@ -429,10 +426,7 @@ class CompiledSchema:
         return lax[0]
 
     def accepts(self, value: JSON) -> bool:
-        """Returns True when `value` satisfies the schema, with ``format`` as an annotation.
-
-        Raises SchemaError when the check takes too much work.
-        """
+        """Returns True for a valid `value`; ``format`` is an annotation. Raises SchemaError."""
         return accepts(self._document, self._document.root, value, WorkBudget(STEPS), formats=False)
 
 

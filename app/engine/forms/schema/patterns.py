@@ -185,10 +185,7 @@ class _Writer:
 
 
 def _choices(tokens: Tokens) -> str:
-    """Returns characters of the class in `tokens`: letters and digits if there are any.
-
-    A class that lists its members may also have blanks and signs.
-    """
+    """Returns characters of a class: letters and digits if there are any, else listed members."""
     matches, key = _compiler.compile(tokens).match, repr(tokens)
     is_open = "NOT_" in key or "NEGATE" in key or "ANY" in key
     tiers = (PLAIN, PRINTABLE, RARE) if is_open else (PRINTABLE, RARE)
@@ -204,10 +201,7 @@ def _choices(tokens: Tokens) -> str:
 
 
 class Pattern(str):
-    """A compiled regular expression in Python's dialect; `source` is the original text.
-
-    Raises SchemaError for a pattern that is wrong, not supported or too large.
-    """
+    """A compiled regular expression in Python's dialect. Raises SchemaError for one that cannot be used."""
 
     source: str
     size_bytes: int
@@ -252,10 +246,7 @@ class Pattern(str):
     def write(
         self, rng: Random, budget: WorkBudget, least: int = 0, most: int = LONGEST, whole: bool = False
     ) -> str:
-        """Draws a text of `least` to `most` characters with a match, a full match if `whole`.
-
-        Raises Unsatisfiable when no text was found.
-        """
+        """Draws a text of `least` to `most` characters with a (`whole`) match. Raises Unsatisfiable."""
         shortest, longest = self._tokens.getwidth()
         highest = min(LONGEST, most)
         lowest = max(shortest, least if whole else min(least, longest))
@@ -284,10 +275,7 @@ def characters(source: str) -> str:
 
 
 def _without_tables(translated: str) -> str:
-    """Returns an equal pattern, for which `regex` makes no tables to search for a required literal text.
-
-    The tables take cubic time in the literal's length (28 s for 3,900 letters), without any time limit.
-    """
+    """Returns an equal pattern without the search tables of `regex`: 28 s for a literal of 3,900 letters."""
     if len(translated) < SHORT_TEXT:
         return translated
     end_of_comment = "\n" if VERBOSE.match(translated) else ""

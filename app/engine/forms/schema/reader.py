@@ -47,10 +47,7 @@ REFERENCE_ALONE = ("draft-04", "draft-06", "draft-07")
 
 
 def read(text: bytes, lenient: bool) -> Document:
-    """Returns the document in the JSON `text`; with `lenient` wrong keywords are left out.
-
-    Raises SchemaError, also for a reference to another document, as none is fetched.
-    """
+    """Returns the document in the JSON `text`; `lenient` leaves out wrong keywords. Raises SchemaError."""
     return _Reader(text, lenient).document()
 
 

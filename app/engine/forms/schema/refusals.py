@@ -28,10 +28,7 @@ UNIMPLEMENTED = (
 
 
 def untaken(schema: object) -> str | None:
-    """Returns the keyword for which vLLM refuses `schema` in structured outputs; None without one.
-
-    `schema` is decoded JSON that has been compiled, which limits its size.
-    """
+    """Returns the keyword for which vLLM refuses `schema`, which has been compiled; None without one."""
     schemas = list(_schemas(schema))
     if not any(map(_is_missed, schemas)) or any("patternProperties" in each for each in schemas):
         return None

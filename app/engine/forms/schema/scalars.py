@@ -28,10 +28,7 @@ DOUBTFUL = frozenset(["oneOf", "not", "if", "contains", "propertyNames"])
 
 
 class MergedSchema:
-    """The schemas `plain`, without branches, which all apply to one value.
-
-    `types` are the types that all schemas allow; ``number`` includes ``integer``.
-    """
+    """The schemas `plain`, without branches, which apply to one value; ``number`` includes ``integer``."""
 
     def __init__(self, plain: Sequence[Keywords]) -> None:
         self.plain = plain
@@ -65,10 +62,7 @@ class MergedSchema:
         return low, high
 
     def accepts_number(self, number: Number) -> bool:
-        """Returns True for a finite number within the bounds that is a multiple as asked.
-
-        Divides as `jsonschema` does: as floats where a divisor is a float.
-        """
+        """Returns True for a finite number within bounds and multiples, divided as by `jsonschema`."""
         if isinstance(number, float) and not isfinite(number):
             return False
         for divisor in self.all("multipleOf"):
@@ -101,10 +95,7 @@ BRIEF = 6
 
 
 def draw_number(merged: MergedSchema, rng: Random, usual: tuple[Number, Number], whole: bool) -> Number:
-    """Draws a finite number, in or near the `usual` range if the schema allows. Raises Unsatisfiable.
-
-    The number is a `whole` one, if wanted, else one of `DECIMALS` where the bounds allow.
-    """
+    """Draws a number, `whole` or of `DECIMALS`, in or near the `usual` range. Raises Unsatisfiable."""
     multiples, bounds = merged.all("multipleOf"), merged.bounds()
     if whole and bounds == (None, None) and not multiples:
         return rng.randint(int(usual[0]), int(usual[1]))
@@ -129,10 +120,7 @@ def draw_number(merged: MergedSchema, rng: Random, usual: tuple[Number, Number],
 def _multiples(
     step: Fraction, low: Number | None, high: Number | None, first: Number, last: Number, rng: Random
 ) -> Iterator[Number]:
-    """Yields multiples of `step` at random: within the bounds, from `first` to `last` if there are some.
-
-    The last one is 0, as float division may be inexact.
-    """
+    """Yields random multiples of `step` within the bounds, then 0, as float division may be inexact."""
     least = None if low is None else ceil(_exact(low) / step)
     most = None if high is None else floor(_exact(high) / step)
     begin, end = ceil(_exact(first) / step), floor(_exact(last) / step)
@@ -186,10 +174,7 @@ def _plus(number: Number, width: Number) -> Number:
 def draw_text(
     merged: MergedSchema, rng: Random, budget: WorkBudget, name: str, formats: bool, brief: bool = False
 ) -> str:
-    """Draws a string for a property called `name`; ``format`` is a rule only with `formats`.
-
-    Raises Unsatisfiable when no string was found.
-    """
+    """Draws a string for a property `name`; ``format`` is a rule with `formats`. Raises Unsatisfiable."""
     least, most = merged.least("minLength"), merged.most("maxLength", LONGEST)
     patterns, asked = merged.all("pattern"), merged.all("format")
     if brief and not patterns and not asked:

@@ -67,10 +67,7 @@ class Schemas:
         return compiled.write(rng, WorkBudget(TEXT_STEPS), whole=True)
 
     def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
-        """Returns `schema`, decoded JSON, ready to draw from; with `lenient` its wrong parts are left out.
-
-        Raises SchemaError, also for a reference to another document, as none is fetched.
-        """
+        """Returns `schema`, ready to draw from; `lenient` leaves out its wrong parts. Raises SchemaError."""
         text = _canonical(schema)
         with self._lock:
             kept = self._kept.get((text, lenient))
@@ -89,10 +86,7 @@ class Schemas:
 
 
 def off_hub_if_long(length: int, work: Callable[[], T]) -> T:
-    """Returns the result of `work`, run in a native thread when `length` exceeds `LONG_BYTES`.
-
-    A thread without an event loop runs `work` itself.
-    """
+    """Returns the result of `work`, done beside an event loop for a `length` above LONG_BYTES."""
     is_long = length > LONG_BYTES and get_hub_if_exists() is not None
     return call_off_hub(work) if is_long else work()
 

@@ -38,10 +38,7 @@ _current: ContextVar[_Validation] = ContextVar("validation")
 
 
 def accepts(document: Document, schema: Schema, value: JSON, budget: WorkBudget, formats: bool) -> bool:
-    """Returns True when `value` satisfies `schema` of `document`; ``format`` is a rule only with `formats`.
-
-    Raises SchemaError when the check takes too much work.
-    """
+    """Returns True for a valid `value`; ``format`` is a rule with `formats`. Raises SchemaError."""
     before = _current.set(_Validation(document, budget, {}))
     try:
         return _valid(ASSERTING if formats else LAX, schema, value)
