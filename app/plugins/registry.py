@@ -27,8 +27,7 @@ from app.base.clock.streams import Streams
 from app.base.metrics.instruments import Families
 from app.engine.core.batch import Batch
 from app.engine.core.errors import EngineError
-from app.engine.core.reply import Reply
-from app.engine.core.request import EngineRequest, ScriptedReply
+from app.engine.core.request import EngineRequest, Reply, ScriptedReply
 from app.engine.core.step_loop import CostModel, StepCost
 from app.engine.simulated.modes import LengthSource, ReplySource
 from app.lab.fleet.routing import Incoming, Policy, PolicyMaker, Scores

@@ -14,7 +14,7 @@ from app.base.metrics.recorder import Recorder
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.client import EngineClient
 from app.engine.core.engine import Engine
-from app.engine.core.reply import Model
+from app.engine.core.request import Model
 from app.engine.dataset import open_datasets
 from app.engine.forms.schema import Schemas
 from app.engine.kvcache.block_pool import Residency

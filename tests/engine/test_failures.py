@@ -8,8 +8,7 @@ import pytest
 
 from app.engine.core.outputs import EngineOutput, Failed
 from app.engine.core.remote import Heartbeat, HeartbeatMonitor
-from app.engine.core.reply import Reply
-from app.engine.core.request import EngineRequest, SequenceOutcome
+from app.engine.core.request import EngineRequest, Reply, SequenceOutcome
 from tests.engine.harness import Harness, engine_request
 from tests.engine.stepped import stepped
 

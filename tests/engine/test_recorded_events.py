@@ -15,8 +15,7 @@ from app.base.metrics.recorder import Recorder
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
 from app.engine.core.outputs import Started
-from app.engine.core.reply import LENGTH, Model, Reply
-from app.engine.core.request import EngineRequest
+from app.engine.core.request import LENGTH, EngineRequest, Model, Reply
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.prompt import Adapter

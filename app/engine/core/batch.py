@@ -49,21 +49,8 @@ class SequenceState:
     """LoRA adapter that must be in memory while the sequence runs."""
 
     __slots__ = (
-        "arrived",
-        "computed",
-        "decodes",
-        "held",
-        "last",
-        "lead",
-        "loaded",
-        "output_tokens",
-        "place",
-        "preemptions",
-        "priority",
-        "prompt_tokens",
-        "remote",
-        "running",
-        "written",
+        *("arrived", "computed", "decodes", "held", "last", "lead", "loaded", "output_tokens"),
+        *("place", "preemptions", "priority", "prompt_tokens", "remote", "running", "written"),
     )
 
     def __init__(

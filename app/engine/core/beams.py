@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from app.base.clock.clock import Clock
 from app.base.clock.timer_wheel import TimerWheel
 from app.engine.core.outputs import Emit, EngineOutput, Failed, Finish, Handle, Started, Tokens
-from app.engine.core.reply import LENGTH, STOP, Reply
-from app.engine.core.request import EngineRequest
+from app.engine.core.request import LENGTH, STOP, EngineRequest, Reply
 
 Run = Callable[[Sequence[EngineRequest], Sequence[Reply], Emit], Handle]
 

@@ -19,8 +19,7 @@ from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.client import EngineClient
 from app.engine.core.errors import KVCacheFull
 from app.engine.core.outputs import Emit, Handle, Started, Tokens
-from app.engine.core.reply import Model, Reply
-from app.engine.core.request import EngineRequest, watches_of
+from app.engine.core.request import EngineRequest, Model, Reply, watches_of
 from app.engine.core.sequence import (
     COUNTED_AS,
     MOST_AT_ONCE,

@@ -21,8 +21,7 @@ from app.base.metrics.recorder import FinishedSequence, FinishReason, Recorder
 from app.engine.core.batch import SequenceStatus
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.outputs import Emit, Failed, Finish, Part, Started, TakeToken, TokenLogprob, Tokens
-from app.engine.core.reply import Reply
-from app.engine.core.request import EngineRequest, SequenceOutcome, Watch, notify
+from app.engine.core.request import EngineRequest, Reply, SequenceOutcome, Watch, notify
 from app.engine.core.timing import PerRequestTiming
 from app.engine.kvcache.cache import CachedSequence
 from app.engine.kvcache.prompt import Prompt
@@ -61,21 +60,8 @@ class Sequence(CachedSequence):
 
     # Thousands of sequences take turns: each must touch little memory.
     __slots__ = (
-        "_emit",
-        "_first_s",
-        "_last_s",
-        "_now",
-        "_queued_s",
-        "_recorder",
-        "_scheduled_s",
-        "_submission",
-        "_take_token",
-        "adapter",
-        "begun",
-        "over",
-        "request",
-        "tokens",
-        "watches",
+        *("_emit", "_first_s", "_last_s", "_now", "_queued_s", "_recorder", "_scheduled_s"),
+        *("_submission", "_take_token", "adapter", "begun", "over", "request", "tokens", "watches"),
     )
 
     def __init__(
@@ -215,16 +201,8 @@ class ReplySequence(Sequence):
     """A choice with a known reply. Due tokens of one part leave in one output."""
 
     __slots__ = (
-        "_context",
-        "_delays",
-        "_ids",
-        "_own_cache",
-        "_part",
-        "_part_end",
-        "_parts_done",
-        "_position",
-        "_reply",
-        "_texts",
+        *("_context", "_delays", "_ids", "_own_cache", "_part", "_part_end", "_parts_done"),
+        *("_position", "_reply", "_texts"),
     )
 
     def __init__(

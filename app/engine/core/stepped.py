@@ -17,8 +17,7 @@ from msgspec import Struct
 
 from app.engine.core.batch import Batch, Blocks, Drafts, Phase, SchedulerLimits, SequenceStatus
 from app.engine.core.outputs import Emit
-from app.engine.core.reply import Reply
-from app.engine.core.request import EngineRequest
+from app.engine.core.request import EngineRequest, Reply
 from app.engine.core.scheduler import Scheduler, WaitingQueue
 from app.engine.core.sequence import CACHE_THRESHOLD, ReplySequence, SequenceContext, Submission
 from app.engine.core.step_loop import CostModel, StepCost, StepLoop

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from app.base.metrics.recorder import FinishReason
 from app.engine.core.batch import Phase, SequenceStatus
 from app.engine.core.outputs import Emit, TakeToken
-from app.engine.core.reply import Reply
-from app.engine.core.request import EngineRequest
+from app.engine.core.request import EngineRequest, Reply
 from app.engine.core.scheduler import WaitingQueue
 from app.engine.core.sequence import CACHE_THRESHOLD, MOST_AT_ONCE, ReplySequence, SequenceContext, Submission
 from app.engine.kvcache.prompt import Prompt

@@ -82,16 +82,8 @@ class CachedSequence(SequenceState):
     """The KV cache's state of one sequence, whose `prompt` may be None where no cache is used."""
 
     __slots__ = (
-        "blocks",
-        "cached_blocks",
-        "cached_tokens",
-        "caches",
-        "created_tokens",
-        "fetched_tokens",
-        "handed",
-        "hits",
-        "last_hash",
-        "prompt",
+        *("blocks", "cached_blocks", "cached_tokens", "caches", "created_tokens", "fetched_tokens"),
+        *("handed", "hits", "last_hash", "prompt"),
     )
 
     def __init__(

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 from msgspec import Raw, Struct, field
 from msgspec.msgpack import Encoder
+from msgspec.structs import astuple
 
 from app.engine.kvcache.hashing import all_low64, low64
 from app.engine.kvcache.prompt import Adapter, ExtraKeys
@@ -168,27 +169,16 @@ class Arrays(Struct, frozen=True):
     def event(self, event: KVEvent) -> Sequence[object]:
         match event:
             case BlockStored():
-                parent: object = event.parent_block_hash
-                keys = event.extra_keys if self.offsets else _without_offsets(event.extra_keys)
+                values: list[object] = ["BlockStored", *astuple(event)][: self.stored]
                 if self.legacy:
-                    parent, keys = _NO_PARENT if parent is None else parent, None
-                return [
-                    "BlockStored",
-                    event.block_hashes,
-                    parent,
-                    event.token_ids,
-                    event.block_size,
-                    event.lora_id,
-                    event.medium,
-                    event.lora_name,
-                    keys,
-                    event.group_idx,
-                    event.kv_cache_spec_kind,
-                    event.kv_cache_spec_sliding_window,
-                ][: self.stored]
+                    values[2], values[8] = event.parent_block_hash or _NO_PARENT, None
+                elif not self.offsets and (blocks := event.extra_keys) is not None:
+                    values[8] = [
+                        keys and [key[0] if isinstance(key, list) else key for key in keys] for keys in blocks
+                    ]
+                return values
             case BlockRemoved():
-                removed = ["BlockRemoved", event.block_hashes, event.medium, event.group_idx]
-                return removed[: self.removed]
+                return ["BlockRemoved", *astuple(event)][: self.removed]
         return ["AllBlocksCleared"]
 
 
@@ -222,9 +212,3 @@ def encoder(layout: LayoutName = DEFAULT_LAYOUT) -> Encode:
         return encode([batch.ts, events, batch.data_parallel_rank] if arrays.rank else [batch.ts, events])
 
     return encode_arrays
-
-
-def _without_offsets(extra_keys: PublishedKeys | None) -> PublishedKeys | None:
-    if extra_keys is None:
-        return None
-    return [keys and [key[0] if isinstance(key, list) else key for key in keys] for keys in extra_keys]

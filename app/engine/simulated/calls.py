@@ -13,8 +13,16 @@ from random import Random
 from typing import NamedTuple
 
 from app.engine.core.outputs import Part
-from app.engine.core.reply import LENGTH, STOP, Reply, Span
-from app.engine.core.request import EngineRequest, JsonSchema, ScriptedCall, ToolCalls
+from app.engine.core.request import (
+    LENGTH,
+    STOP,
+    EngineRequest,
+    JsonSchema,
+    Reply,
+    ScriptedCall,
+    Span,
+    ToolCalls,
+)
 from app.engine.forms.schema import Ranges, Schemas, Size
 from app.engine.simulated.corpus import Corpus
 from app.text import Tokenizer

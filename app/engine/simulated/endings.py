@@ -18,8 +18,7 @@ from random import Random
 
 from app.base.clock.pause import Slices
 from app.engine.core.outputs import Finish
-from app.engine.core.reply import STOP, Reply
-from app.engine.core.request import EngineRequest
+from app.engine.core.request import STOP, EngineRequest, Reply
 from app.engine.core.wire import Sampling
 from app.text import Tokenizer
 

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from app.engine.core.errors import SchemaUnsatisfiable
 from app.engine.core.outputs import Finish, LazySequence, Part, TokenLogprob
-from app.engine.core.reply import LENGTH, STOP, Reply, joined
-from app.engine.core.request import Constraint, EngineRequest, ScriptedReply
+from app.engine.core.request import LENGTH, STOP, Constraint, EngineRequest, Reply, ScriptedReply, joined
 from app.engine.dataset import Datasets
 from app.engine.forms.schema import Ranges, SchemaError, Schemas
 from app.engine.forms.schema.derivation import write

@@ -10,8 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from random import Random
 
-from app.engine.core.reply import LENGTH, STOP, Reply
-from app.engine.core.request import EngineRequest
+from app.engine.core.request import LENGTH, STOP, EngineRequest, Reply
 from app.engine.simulated.corpus import Corpus
 
 ReplySource = Callable[[EngineRequest, Random], Reply | None]

@@ -15,8 +15,7 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.core.reply import STOP, Reply
-from app.engine.core.request import EngineRequest, ScriptedReply
+from app.engine.core.request import STOP, EngineRequest, Reply, ScriptedReply
 from app.plugins.registry import Guard, length_of, reply_of
 from tests.running_server import RunningServer, running_server
 
