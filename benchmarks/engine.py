@@ -117,7 +117,7 @@ def _ours(llm: LLM, options: argparse.Namespace) -> Run:
     params = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True)
 
     def run(count: int, number: int) -> int:
-        llm.engine.reset_prefix_cache()
+        llm.engine.cache.reset()
         results = llm.generate(_prompts(count, number), params, progress=False)
         return sum(len(str(result["token_ids"]).split(",")) for result in results)
 

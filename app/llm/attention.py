@@ -7,7 +7,7 @@ Decodes are computed together from a dense copy; prefill chunks are computed one
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,17 +50,6 @@ class PagedStore:
         first, last = start // size, -(-end // size)
         numbers = torch.tensor(blocks[first:last]).unsqueeze(1) * size
         return (numbers + self._offsets).flatten()[start - first * size : end - first * size]
-
-    def cleanse(self, blocks: Iterable[int]) -> set[int]:
-        """Sets NaN and infinite numbers to 0, and returns the blocks that had any."""
-        numbers = sorted(blocks)
-        slots = self.slots(numbers, 0, len(numbers) * self.block_size).to(self.layers[0].device)
-        spoiled = torch.zeros(len(numbers), dtype=torch.bool, device=slots.device)
-        for layer in self.layers:
-            kv = layer[slots]
-            spoiled |= ~kv.isfinite().view(len(numbers), -1).all(1)
-            layer[slots] = kv.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        return {number for number, found in zip(numbers, spoiled.tolist(), strict=True) if found}
 
 
 @dataclass(slots=True, eq=False)

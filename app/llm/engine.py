@@ -11,7 +11,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from random import Random
 from threading import Lock
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
@@ -23,15 +23,13 @@ from app.engine.kvcache.hashing import BlockHasher
 from app.llm.attention import Chunk
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
 from app.llm.model_runner import ModelRunner, StepLogits
-from app.llm.sampler import SamplingState, logprobs_of, sample
+from app.llm.sampler import NO_NUMBERS, SamplingState, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
 from app.llm.sequence import Detokenizer, PagedBlocks, Sequence
 from app.text.huggingface import LocalTokenizer
 
 if TYPE_CHECKING:
     from app.llm.structured_output import FormMatcher, Forms
-
-NO_NUMBERS: Final = "The model's logits for this request are not numbers."
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
@@ -164,34 +162,22 @@ class LLMEngine:
         params: SamplingParams | None = None,
         priority: int = 0,
         max_wait_s: float | None = None,
+        *,
+        cache_salt: str | None = None,
+        form: FormMatcher | None = None,
     ) -> None:
         """Adds a request of `params.n` choices. Raises RequestError, and QueueFull when too many wait.
 
-        The request ends with `timeout` after waiting `max_wait_s` seconds for its first step.
+        The request ends with `timeout` after waiting `max_wait_s` seconds for its first step. `form` is the
+        compiled structured output of its only choice.
         """
-        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        params = SamplingParams() if params is None else params
-        self.add(request_id, ids, params, priority=priority, max_wait_s=max_wait_s)
-
-    def add(
-        self,
-        request_id: str,
-        ids: Listed[int],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        max_wait_s: float | None = None,
-        form: FormMatcher | None = None,
-    ) -> None:
-        """Adds a request like `add_request`; `form` is the compiled structured output of its only choice."""
         if request_id in self._choices:
             raise RequestError(f"The request id {request_id} is in use.")
+        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        params = SamplingParams() if params is None else params
         self._check(ids, params)
-        if len(self._waiting.members) + params.n > max(self.options.max_queue_size, params.n):
-            raise QueueFull(
-                f"{len(self._waiting.members)} requests wait, of at most {self.options.max_queue_size}."
-            )
+        if self.num_waiting + params.n > max(self.options.max_queue_size, params.n):
+            raise QueueFull(f"{self.num_waiting} requests wait, of at most {self.options.max_queue_size}.")
         queued_s, room = self._now(), self.max_tokens - len(ids)
         choices = []
         for index in range(params.n):
@@ -204,9 +190,9 @@ class LLMEngine:
                 priority=priority,
                 output_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
                 detokenizer=Detokenizer(self.tokenizer.backend, params) if self.tokenizer else None,
+                queued_s=queued_s,
                 deadline_s=None if max_wait_s is None else queued_s + max_wait_s,
             )
-            sequence.queued_s = queued_s
             choices.append(sequence)
         self.stats.requests += 1
         self._choices[request_id] = choices
@@ -312,10 +298,6 @@ class LLMEngine:
         """Returns the events of blocks since the last call."""
         return self.cache.take_events()
 
-    def reset_prefix_cache(self) -> bool:
-        """Empties the prefix cache. Returns False, without effect, while requests run."""
-        return self.cache.reset()
-
     def _parts(self, batch: Batch[Sequence]) -> tuple[list[Chunk], list[Chunk]]:
         """Returns the decodes and the prefill chunks of a step."""
         decodes = []
@@ -345,13 +327,18 @@ class LLMEngine:
             return []
         sequences.sort(key=logits.rows.__getitem__)
         sampled = sample(logits.of(sequences), [it.sampling for it in sequences])
-        pairs = list(zip(sequences, sampled, strict=True))
-        outputs = self._fail_spoiled([it for it, one in pairs if one.token_id is None and not one.error])
-        for sequence, one in pairs:
-            if one.token_id is not None and not sequence.ended:
+        outputs = []
+        for sequence, one in zip(sequences, sampled, strict=True):
+            if one.token_id is not None:
                 outputs.append(self._said(sequence, one.token_id, one.logprobs))
-            elif one.error and not sequence.ended:
-                outputs.append(self._failed(sequence, one.error, is_refused=True))
+                continue
+            said = self._output(sequence, [])
+            said.error, said.is_refused = one.error, one.error != NO_NUMBERS
+            outputs.append(self._end(sequence, said, "error"))
+        if any(one.error == NO_NUMBERS for one in sampled):
+            # Nothing may read their keys, except requests that share them already and fail likewise.
+            self.runner.workspace.forget()
+            self.cache.discard()
         self.scheduler.complete(batch)
         for sequence in [it for it in self.scheduler.running if it.ended]:
             self.scheduler.remove(sequence)
@@ -407,25 +394,6 @@ class LLMEngine:
                 said.stop_reason = detokenizer.stopped
                 return "stop"
         return "length" if last else None
-
-    def _fail_spoiled(self, broken: list[Sequence]) -> list[Output]:
-        """Ends `broken`, whose logits are not finite, and all sequences that share a spoiled block.
-
-        Spoiled blocks are cleansed and the prefix cache is emptied, so that no other sequence reads them.
-        """
-        if not broken:
-            return []
-        spoiled = self.runner.cleanse({block for sequence in broken for block in sequence.block_numbers()})
-        if spoiled:
-            self.cache.discard()
-        others = [it for it in self.scheduler.running if it not in broken]
-        sharing = [it for it in others if not spoiled.isdisjoint(it.block_numbers())]
-        return [self._failed(sequence, NO_NUMBERS) for sequence in (*broken, *sharing)]
-
-    def _failed(self, sequence: Sequence, error: str, is_refused: bool = False) -> Output:
-        said = self._output(sequence, [])
-        said.error, said.is_refused = error, is_refused
-        return self._end(sequence, said, "error")
 
     def _output(self, sequence: Sequence, ids: list[int]) -> EngineCoreOutput:
         said = EngineCoreOutput(key=0, ids=ids, texts=[""] * len(ids))

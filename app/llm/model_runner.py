@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -180,15 +180,6 @@ class ModelRunner:
                 positions += range(chunk.start, chunk.end)
             ids, places = (torch.tensor(its, device=self.device.device) for its in (tokens, positions))
             return self._logits(self.model(ids, places, attention, self.on_layer), rows, chunks)
-
-    def cleanse(self, blocks: Iterable[int]) -> set[int]:
-        """Sets NaN and infinite numbers to 0, and returns their blocks.
-
-        Even masked, such numbers would spoil the sums of other sequences.
-        """
-        self.workspace.forget()
-        with torch.inference_mode():
-            return self.store.cleanse(blocks)
 
     def _logits(self, hidden: torch.Tensor, rows: Sequence[Chunk], chunks: Sequence[Chunk]) -> StepLogits:
         """Applies the head to the requested tokens only: mostly the last one of a prompt."""

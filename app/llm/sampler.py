@@ -18,8 +18,10 @@ from app.llm.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from app.llm.structured_output import FormMatcher
 
+NO_NUMBERS: Final = "The model's logits for this request are not numbers."
 NOTHING_LEFT: Final = "No token is left by what the request asks for."
-NO_NUMBERS, NO_TOKEN = -1, -2
+NO_TOKEN: Final = {-1: NO_NUMBERS, -2: NOTHING_LEFT}
+"""Errors by the number that stands for a token."""
 
 
 class SamplingState(Struct):
@@ -53,7 +55,7 @@ class SamplingState(Struct):
 
 
 class Sampled(Struct):
-    """A sampled token; None with an `error`, or without one for logits that are not finite."""
+    """A sampled token, or an error."""
 
     token_id: int | None
     logprobs: WireLogprob | None = None
@@ -80,13 +82,11 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sample
         params = [states[row].params for row in drawing]
         some = rows if len(drawing) == len(rows) else rows[drawing]
         tokens[drawing] = draw(some, tokens[drawing], params, numbers)
-    tokens = tokens.where(rows.amax(-1).isfinite(), NO_TOKEN).where(logits.amax(-1).isfinite(), NO_NUMBERS)
+    tokens = tokens.where(rows.amax(-1).isfinite(), -2).where(logits.amax(-1).isfinite(), -1)
     sampled = []
     for row, token in enumerate(tokens.tolist()):
-        flaw = errors.get(row) or (NOTHING_LEFT if token == NO_TOKEN else None)
-        if token == NO_NUMBERS:
-            flaw = None
-        sampled.append(Sampled(None if flaw or token < 0 else token, error=flaw))
+        flaw = NO_NUMBERS if token == -1 else errors.get(row) or NO_TOKEN.get(token)
+        sampled.append(Sampled(None if flaw else token, error=flaw))
     asked = [
         (row, one.token_id, state.params.logprobs)
         for row, (one, state) in enumerate(zip(sampled, states, strict=True))

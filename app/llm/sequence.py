@@ -32,6 +32,7 @@ class Sequence(CachedSequence):
         priority: int,
         output_tokens: int,
         detokenizer: Detokenizer | None,
+        queued_s: float,
         deadline_s: float | None,
     ) -> None:
         """Before `deadline_s` the sequence waits for its first step."""
@@ -43,7 +44,7 @@ class Sequence(CachedSequence):
         self.stored = 0
         """Tokens whose keys and values are stored in the blocks."""
         self.prompt_logprobs: list[WireLogprob | None] = [None]
-        self.queued_s = 0.0
+        self.queued_s = queued_s
         self.scheduled_s: float | None = None
         """Time of the first admission."""
         self.ended = False

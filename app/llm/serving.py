@@ -191,11 +191,9 @@ class EngineService:
 
     def _add(self, request_id: str, order: EngineCoreRequest, form: FormMatcher | None = None) -> None:
         try:
-            self._engine.add(
-                *(request_id, order.prompt_ids, _params(order)),
-                priority=order.priority,
-                cache_salt=order.cache_salt,
-                form=form,
+            params = _params(order)
+            self._engine.add_request(
+                request_id, order.prompt_ids, params, order.priority, cache_salt=order.cache_salt, form=form
             )
         except LLMError as error:
             self._refuse(request_id, str(error), isinstance(error, RequestError))
@@ -261,7 +259,7 @@ class EngineService:
         match command.name:
             case "pause" if command.clear:
                 engine.preempt_all()
-                engine.reset_prefix_cache()
+                engine.cache.reset()
             case "resume":
                 self._resume()
             case "sleep":
@@ -272,7 +270,7 @@ class EngineService:
             case "reset_prefix_cache":
                 if command.clear:  # also under requests, which are computed anew
                     engine.preempt_all()
-                return engine.reset_prefix_cache()
+                return engine.cache.reset()
         return None
 
     def _resume(self) -> None:
@@ -289,7 +287,7 @@ class EngineService:
         engine = self._engine
         engine.halted = True
         engine.preempt_all()
-        engine.reset_prefix_cache()
+        engine.cache.reset()
         if "weights" not in self._asleep:
             engine.runner.free_weights()
         if "kv_cache" not in self._asleep:

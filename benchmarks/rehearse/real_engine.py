@@ -72,7 +72,7 @@ class RealEngine:
         return batch, tokens
 
     def reset(self) -> None:
-        self._engine.reset_prefix_cache()
+        self._engine.cache.reset()
         self._engine.take_events()
 
     def _made(self, batch: Batch[Any]) -> None:
