@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import partial
@@ -41,7 +41,7 @@ class EngineThread:
     """
 
     def __init__(self, make: Callable[[], LLMEngine]) -> None:
-        self.deliver: dict[str, Callable[[Output | Exception], None]] = {}
+        self.deliver: dict[Hashable, Callable[[Output | Exception], None]] = {}
         """Callbacks by request id; only for use within calls."""
         self._pool = ThreadPoolExecutor(1, "llm-engine")
         self._made = self._pool.submit(make)

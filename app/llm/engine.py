@@ -7,7 +7,7 @@ are the same. Here the blocks hold keys and values, and tokens are computed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Listed
 from random import Random
 from threading import Lock
@@ -131,7 +131,7 @@ class LLMEngine:
         )
         self._waiting: WaitingQueue[Sequence] = WaitingQueue(by_priority=True)
         self.scheduler: Scheduler[Sequence] = Scheduler(limits, self.cache, self._waiting)
-        self._choices: dict[str, list[Sequence]] = {}
+        self._choices: dict[Hashable, list[Sequence]] = {}
         """Unfinished choices by request id."""
         self.halted = False
         """True while weights or cache are freed, and steps compute nothing."""
@@ -157,7 +157,7 @@ class LLMEngine:
 
     def add_request(
         self,
-        request_id: str,
+        request_id: Hashable,
         prompt: str | Listed[int],
         params: SamplingParams | None = None,
         priority: int = 0,
@@ -246,7 +246,7 @@ class LLMEngine:
             raise RequestError("The model has no tokenizer, so texts have no tokens.")
         return self.tokenizer.encode(text, add_special_tokens)
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, request_id: Hashable) -> bool:
         """Ends a request without another output. Returns False for an unknown or ended one."""
         choices = self._choices.pop(request_id, [])
         for sequence in choices:

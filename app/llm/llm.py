@@ -9,7 +9,7 @@ Several threads may generate and stream at the same time; each step serves all r
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -196,7 +196,7 @@ class LLM:
         """`options` have the names of `EngineOptions`."""
         self.model = model_name or model
         self.engine = make_engine(self.model, device, dtype, **options)
-        self._mail: dict[str, list[Output]] = {}
+        self._mail: dict[Hashable, list[Output]] = {}
         self._lock = RLock()
         self._requests = 0
         self._since = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -152,14 +152,12 @@ class ModelRunner:
             self.store = PagedStore(config, blocks, self._block_size, device.dtype, device.device)
         self.workspace = DecodeWorkspace(self.store, limit_bytes=self.store.size_bytes)
 
-    def free_weights(self) -> None:
-        """Frees the weights; `run` needs `load_weights` first."""
-        del self.model
-        self.device.collect()
-
-    def free_cache(self) -> None:
-        """Frees keys and values; `run` needs `make_cache` first."""
-        del self.workspace, self.store
+    def free(self, parts: Collection[str]) -> None:
+        """Frees "weights" and "kv_cache"; `run` needs `load_weights` and `make_cache` first."""
+        if "weights" in parts:
+            del self.model
+        if "kv_cache" in parts:
+            del self.workspace, self.store
         self.device.collect()
 
     @property

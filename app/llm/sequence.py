@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
@@ -24,7 +26,7 @@ class Sequence(CachedSequence):
 
     def __init__(
         self,
-        request_id: str,
+        request_id: Hashable,
         index: int,
         prompt: Prompt,
         sampling: SamplingState,

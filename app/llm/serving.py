@@ -9,8 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import torch
 from msgspec.structs import asdict
@@ -60,15 +59,26 @@ FORM_CPU_S: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
+SAME_PARAMS: Final = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids", "seed") + (
+    *("logprobs", "prompt_logprobs"),
+)
+"""Fields with one name and meaning in `EngineCoreRequest` and `SamplingParams`."""
+
+
 class WorkerClient:
-    """A worker that has sent a message; its request ids in the engine are "`number` KEY"."""
+    """A worker that has sent a message. Its requests' ids in the engine are (worker, key)."""
 
-    __slots__ = ("name", "notices", "number", "wants_kv_events")
+    __slots__ = ("keys", "name", "notices", "wants_kv_events")
 
-    def __init__(self, name: bytes, number: int) -> None:
-        self.name, self.number, self.wants_kv_events = name, number, False
+    def __init__(self, name: bytes) -> None:
+        self.name, self.wants_kv_events = name, False
+        self.keys: set[int] = set()
+        """Keys of unfinished choices."""
         self.notices: list[Notice] = []
         """Content of the next message to the worker."""
+
+
+RequestId: TypeAlias = tuple[WorkerClient, int]
 
 
 class EngineService:
@@ -97,12 +107,9 @@ class EngineService:
         if events is not None:
             events.listen(self._note_blocks)
         self._workers: dict[bytes, WorkerClient] = {}
-        self._numbers = count(1)
-        self._owners: dict[str, tuple[WorkerClient, int]] = {}
-        """Worker and key by the engine's request id."""
         self._compilers = ThreadPoolExecutor(FORMS_AT_ONCE, "forms")
-        self._uncompiled: dict[str, tuple[Future[FormMatcher], EngineCoreRequest]] = {}
-        """Requests whose structured output is being compiled, by request id."""
+        self._uncompiled: dict[RequestId, tuple[Future[FormMatcher], EngineCoreRequest]] = {}
+        """Requests whose structured output is being compiled."""
         self._settling: list[tuple[WorkerClient, EngineCommand]] = []
         """Commands that wait until no request runs."""
         self._asleep: set[str] = set()
@@ -136,27 +143,26 @@ class EngineService:
 
     def turn(self, timeout_s: float) -> None:
         """Waits for orders, at most `timeout_s` seconds, carries them out and makes a step."""
+        engine = self._engine
         self._heartbeat.beat()
         orders = self._sockets.receive(timeout_s)
         for name, listed in orders:
-            worker = self._workers.get(name)
-            if worker is None:
-                worker = self._workers[name] = WorkerClient(name, next(self._numbers))
+            worker = self._workers.setdefault(name, WorkerClient(name))
             for order in listed:
                 self._do(worker, order)
         compiled = self._add_compiled()
-        steps = self._engine.stats.steps
-        outputs, now_s = self._engine.step(), self._now()
+        steps = engine.stats.steps
+        outputs, now_s = engine.step(), self._now()
         for sequence, said in outputs:
-            worker, said.key = self._owners[sequence.request_id]
+            worker, said.key = cast(RequestId, sequence.request_id)
             said.at_s = now_s
             worker.notices.append(said)
             if said.finish is not None:
-                del self._owners[sequence.request_id]
-        stepped = self._engine.stats.steps > steps
+                worker.keys.discard(said.key)
+        stepped = engine.stats.steps > steps
         if stepped and self._events is not None:
-            self._events.put(self._engine.take_events())
-        if self._settling and not (self._engine.num_running and self._engine.scheduler.paused):
+            self._events.put(engine.take_events())
+        if self._settling and not (engine.num_running and engine.scheduler.paused):
             settling, self._settling = self._settling, []
             for worker, command in settling:
                 self._answer(worker, command)
@@ -167,8 +173,16 @@ class EngineService:
 
     def _do(self, worker: WorkerClient, order: Order) -> None:
         match order:
-            case EngineCoreRequest():
-                self._generate(worker, order)
+            case EngineCoreRequest(key=key):
+                if key in worker.keys:
+                    logger.warning("request %s is ignored: its key %d is in use", order.request_id, key)
+                    return
+                worker.keys.add(key)
+                if order.form is None:
+                    self._add(worker, order)
+                else:
+                    form = self._compilers.submit(self._engine.compile, order.form)
+                    self._uncompiled[worker, key] = form, order
             case Abort():
                 for key in order.keys:
                     self._abort(worker, key)
@@ -178,57 +192,50 @@ class EngineService:
                 worker.wants_kv_events = order.kv_events
                 worker.notices.append(self._ready)
 
-    def _generate(self, worker: WorkerClient, order: EngineCoreRequest) -> None:
-        request_id = f"{worker.number} {order.key}"
-        if request_id in self._owners:
-            logger.warning("request %s is ignored: its key %d is in use", order.request_id, order.key)
-            return
-        self._owners[request_id] = worker, order.key
-        if order.form is not None:
-            self._uncompiled[request_id] = self._compilers.submit(self._engine.compile, order.form), order
-        else:
-            self._add(request_id, order)
-
-    def _add(self, request_id: str, order: EngineCoreRequest, form: FormMatcher | None = None) -> None:
+    def _add(self, worker: WorkerClient, order: EngineCoreRequest, form: FormMatcher | None = None) -> None:
         try:
-            params = _params(order)
+            params = SamplingParams(
+                **asdict(order.sampling),
+                **{name: getattr(order, name) for name in SAME_PARAMS},
+                structured_outputs=order.form,
+                include_stop_str_in_output=order.include_stop,
+            )
             self._engine.add_request(
-                request_id, order.prompt_ids, params, order.priority, cache_salt=order.cache_salt, form=form
+                *((worker, order.key), order.prompt_ids, params, order.priority),
+                cache_salt=order.cache_salt,
+                form=form,
             )
         except LLMError as error:
-            self._refuse(request_id, str(error), isinstance(error, RequestError))
+            self._fail(worker, order.key, str(error), isinstance(error, RequestError))
 
-    def _refuse(self, request_id: str, error: str, is_refused: bool = True) -> None:
-        worker, key = self._owners.pop(request_id)
-        worker.notices.append(self._failure(key, error, is_refused))
-
-    def _failure(self, key: int, error: str, is_refused: bool = False) -> EngineCoreOutput:
-        return EngineCoreOutput(key=key, at_s=self._now(), finish="error", error=error, is_refused=is_refused)
+    def _fail(self, worker: WorkerClient, key: int, error: str, is_refused: bool = False) -> None:
+        """Notes the failure of a choice that is not, or no longer, in the engine."""
+        worker.keys.discard(key)
+        at_s = self._now()
+        worker.notices.append(
+            EngineCoreOutput(key=key, at_s=at_s, finish="error", error=error, is_refused=is_refused)
+        )
 
     def _add_compiled(self) -> bool:
         """Adds the requests whose structured output has been compiled; returns True if there are any."""
         done = [it for it, (form, _) in self._uncompiled.items() if form.done()]
-        for request_id in done:
-            form, order = self._uncompiled.pop(request_id)
+        for worker, key in done:
+            form, order = self._uncompiled.pop((worker, key))
             error = form.exception()
             if error is None:
-                self._add(request_id, order, form.result())
+                self._add(worker, order, form.result())
             elif isinstance(error, RequestError):
-                self._refuse(request_id, str(error))
+                self._fail(worker, key, str(error), is_refused=True)
             else:  # a panic of the library is a BaseException
-                self._refuse(request_id, f"The form could not be compiled: {type(error).__name__}.")
+                reason = f"The form could not be compiled: {type(error).__name__}."
+                self._fail(worker, key, reason, is_refused=True)
         return bool(done)
 
     def _abort(self, worker: WorkerClient, key: int) -> None:
-        request_id = f"{worker.number} {key}"
-        self._engine.abort(request_id)
-        if request_id in self._uncompiled:
-            self._uncompiled.pop(request_id)[0].cancel()
-        self._owners.pop(request_id, None)
-
-    def _keys(self, worker: WorkerClient) -> list[int]:
-        """Returns the keys of the worker's unfinished choices."""
-        return [key for owner, key in self._owners.values() if owner is worker]
+        self._engine.abort((worker, key))
+        if (worker, key) in self._uncompiled:
+            self._uncompiled.pop((worker, key))[0].cancel()
+        worker.keys.discard(key)
 
     # Commands.
 
@@ -236,9 +243,10 @@ class EngineService:
         if command.name in ("pause", "sleep"):
             self._engine.scheduler.paused = True
             if command.mode == "abort":
-                for owner, key in list(self._owners.values()):
-                    self._abort(owner, key)
-                    owner.notices.append(EngineCoreOutput(key=key, at_s=self._now(), finish="abort"))
+                for owner in self._workers.values():
+                    for key in list(owner.keys):
+                        self._abort(owner, key)
+                        owner.notices.append(EngineCoreOutput(key=key, at_s=self._now(), finish="abort"))
             if command.mode == "wait" and self._engine.num_running:
                 self._settling.append((worker, command))
                 return
@@ -288,10 +296,7 @@ class EngineService:
         engine.halted = True
         engine.preempt_all()
         engine.cache.reset()
-        if "weights" not in self._asleep:
-            engine.runner.free_weights()
-        if "kv_cache" not in self._asleep:
-            engine.runner.free_cache()
+        engine.runner.free(MEMORY - self._asleep)
         self._asleep = set(MEMORY)
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
@@ -342,50 +347,34 @@ class EngineService:
                 case "sent":
                     worker.notices = []
                 case "full":
-                    self._give_up(worker)
+                    # Its choices end, and the failures wait for its next read.
+                    if worker.keys:
+                        logger.warning("a worker does not read: %d choices end", len(worker.keys))
+                    worker.notices = [it for it in worker.notices if _stays(it)]
+                    for key in list(worker.keys):
+                        self._abort(worker, key)
+                        self._fail(worker, key, "The server was too slow to take the reply.")
                 case "gone":
-                    keys = self._keys(worker)
-                    logger.info("worker %d has left, with %d choices", worker.number, len(keys))
-                    for key in keys:
+                    logger.info("a worker has left, with %d choices", len(worker.keys))
+                    for key in list(worker.keys):
                         self._abort(worker, key)
                     self._settling = [it for it in self._settling if it[0] is not worker]
                     del self._workers[worker.name]
 
-    def _give_up(self, worker: WorkerClient) -> None:
-        """Ends the choices of a worker that does not read, and keeps the failures for its next read."""
-        keys = self._keys(worker)
-        if keys:
-            logger.warning("worker %d does not read: %d choices end", worker.number, len(keys))
-        whole = [it for it in worker.notices if not isinstance(it, EngineCoreOutput) or it.finish is not None]
-        for key in keys:
-            self._abort(worker, key)
-            whole.append(self._failure(key, "The server was too slow to take the reply."))
-        worker.notices = whole
-
     def _end(self, error: str) -> None:
         self._heartbeat.stop()
         for worker in self._workers.values():
-            worker.notices += [self._failure(key, error) for key in self._keys(worker)]
+            for key in list(worker.keys):
+                self._fail(worker, key, error)
         self._tell()
         self._sockets.close()
         if self._events is not None:
             self._events.close()
 
 
-SAME_PARAMS: Final = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids", "seed") + (
-    *("logprobs", "prompt_logprobs"),
-)
-"""Fields with one name and meaning in `EngineCoreRequest` and `SamplingParams`."""
-
-
-def _params(order: EngineCoreRequest) -> SamplingParams:
-    """Returns the sampling parameters. Raises RequestError for values out of range."""
-    return SamplingParams(
-        **asdict(order.sampling),
-        **{name: getattr(order, name) for name in SAME_PARAMS},
-        structured_outputs=order.form,
-        include_stop_str_in_output=order.include_stop,
-    )
+def _stays(notice: Notice) -> bool:
+    """Returns True for a notice that a worker needs even if it has missed others."""
+    return not isinstance(notice, EngineCoreOutput) or notice.finish is not None
 
 
 def start(options: EngineProcessOptions, sockets: WorkerSockets) -> EngineService:
