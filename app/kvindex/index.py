@@ -148,13 +148,21 @@ class Index:
             BackendUnavailable: the backend does not answer.
         """
         log.log(TRACE, "score %s: tokens %s", lora or model, tokens)
-        began_s = self._clock()
+        began_s, size, ids = self._clock(), self.settings.block_size, tokens or ()
         if keys is not None:
             best = self._score_keys(model, keys, pods)
-        elif media or salt:
-            best = self._score_featured(model, tokens or (), pods, lora, salt, media)
-        else:
-            best = self._score_keys(model, self.block_keys(model, tokens or (), lora=lora), pods)
+        elif not media and not salt:
+            best = self._score_keys(model, self._chain(model, ids, lora, salt, media, size), pods)
+        else:  # for each block size of engines; an engine's best score counts
+            best, known = [], set[tuple[str, int]]()
+            scores: list[PodScore] = []
+            for granularity in granularities(self._ingest.block_sizes.get(model, ()), size):
+                chain = self._chain(model, ids, lora, salt, media, granularity)
+                scores += self._score_keys(model, chain, pods)
+            for score in sorted(scores, key=lambda score: -score.score):
+                if (score.pod, score.rank) not in known:
+                    known.add((score.pod, score.rank))
+                    best.append(score)
         self.metrics.looked_up(self._clock() - began_s, best[0].matched if best else 0)
         return best
 
@@ -190,23 +198,3 @@ class Index:
         scores = score_prefixes(copies, len(keys), candidates, holders, tiers, self.settings.weights)
         log.log(TRACE, "score %s: keys %s, scores %s", model, keys, scores)
         return scores
-
-    def _score_featured(
-        self,
-        model: str,
-        tokens: Sequence[int],
-        pods: Collection[str],
-        lora: str | None,
-        salt: str | None,
-        media: Sequence[Placeholder],
-    ) -> list[PodScore]:
-        """Scores a prompt with features, for each block size of engines; an engine's best score counts."""
-        sizes = granularities(self._ingest.block_sizes.get(model, ()), self.settings.block_size)
-        best: dict[tuple[str, int], PodScore] = {}
-        for size in sizes:
-            keys = self._chain(model, tokens, lora, salt, media, size)
-            for score in self._score_keys(model, keys, pods):
-                known = best.get((score.pod, score.rank))
-                if known is None or score.score > known.score:
-                    best[score.pod, score.rank] = score
-        return sorted(best.values(), key=lambda score: -score.score)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest, xxh64_intdigest
@@ -122,17 +122,24 @@ _OFFSET_64, _PRIME_64 = 14695981039346656037, 1099511628211
 _OFFSET_32, _PRIME_32 = 2166136261, 16777619
 
 
-class RequestKeys(Protocol):
+class RequestKeys:
     """Computes keys of 64 bits, in practice never 0."""
 
-    block_size: int
     slice_blocks: int
     """Blocks whose keys take about 1 ms."""
-    roots: Memo[str, int]
-    """Model or adapter -> the parent key of first blocks."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.roots: Memo[str, int] = Memo(ROOTS_BYTES)
+        """Model or adapter -> the parent key of first blocks."""
 
     def root(self, model: str) -> int:
         """Returns the parent key of a prompt's first block, for a model or an adapter."""
+        root = self.roots.get(model)
+        if root is None:
+            root = self._root(model)
+            self.roots.put(model, root, 4 * len(model))
+        return root
 
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
@@ -141,6 +148,10 @@ class RequestKeys(Protocol):
 
         `features` has an entry for every full block, or is None where no block has any.
         """
+        raise NotImplementedError
+
+    def _root(self, model: str) -> int:
+        raise NotImplementedError
 
 
 def request_keys(generation: Generation, block_size: int, seed: str = "") -> RequestKeys:
@@ -180,7 +191,7 @@ class Link:
         return keys
 
 
-class Xxh64Keys:
+class Xxh64Keys(RequestKeys):
     """Generation E: XXH64 over parent, token ids, and texts with their lengths.
 
     Numbers have the machine's byte order; on little-endian machines the keys equal llm-d's.
@@ -189,20 +200,15 @@ class Xxh64Keys:
     slice_blocks = 1024
 
     def __init__(self, block_size: int, seed: str = "") -> None:
-        self.block_size = block_size
+        super().__init__(block_size)
         self._place = Link(block_size * TOKEN_BYTES) if block_size % TOKENS_A_KEY == 0 else None
         self._block = struct.Struct(f"{4 * block_size}s")
         self._link = struct.Struct(f"=Q{4 * block_size}s")
         self._whole = struct.Struct(f"=Q{block_size}I")
         self._seed = xxh64_intdigest(seed.encode()).to_bytes(8, "little")
-        self.roots: Memo[str, int] = Memo(ROOTS_BYTES)
 
-    def root(self, model: str) -> int:
-        root = self.roots.get(model)
-        if root is None:
-            root = xxh64_intdigest(self._seed + _sized((model,)))
-            self.roots.put(model, root, 4 * len(model))
-        return root
+    def _root(self, model: str) -> int:
+        return xxh64_intdigest(self._seed + _sized((model,)))
 
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
@@ -224,24 +230,19 @@ class Xxh64Keys:
         return [parent := digest(pack(parent, block) + _sized(texts or ())) for (block,), texts in both]
 
 
-class FnvKeys:
+class FnvKeys(RequestKeys):
     """Generation D: FNV-1a over CBOR arrays of a 64-bit parent, token ids, and null or maps of features."""
 
     slice_blocks = 128
 
     def __init__(self, block_size: int, seed: str = "") -> None:
-        self.block_size = block_size
+        super().__init__(block_size)
         self._seed = fnv1a_64(seed.encode())
         self._between = cbor.head(cbor.ARRAY, block_size)
         self._chain = Chain(block_size, self._hash)
-        self.roots: Memo[str, int] = Memo(ROOTS_BYTES)
 
-    def root(self, model: str) -> int:
-        root = self.roots.get(model)
-        if root is None:
-            root = fnv1a_64(cbor.encode([self._seed, None, model]))
-            self.roots.put(model, root, 4 * len(model))
-        return root
+    def _root(self, model: str) -> int:
+        return fnv1a_64(cbor.encode([self._seed, None, model]))
 
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None

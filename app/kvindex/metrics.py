@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
@@ -71,16 +71,39 @@ class Losses:
     def message(self, reason: MessageLoss, count: int = 1) -> None:
         self.messages[reason] += count
 
-    def event(self, reason: str, count: int = 1) -> None:
-        """Counts lost events; `reason` is an `EventLoss`, or `bad_` and the name of a field."""
-        self.events[reason] += count
-
     def count(self, lost: Iterable[str], unknown_blocks: int) -> None:
-        """Counts the losses of a batch: events by reason, and unknown blocks."""
-        for reason in lost:
-            self.event(reason)
+        """Counts the losses of a batch: events by `EventLoss` or `bad_` and a field, and unknown blocks."""
+        self.events.update(lost)
         if unknown_blocks:
-            self.event("unknown_block", unknown_blocks)
+            self.events["unknown_block"] += unknown_blocks
+
+
+COUNTERS = {
+    "index_admissions": "Copies of blocks that were added.",
+    "index_evictions": "Copies of blocks that were removed.",
+    "index_lookup_requests": "Prompts that were scored.",
+    "index_lookup_hits": "Blocks that the best pod had, over all prompts.",
+    "index_max_pod_hit_count": "Other name of kvcache_index_lookup_hits.",
+    "tokenization_tokenized_tokens": "Tokens of prompts that came as text.",
+    "index_backend_losses": "Times that the backend had lost all it held.",
+    "events_messages": "Messages received.",
+    "events_messages_skipped": "Messages not used, by reason.",
+    "events_skipped": "Events not used (blocks, for unknown_block), by reason.",
+    "events_pod_restarts": "Pods that began anew.",
+    "events_replays": "Replays asked for, by result.",
+    "events_pods_evicted": "Pods forgotten as there were too many: the longest silent ones.",
+}
+LATENCIES = {
+    "index_lookup": ("Time to score a prompt.", FAST_SECONDS),
+    "tokenization_render_chat_template": ("Time to render a conversation.", SECONDS),
+    "tokenization_tokenization": ("Time to turn a prompt into token ids.", SECONDS),
+}
+GAUGES = {
+    "index_blocks": "Blocks in the index.",
+    "index_copies": "Copies of blocks in the index: each holder and tier counts.",
+    "events_pods": "Pods in the index.",
+    "events_queue_depth": "Messages that wait to be applied.",
+}
 
 
 class IndexMetrics:
@@ -88,58 +111,30 @@ class IndexMetrics:
 
     def __init__(self, now: Callable[[], float] = time.time, reasons: Iterable[str] = ()) -> None:
         """`reasons` are further reasons for lost events, shown as 0 from the start."""
-        self._families: list[Family[Counter] | Family[Gauge] | Family[Histogram]] = []
-
-        def counter(name: str, help: str) -> Family[Counter]:
-            family = Family(f"kvcache_{name}_total", help, Counter, "counter", now)
-            self._families.append(family)
-            return family
-
-        def latency(name: str, help: str, buckets: Sequence[float] = SECONDS) -> Family[Histogram]:
-            create = partial(Histogram, buckets)
-            family = Family(f"kvcache_{name}_latency_seconds", help, create, "histogram", now)
-            self._families.append(family)
-            return family
-
-        def gauge(name: str, help: str) -> Family[Gauge]:
-            family = Family(f"kvcache_{name}", help, Gauge, "gauge", now)
-            self._families.append(family)
-            return family
-
-        self.added = counter("index_admissions", "Copies of blocks that were added.").labels()
-        self.removed = counter("index_evictions", "Copies of blocks that were removed.").labels()
-        self._lookups = counter("index_lookup_requests", "Prompts that were scored.").labels()
-        hits = counter("index_lookup_hits", "Blocks that the best pod had, over all prompts.")
-        self._hits = hits.labels()
-        best = counter("index_max_pod_hit_count", "Other name of kvcache_index_lookup_hits.")
-        best.add(self._hits, {})
-        self._seconds = latency("index_lookup", "Time to score a prompt.", FAST_SECONDS).labels()
-        self._rendering = latency("tokenization_render_chat_template", "Time to render a conversation.")
-        self._tokenizing = latency("tokenization_tokenization", "Time to turn a prompt into token ids.")
-        self._tokenized = counter("tokenization_tokenized_tokens", "Tokens of prompts that came as text.")
-        self._backend_losses = counter(
-            "index_backend_losses", "Times that the backend had lost all it held."
-        ).labels()
-        self.received = counter("events_messages", "Messages received.").labels()
-        self._lost_messages = counter("events_messages_skipped", "Messages not used, by reason.")
-        self._lost_events = counter(
-            "events_skipped", "Events not used (blocks, for unknown_block), by reason."
-        )
-        self.restarts = counter("events_pod_restarts", "Pods that began anew.").labels()
-        self._replays = counter("events_replays", "Replays asked for, by result.")
-        self.crowded_out = counter(
-            "events_pods_evicted", "Pods forgotten as there were too many: the longest silent ones."
-        ).labels()
-        self._gauges = {
-            "index_blocks": gauge("index_blocks", "Blocks in the index."),
-            "index_copies": gauge(
-                "index_copies", "Copies of blocks in the index: each holder and tier counts."
-            ),
-            "events_pods": gauge("events_pods", "Pods in the index."),
-            "events_queue_depth": gauge("events_queue_depth", "Messages that wait to be applied."),
+        self._counters = {
+            name: Family(f"kvcache_{name}_total", help, Counter, "counter", now)
+            for name, help in COUNTERS.items()
         }
-        _set(self._lost_messages, dict.fromkeys(MESSAGE_LOSSES, 0))
-        _set(self._lost_events, dict.fromkeys((*EVENT_LOSSES, *reasons), 0))
+        self._latencies = {
+            name: Family(
+                f"kvcache_{name}_latency_seconds", help, partial(Histogram, buckets), "histogram", now
+            )
+            for name, (help, buckets) in LATENCIES.items()
+        }
+        self._gauges = {
+            name: Family(f"kvcache_{name}", help, Gauge, "gauge", now) for name, help in GAUGES.items()
+        }
+        self.added = self._counter("index_admissions")
+        self.removed = self._counter("index_evictions")
+        self.received = self._counter("events_messages")
+        self.restarts = self._counter("events_pod_restarts")
+        self.crowded_out = self._counter("events_pods_evicted")
+        self._lookups, self._hits = self._counter("index_lookup_requests"), self._counter("index_lookup_hits")
+        self._counters["index_max_pod_hit_count"].add(self._hits, {})
+        self._backend_losses = self._counter("index_backend_losses")
+        self._seconds = self._latencies["index_lookup"].labels()
+        self._set("events_messages_skipped", dict.fromkeys(MESSAGE_LOSSES, 0))
+        self._set("events_skipped", dict.fromkeys((*EVENT_LOSSES, *reasons), 0))
 
     def looked_up(self, seconds: float, matched: int) -> None:
         """Counts a scored prompt; the best pod has `matched` of the prompt's blocks."""
@@ -148,14 +143,14 @@ class IndexMetrics:
         self._seconds.observe(seconds)
 
     def tokenized(self, tokenizer: str, seconds: float, tokens: int) -> None:
-        self._tokenizing.labels(tokenizer=tokenizer).observe(seconds)
-        self._tokenized.labels(tokenizer=tokenizer).inc(tokens)
+        self._latencies["tokenization_tokenization"].labels(tokenizer=tokenizer).observe(seconds)
+        self._counter("tokenization_tokenized_tokens", tokenizer=tokenizer).inc(tokens)
 
     def rendered(self, tokenizer: str, seconds: float) -> None:
-        self._rendering.labels(tokenizer=tokenizer).observe(seconds)
+        self._latencies["tokenization_render_chat_template"].labels(tokenizer=tokenizer).observe(seconds)
 
     def replayed(self, result: Literal["complete", "failed"]) -> None:
-        self._replays.labels(result=result).inc()
+        self._counter("events_replays", result=result).inc()
 
     def render(
         self,
@@ -168,11 +163,15 @@ class IndexMetrics:
         for name, value in gauges.items():
             self._gauges[name].labels().set(value)
         self._backend_losses.value = times_lost
-        _set(self._lost_messages, messages)
-        _set(self._lost_events, events)
-        return "".join(family.render() for family in self._families)
+        self._set("events_messages_skipped", messages)
+        self._set("events_skipped", events)
+        families: list[Family[Counter] | Family[Histogram] | Family[Gauge]] = []
+        families += (*self._counters.values(), *self._latencies.values(), *self._gauges.values())
+        return "".join(family.render() for family in families)
 
+    def _counter(self, name: str, **labels: str) -> Counter:
+        return self._counters[name].labels(**labels)
 
-def _set(family: Family[Counter], counts: Mapping[str, int]) -> None:
-    for reason, count in counts.items():
-        family.labels(reason=reason).value = count
+    def _set(self, name: str, counts: Mapping[str, int]) -> None:
+        for reason, count in counts.items():
+            self._counter(name, reason=reason).value = count

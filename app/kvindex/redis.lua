@@ -242,27 +242,26 @@ local function clear()
   return 1
 end
 
--- Takes blocks, given as engine key and request keys, from a retired number. Returns how many copies those were.
+-- Takes a page of blocks from a retired number. Returns how many copies those were, and 1 if there are more.
 local function sweep()
   local number, map = ARGV[2], at('e:' .. ARGV[2])
-  if call('SISMEMBER', at('retired'), number) == 0 then return 0 end
-  local tiers = call('SMEMBERS', at('tiers'))
-  for i = 3, #ARGV, 2 do
-    for k = 1, #ARGV[i + 1], 16 do
-      for _, tier in ipairs(tiers) do take(string.sub(ARGV[i + 1], k, k + 15), tier, tonumber(number)) end
+  if call('SISMEMBER', at('retired'), number) == 0 then return {0, 0} end
+  local tiers, page = call('SMEMBERS', at('tiers')), call('HSCAN', map, 0, 'COUNT', 500)[2]
+  for i = 1, #page, 2 do
+    for k = 1, #page[i + 1], 16 do
+      for _, tier in ipairs(tiers) do take(string.sub(page[i + 1], k, k + 15), tier, tonumber(number)) end
     end
-    call('HDEL', map, ARGV[i])
-  end
-  if call('HLEN', map) == 0 then
-    call('DEL', at('r:' .. number))
-    call('SREM', at('retired'), number)
-    call('ZADD', at('free'), number, number)
-    for _, adapter in ipairs(call('SMEMBERS', at('adapters'))) do
-      if string.match(adapter, '^%d+') == number then call('SREM', at('adapters'), adapter) end
-    end
+    call('HDEL', map, page[i])
   end
   count()
-  return removed
+  if call('HLEN', map) > 0 then return {removed, 1} end
+  call('DEL', at('r:' .. number))
+  call('SREM', at('retired'), number)
+  call('ZADD', at('free'), number, number)
+  for _, adapter in ipairs(call('SMEMBERS', at('adapters'))) do
+    if string.match(adapter, '^%d+') == number then call('SREM', at('adapters'), adapter) end
+  end
+  return {removed, 0}
 end
 
 local commands = {apply = apply, owned = owned, clear = clear, sweep = sweep}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import gevent
 import msgspec
 import redis
-from msgspec import Struct
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -35,6 +32,171 @@ from app.kvindex.backend import (
 )
 from app.kvindex.holders import Copies, EngineGroup, Holders, IndexedEngine, TooManyHolders
 
+SCRIPT = Path(__file__).with_name("redis.lua")
+LEARN_HOLDERS = 512
+"""Holders read from an answer before other greenlets run."""
+UNAVAILABLE = redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError
+_ATTEMPTS = 5
+CALL_TIMEOUTS = 5
+"""Longest call, in time-outs: two to connect and two to answer, as a call is tried twice, and one spare."""
+_SCHEMES = {"valkey://": "redis://", "valkeys://": "rediss://"}
+
+T = TypeVar("T")
+
+
+class RedisBackend(Backend):
+    """Index in Redis; `redis.lua` describes the layout of the data. Greenlets may share the backend.
+
+    The first call connects.
+    """
+
+    def __init__(self, settings: RedisSettings = RedisSettings()) -> None:  # noqa: B008 (immutable)
+        """Raises ValueError for an invalid URL."""
+        self.tiers = [GPU, CPU]
+        self.epoch = ""
+        self.times_lost = 0
+        self._settings = settings
+        self._tidied = False
+        self._version: bytes | None = None
+        """Version of the holders and tiers that this indexer knows."""
+        self._holders = Holders(settings.most_holders)
+        self._redis = redis.Redis.from_url(
+            redis_url(settings.url),
+            socket_timeout=settings.timeout_s,
+            socket_connect_timeout=settings.timeout_s,
+            retry=Retry(NoBackoff(), retries=1),
+        )
+        self._script = self._redis.register_script(SCRIPT.read_text("utf-8"))
+
+    def owned(self, source: IndexedEngine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
+        arguments = [text for group, key in engine for text in (str(group), digits(key))]
+        found = self._run("owned", name_of(source), *arguments)
+        return [None if value is None else unpacked(value) for value in found]
+
+    def apply(
+        self, source: IndexedEngine, operations: Sequence[Operation], stamp: Stamp | None = None
+    ) -> Outcome:
+        batch = {
+            "epoch": self.epoch,
+            "source": name_of(source),
+            "pod": source.pod,
+            "ttl": self._settings.ttl_s,
+            "repeats": self._settings.count_repeats,
+            "most": self._settings.most_holders,
+            "ops": [written(operation, source) for operation in operations],
+            **({} if stamp is None else msgspec.structs.asdict(stamp)),
+        }
+        epoch, result, *counts = self._run("apply", msgspec.msgpack.encode(batch))
+        self.epoch = epoch.decode()
+        if result == b"lost":
+            self.times_lost += 1
+            raise BackendUnavailable("Redis has lost what it held")
+        if result == b"full":
+            raise TooManyHolders(f"there are {self._settings.most_holders} holders already")
+        outcome = Outcome(*counts) if result == b"applied" else Outcome(applied=False)
+        cleared = stamp is not None and stamp.restart or any(isinstance(each, Clear) for each in operations)
+        if cleared or not self._tidied:  # the first batch also removes what an earlier indexer has left
+            self._tidied = True
+            with suppress(BackendUnavailable):  # the batch is applied; the next clear removes the rest
+                outcome.removed += self.tidy()
+        return outcome
+
+    def lookup(self, keys: Sequence[int]) -> Found:
+        names = [digits(key).encode() for key in keys]
+        for _ in range(_ATTEMPTS):
+            known, tiers, holders = self._version, self.tiers, self._holders
+            pipeline = self._redis.pipeline(transaction=True)
+            pipeline.get(self._key("version"))
+            for tier in tiers:
+                prefix = self._key(f"b:{tier}:").encode()
+                pipeline.mget([prefix + name for name in names])
+            version, *rows = self._answer(pipeline.execute)
+            if version == known:
+                return Found(copies_of(rows), holders, tiers)
+            self._learn()
+        raise BackendUnavailable("the holders in Redis change all the time")
+
+    def position(self, source: IndexedEngine) -> Stamp | None:
+        name = self._key(f"s:{name_of(source)}")
+        sequence, ts = self._answer(lambda: self._redis.hmget(name, ["seq", "ts"]))
+        return None if sequence is None or ts is None else Stamp(int(float(sequence)), float(ts))
+
+    def clear(self, pod: str) -> int:
+        self._run("clear", pod)
+        return self.tidy()
+
+    def tidy(self) -> int:
+        """Removes the blocks of cleared holders, a page at a time; returns the number of copies removed.
+
+        Called after each clear; a further call continues after an interrupted one.
+        """
+        removed = 0
+        for number in self._answer(lambda: self._redis.smembers(self._key("retired"))):
+            more = 1
+            while more:
+                copies, more = self._run("sweep", number)
+                removed += copies
+        return removed
+
+    def pods(self) -> list[str]:
+        self._learn()
+        return list(self._holders.pods)
+
+    def size(self) -> IndexSize:
+        blocks, copies = self._answer(lambda: self._redis.mget(self._key("blocks"), self._key("copies")))
+        return IndexSize(int(blocks or 0), int(copies or 0))
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def _learn(self) -> None:
+        """Reads the current numbers of holders, the adapters and the tiers."""
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.get(self._key("version"))
+        pipeline.hgetall(self._key("holders"))
+        pipeline.smembers(self._key("adapters"))
+        pipeline.smembers(self._key("tiers"))
+        version, described, adapters, tiers = self._answer(pipeline.execute)
+        holders = Holders(self._settings.most_holders)
+        for at, number in enumerate(sorted(described, key=int), 1):
+            pod, model, rank, group, scored = msgspec.json.decode(described[number])
+            holders.assign(int(number), EngineGroup(IndexedEngine(pod, model, rank), group, scored))
+            if at % LEARN_HOLDERS == 0:
+                pause_if_possible()
+        for entry in adapters:
+            number, _, adapter = entry.decode().partition(" ")
+            holders.serves(adapter, int(number))
+        further = sorted({tier.decode() for tier in tiers} - {GPU, CPU})
+        self._version, self._holders, self.tiers = version, holders, [GPU, CPU, *further]
+
+    def _key(self, name: str) -> str:
+        return f"{self._settings.namespace}:{name}"
+
+    def _run(self, command: str, *arguments: str | bytes) -> Any:
+        namespace = self._settings.namespace
+        return self._answer(lambda: self._script(keys=[namespace], args=[command, *arguments]))
+
+    def _answer(self, ask: Callable[[], T]) -> T:
+        """Calls Redis in a native thread. BackendUnavailable for no answer, or a late one."""
+        # The client's time-outs do not cover the lookup of the host name, which may take half a minute.
+        with gevent.Timeout(CALL_TIMEOUTS * self._settings.timeout_s) as late:
+            try:
+                return wait_off_hub(ask)
+            except UNAVAILABLE as error:
+                raise BackendUnavailable(f"Redis does not answer: {error}") from error
+            except gevent.Timeout as error:
+                if error is not late:
+                    raise
+                raise BackendUnavailable("Redis does not answer in time") from error
+
+
+def redis_url(url: str) -> str:
+    """Converts the URL to a scheme of redis-py."""
+    for scheme, other in _SCHEMES.items():
+        if url.startswith(scheme):
+            return other + url.removeprefix(scheme)
+    return url if "://" in url else f"redis://{url}"
+
 
 def name_of(source: IndexedEngine) -> str:
     return msgspec.json.encode((source.pod, source.model, source.rank)).decode()
@@ -44,19 +206,20 @@ def written(operation: Operation, source: IndexedEngine) -> dict[str, object]:
     """Converts an operation to the format of the script."""
     if isinstance(operation, Clear):
         return {"kind": "c"}
+    kind = "s" if isinstance(operation, Store) else "o" if isinstance(operation, Offload) else "r"
+    engine = "".join(map(digits, operation.engine))
     fields: dict[str, object] = {
-        "kind": "o" if isinstance(operation, Offload) else "r",
+        "kind": kind,
         "group": operation.group,
         "tier": operation.tier,
-        "engine": packed(operation.engine),
+        "engine": engine,
     }
     if isinstance(operation, Store):
         holder = source.pod, source.model, source.rank, operation.group
         fields |= {
-            "kind": "s",
-            "owned": list(map(packed_owned, operation.owned)),
-            "keys": packed(operation.keys),
-            "remapped": [(digits(key), packed_owned(owned)) for key, owned in operation.remapped],
+            "owned": list(map(packed, operation.owned)),
+            "keys": packed(tuple(operation.keys)),
+            "remapped": [(digits(key), packed(owned)) for key, owned in operation.remapped],
             "default": msgspec.json.encode((*holder, operation.group == 0)).decode(),
         }
         if operation.scored is not None:
@@ -71,12 +234,8 @@ def digits(key: int) -> str:
     return f"{key:016x}"
 
 
-def packed(keys: Sequence[int]) -> str:
-    return "".join(map(digits, keys))
-
-
-def packed_owned(owned: Owned) -> str:
-    return digits(owned) if isinstance(owned, int) else packed(owned)
+def packed(owned: Owned) -> str:
+    return digits(owned) if isinstance(owned, int) else "".join(map(digits, owned))
 
 
 def unpacked(value: bytes) -> tuple[int, ...]:
@@ -99,193 +258,3 @@ def copies_of(rows: Sequence[Sequence[bytes | None]]) -> list[Copies]:
             break
         found.append(copies)
     return found
-
-
-SCRIPT = Path(__file__).with_name("redis.lua")
-SWEEP_BLOCKS = 500
-LEARN_HOLDERS = 512
-"""Holders read from an answer before other greenlets run."""
-UNAVAILABLE = redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError
-_ATTEMPTS = 5
-CALL_TIMEOUTS = 5
-"""Longest call, in time-outs: two to connect and two to answer, as a call is tried twice, and one spare."""
-_SCHEMES = {"valkey://": "redis://", "valkeys://": "rediss://"}
-
-T = TypeVar("T")
-
-
-class HolderSnapshot(Struct, frozen=True):
-    """Numbers of the holders, and tiers, at a version of the holders."""
-
-    version: bytes | None
-    holders: Holders
-    tiers: Sequence[str]
-
-
-class RedisBackend(Backend):
-    """Index in Redis; `redis.lua` describes the layout of the data. Greenlets may share the backend.
-
-    The first call connects.
-    """
-
-    def __init__(self, settings: RedisSettings = RedisSettings()) -> None:  # noqa: B008 (immutable)
-        """Raises ValueError for an invalid URL."""
-        self.tiers = [GPU, CPU]
-        self.epoch = ""
-        self.times_lost = 0
-        self._settings = settings
-        self._tidied = False
-        self._namespace = settings.namespace.encode()
-        self._snapshot = HolderSnapshot(None, Holders(settings.most_holders), self.tiers)
-        self._redis = redis.Redis.from_url(
-            redis_url(settings.url),
-            socket_timeout=settings.timeout_s,
-            socket_connect_timeout=settings.timeout_s,
-            retry=Retry(NoBackoff(), retries=1),
-        )
-        self._script = self._redis.register_script(SCRIPT.read_text("utf-8"))
-
-    def owned(self, source: IndexedEngine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
-        arguments: list[str | int] = [name_of(source)]
-        for group, key in engine:
-            arguments += group, digits(key)
-        found = self._run("owned", arguments)
-        return [None if value is None else unpacked(value) for value in found]
-
-    def apply(
-        self, source: IndexedEngine, operations: Sequence[Operation], stamp: Stamp | None = None
-    ) -> Outcome:
-        outcome = self._apply_batch(source, operations, stamp)
-        cleared = stamp is not None and stamp.restart or any(isinstance(each, Clear) for each in operations)
-        if cleared or not self._tidied:  # the first batch also removes what an earlier indexer has left
-            self._tidied = True
-            with suppress(BackendUnavailable):  # the batch is applied; the next clear removes the rest
-                outcome.removed += self.tidy()
-        return outcome
-
-    def lookup(self, keys: Sequence[int]) -> Found:
-        names = [digits(key).encode() for key in keys]
-        for _ in range(_ATTEMPTS):
-            known, pipeline = self._snapshot, self._redis.pipeline(transaction=True)
-            pipeline.get(self._key("version"))
-            for tier in known.tiers:
-                prefix = self._key("b", tier.encode()) + b":"
-                pipeline.mget([prefix + name for name in names])
-            version, *rows = self._answer(pipeline.execute)
-            if version == known.version:
-                return Found(copies_of(rows), known.holders, known.tiers)
-            self._learn()
-        raise BackendUnavailable("the holders in Redis change all the time")
-
-    def position(self, source: IndexedEngine) -> Stamp | None:
-        sequence, ts = self._answer(lambda: self._redis.hmget(self._key("s", name_of(source)), ["seq", "ts"]))
-        return None if sequence is None or ts is None else Stamp(int(float(sequence)), float(ts))
-
-    def clear(self, pod: str) -> int:
-        self._run("clear", [pod])
-        return self.tidy()
-
-    def tidy(self) -> int:
-        """Removes the blocks of cleared holders, a page at a time; returns the number of copies removed.
-
-        Called after each clear; a further call continues after an interrupted one.
-        """
-        removed = 0
-        for number in self._answer(lambda: self._redis.smembers(self._key("retired"))):
-            page: dict[bytes, bytes] | None = None
-            while page is None or page:  # the last, empty page frees the number
-                page = self._answer(partial(self._page, number))
-                removed += int(self._run("sweep", [number, *chain.from_iterable(page.items())]))
-        return removed
-
-    def pods(self) -> list[str]:
-        self._learn()
-        return list(self._snapshot.holders.pods)
-
-    def size(self) -> IndexSize:
-        blocks, copies = self._answer(lambda: self._redis.mget(self._key("blocks"), self._key("copies")))
-        return IndexSize(int(blocks or 0), int(copies or 0))
-
-    def close(self) -> None:
-        self._redis.close()
-
-    def _apply_batch(
-        self, source: IndexedEngine, operations: Sequence[Operation], stamp: Stamp | None
-    ) -> Outcome:
-        batch = {
-            "epoch": self.epoch,
-            "source": name_of(source),
-            "pod": source.pod,
-            "ttl": self._settings.ttl_s,
-            "repeats": self._settings.count_repeats,
-            "most": self._settings.most_holders,
-            "ops": [written(operation, source) for operation in operations],
-        }
-        if stamp is not None:
-            batch |= msgspec.structs.asdict(stamp)
-        epoch, result, *counts = self._run("apply", [msgspec.msgpack.encode(batch)])
-        self.epoch = epoch.decode()
-        if result == b"lost":
-            self.times_lost += 1
-            raise BackendUnavailable("Redis has lost what it held")
-        if result == b"full":
-            raise TooManyHolders(f"there are {self._settings.most_holders} holders already")
-        return Outcome(*counts) if result == b"applied" else Outcome(applied=False)
-
-    def _learn(self) -> None:
-        """Reads the current numbers of holders, the adapters and the tiers."""
-        pipeline = self._redis.pipeline(transaction=True)
-        pipeline.get(self._key("version"))
-        pipeline.hgetall(self._key("holders"))
-        pipeline.smembers(self._key("adapters"))
-        pipeline.smembers(self._key("tiers"))
-        version, described, adapters, tiers = self._answer(pipeline.execute)
-        holders = Holders(self._settings.most_holders)
-        for at, (number, description) in enumerate(
-            sorted(described.items(), key=lambda item: int(item[0])), 1
-        ):
-            pod, model, rank, group, scored = msgspec.json.decode(description)
-            holders.assign(int(number), EngineGroup(IndexedEngine(pod, model, rank), group, scored))
-            if at % LEARN_HOLDERS == 0:
-                pause_if_possible()
-        for entry in adapters:
-            number, _, adapter = entry.decode().partition(" ")
-            holders.serves(adapter, int(number))
-        known = [tier.decode() for tier in tiers]
-        self.tiers = [GPU, CPU, *sorted({*known} - {GPU, CPU})]
-        self._snapshot = HolderSnapshot(version, holders, self.tiers)
-
-    def _page(self, number: bytes | str) -> dict[bytes, bytes]:
-        entries: Iterator[tuple[bytes, bytes]] = self._redis.hscan_iter(
-            self._key("e", number), count=SWEEP_BLOCKS
-        )
-        return dict(islice(entries, SWEEP_BLOCKS))
-
-    def _key(self, *parts: str | bytes) -> bytes:
-        return b":".join(
-            (self._namespace, *(part.encode() if isinstance(part, str) else part for part in parts))
-        )
-
-    def _run(self, command: str, arguments: Sequence[str | bytes | int]) -> Any:
-        return self._answer(lambda: self._script(keys=[self._namespace], args=[command, *arguments]))
-
-    def _answer(self, ask: Callable[[], T]) -> T:
-        """Calls Redis in a native thread. BackendUnavailable for no answer, or a late one."""
-        # The client's time-outs do not cover the lookup of the host name, which may take half a minute.
-        with gevent.Timeout(CALL_TIMEOUTS * self._settings.timeout_s) as late:
-            try:
-                return wait_off_hub(ask)
-            except UNAVAILABLE as error:
-                raise BackendUnavailable(f"Redis does not answer: {error}") from error
-            except gevent.Timeout as error:
-                if error is not late:
-                    raise
-                raise BackendUnavailable("Redis does not answer in time") from error
-
-
-def redis_url(url: str) -> str:
-    """Converts the URL to a scheme of redis-py."""
-    for scheme, other in _SCHEMES.items():
-        if url.startswith(scheme):
-            return other + url.removeprefix(scheme)
-    return url if "://" in url else f"redis://{url}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from app.kvindex.backend import CPU, GPU
-from app.kvindex.holders import Copies, EngineGroup, Holders, IndexedEngine, bits
+from app.kvindex.holders import Copies, EngineGroup, Holders, IndexedEngine, anywhere, bits
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
 """Tier -> weight of a block (llm-d's defaults)."""
@@ -126,18 +126,16 @@ def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[i
     equal blocks, and per holder once at the end of its prefix.
     """
     active, ended = candidates, []
-    tallies: dict[int, Tally] = {}
+    lower: dict[int, dict[int, int]] = {}
     before: Copies | None = None
     below: list[tuple[int, int]] = []
     begun = 0
     for at, copies in enumerate(found):
         if copies is before:
             continue
-        _count(tallies, below, at - begun)
+        _count(lower, below, at - begun)
         begun, before = at, copies
-        present = 0
-        for mask in copies:
-            present |= mask
+        present = anywhere(copies)
         still = active & present
         if still != active:
             ended.append((active ^ still, at))
@@ -146,19 +144,13 @@ def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[i
                 break
         below = _below(copies, active, order) if len(copies) > 1 or order[0] else []
     else:
-        _count(tallies, below, len(found) - begun)
+        _count(lower, below, len(found) - begun)
     ended.append((active, len(found)))
     prefixes: dict[int, Prefix] = {}
     for mask, matched in ended:
-        numbers = bits(mask) if matched else []
-        if tallies:
-            for number in numbers:
-                lower = {tier: n for tier, tally in tallies.items() if (n := tally.of(number))}
-                prefixes[number] = Prefix(matched, lower)
-        else:
-            shared = Prefix(matched, {})
-            for number in numbers:
-                prefixes[number] = shared
+        shared = Prefix(matched, {})
+        for number in bits(mask) if matched else ():
+            prefixes[number] = Prefix(matched, lower[number]) if number in lower else shared
     return prefixes
 
 
@@ -173,25 +165,9 @@ def _below(copies: Copies, active: int, order: Sequence[int]) -> list[tuple[int,
     return below
 
 
-def _count(tallies: dict[int, Tally], below: Sequence[tuple[int, int]], blocks: int) -> None:
+def _count(lower: dict[int, dict[int, int]], below: Sequence[tuple[int, int]], blocks: int) -> None:
+    """Counts blocks outside the best tier, by holder and tier."""
     for tier, mask in below:
-        tallies.setdefault(tier, Tally()).add(mask, blocks)
-
-
-class Tally:
-    """Counters for all bits of a mask, updated together: plane i holds bit i of every count."""
-
-    def __init__(self) -> None:
-        self._planes: list[int] = []
-
-    def add(self, mask: int, count: int) -> None:
-        """Adds `count` to the counter of every bit in `mask`."""
-        for plane in range(count.bit_length()):
-            carry, at = mask if count >> plane & 1 else 0, plane
-            while carry:
-                self._planes += [0] * (at + 1 - len(self._planes))
-                self._planes[at], carry = self._planes[at] ^ carry, self._planes[at] & carry
-                at += 1
-
-    def of(self, bit: int) -> int:
-        return sum((plane >> bit & 1) << number for number, plane in enumerate(self._planes))
+        for number in bits(mask):
+            tiers = lower.setdefault(number, {})
+            tiers[tier] = tiers.get(tier, 0) + blocks
