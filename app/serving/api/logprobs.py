@@ -21,8 +21,6 @@ E = TypeVar("E", bound=TokenLogprob | None)
 
 NULL = Raw(b"null")
 ALL = -1
-
-
 SLICE = 2048
 """Log probabilities, or tokens, written between two pauses: well below 5 ms of work."""
 MOST_KNOWN = 4096
@@ -38,31 +36,29 @@ def token_name(token_id: int, text: str, as_id: bool) -> str:
     return f"token_id:{token_id}" if as_id else text
 
 
-def width(entries: SomeEntries | None) -> int:
-    last = entries[-1] if entries else None
-    return 1 if last is None else 1 + len(last.top)
-
-
-def rendered(spans: Sequence[Sequence[E]], render: Callable[[Sequence[E]], Sequence[object]]) -> Raw:
+def rendered(spans: Sequence[Sequence[E]], render: Callable[[E], object]) -> Raw:
     """Returns one JSON list of all entries as `render` writes them; pauses where there are many."""
     turns, lists = Slices(SLICE), list[bytes]()
     for span in spans:
-        entry_width = width(span)
-        size = max(1, SLICE // entry_width)
+        last = span[-1] if span else None
+        width = 1 if last is None else 1 + len(last.top)
+        size = max(1, SLICE // width)
         for start in range(0, len(span), size):
-            lists.append(encode(render(span[start : start + size]))[1:-1])
-            turns.spend(size * entry_width)
+            lists.append(encode([render(entry) for entry in span[start : start + size]])[1:-1])
+            turns.spend(size * width)
     return Raw(b"[%b]" % b",".join(lists))
 
 
 class TokenNames:
-    """Names of tokens in an answer: `top` alternatives each; `token_id:N` instead of texts if `as_ids`."""
+    """Writes entries of an answer: `top` alternatives each; `token_id:N` instead of texts if `as_ids`.
 
-    __slots__ = ("_as_ids", "_bytes", "_top")
+    Bytes encode names, but a chat's own ones the text, or they are null if `byteless`.
+    """
 
-    def __init__(self, top: int, as_ids: bool = False) -> None:
-        self._top = top
-        self._as_ids = as_ids
+    __slots__ = ("_as_ids", "_byteless", "_bytes", "_top")
+
+    def __init__(self, top: int, as_ids: bool = False, byteless: bool = False) -> None:
+        self._top, self._as_ids, self._byteless = top, as_ids, byteless
         self._bytes = lru_cache(MOST_KNOWN)(token_bytes)
 
     def _shown(self, entry: TokenLogprob) -> Sequence[tuple[int, str, float]]:
@@ -71,71 +67,26 @@ class TokenNames:
             return shown
         return [(token_id, f"token_id:{token_id}", logprob) for token_id, _, logprob in shown]
 
+    def chat_entry(self, entry: TokenLogprob) -> wire.ChatLogprob:
+        of, name = self._bytes, token_name(entry.token_id, entry.token, self._as_ids)
+        top = [wire.ChatAlternative(text, logprob, of(text)) for _, text, logprob in self._shown(entry)]
+        return wire.ChatLogprob(name, entry.logprob, NULL if self._byteless else of(entry.token), top)
 
-class ChatLogprobs(TokenNames):
-    """Log probabilities of a chat. Bytes of an alternative encode its name; a beam's entry has null bytes."""
+    def item_entry(self, entry: TokenLogprob) -> wire.ItemLogprob:
+        of, name = self._bytes, token_name(entry.token_id, entry.token, self._as_ids)
+        top = [wire.ItemAlternative(text, of(text), logprob) for _, text, logprob in self._shown(entry)]
+        return wire.ItemLogprob(name, of(name), entry.logprob, top)
 
-    __slots__ = ("_byteless",)
-
-    def __init__(self, top: int, as_ids: bool = False, byteless: bool = False) -> None:
-        super().__init__(top, as_ids)
-        self._byteless = byteless
-
-    def entries(self, entries: Entries) -> list[wire.ChatLogprob]:
-        of, as_ids, alternative = self._bytes, self._as_ids, wire.ChatAlternative
-        byteless = self._byteless
-        return [
-            wire.ChatLogprob(
-                token_name(entry.token_id, entry.token, as_ids),
-                entry.logprob,
-                NULL if byteless else of(entry.token),
-                [alternative(name, logprob, of(name)) for _, name, logprob in self._shown(entry)],
-            )
-            for entry in entries
-        ]
+    def event_entry(self, entry: TokenLogprob) -> wire.EventLogprob:
+        name = token_name(entry.token_id, entry.token, self._as_ids)
+        top = [wire.EventAlternative(text, logprob) for _, text, logprob in self._shown(entry)]
+        return wire.EventLogprob(name, entry.logprob, top)
 
 
-class ItemLogprobs(TokenNames):
-    """Log probabilities of a message of the Responses family. Bytes encode names."""
-
-    __slots__ = ()
-
-    def entries(self, entries: Entries) -> list[wire.ItemLogprob]:
-        of, alternative = self._bytes, wire.ItemAlternative
-        return [
-            wire.ItemLogprob(
-                name := token_name(entry.token_id, entry.token, self._as_ids),
-                of(name),
-                entry.logprob,
-                [alternative(text, of(text), logprob) for _, text, logprob in self._shown(entry)],
-            )
-            for entry in entries
-        ]
-
-    def event_entries(self, entries: Entries) -> list[wire.EventLogprob]:
-        return [
-            wire.EventLogprob(
-                token_name(entry.token_id, entry.token, self._as_ids),
-                entry.logprob,
-                [wire.EventAlternative(text, logprob) for _, text, logprob in self._shown(entry)],
-            )
-            for entry in entries
-        ]
-
-
-def token_id_entries(entries: Entries) -> list[wire.TokenIdLogprob]:
-    return [
-        wire.TokenIdLogprob(
-            entry.token_id,
-            entry.logprob,
-            entry.rank,
-            [
-                wire.TokenCandidate(token_id, logprob, rank)
-                for rank, (token_id, _, logprob) in zip(entry.ranks, entry.top, strict=False)
-            ],
-        )
-        for entry in entries
-    ]
+def token_id_entry(entry: TokenLogprob) -> wire.TokenIdLogprob:
+    ranked = zip(entry.ranks, entry.top, strict=False)
+    top = [wire.TokenCandidate(token_id, logprob, rank) for rank, (token_id, _, logprob) in ranked]
+    return wire.TokenIdLogprob(entry.token_id, entry.logprob, entry.rank, top)
 
 
 def prompt_entries(entries: SomeEntries | None) -> Raw | None:
@@ -143,16 +94,13 @@ def prompt_entries(entries: SomeEntries | None) -> Raw | None:
     return None if entries is None else rendered((entries,), _by_id)
 
 
-def _by_id(entries: SomeEntries) -> wire.PromptLogprobs:
-    return [
-        None
-        if entry is None
-        else {
-            str(token_id): wire.PromptLogprob(logprob, rank, text)
-            for rank, (token_id, text, logprob) in zip(entry.ranks, entry.top, strict=False)
-        }
-        for entry in entries
-    ]
+def _by_id(entry: TokenLogprob | None) -> dict[str, wire.PromptLogprob] | None:
+    if entry is None:
+        return None
+    ranked = zip(entry.ranks, entry.top, strict=False)
+    return {
+        str(token_id): wire.PromptLogprob(logprob, rank, text) for rank, (token_id, text, logprob) in ranked
+    }
 
 
 class CompletionLogprobs:
@@ -167,27 +115,19 @@ class CompletionLogprobs:
 
     def lists(self, spans: Sequence[SomeEntries], names: Sequence[str]) -> wire.CompletionLogprobs:
         """Returns the lists of the next tokens; `names` has the tokens whose entries are None."""
-        tokens: list[str] = []
+        as_ids, tokens, offsets = self._as_ids, list[str](), list[int]()
         values: list[float | None] = []
-        offsets: list[int] = []
 
-        def tops(entries: SomeEntries) -> list[dict[str, float] | None]:
-            for entry in entries:
-                if entry is None:
-                    name = names[len(tokens)]
-                else:
-                    name = token_name(entry.token_id, entry.token, self._as_ids)
-                values.append(None if entry is None else entry.logprob)
-                tokens.append(name)
-                offsets.append(self._offset)
-                self._offset += len(name)
-            return [None if entry is None else self._top(entry) for entry in entries]
+        def top(entry: TokenLogprob | None) -> dict[str, float] | None:
+            name = names[len(tokens)] if entry is None else token_name(entry.token_id, entry.token, as_ids)
+            values.append(None if entry is None else entry.logprob)
+            tokens.append(name)
+            offsets.append(self._offset)
+            self._offset += len(name)
+            if entry is None:
+                return None
+            return {token_name(token_id, text, as_ids): logprob for token_id, text, logprob in entry.top}
 
         return wire.CompletionLogprobs(
-            top_logprobs=rendered(spans, tops), text_offset=offsets, token_logprobs=values, tokens=tokens
+            top_logprobs=rendered(spans, top), text_offset=offsets, token_logprobs=values, tokens=tokens
         )
-
-    def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        if self._as_ids:
-            return {f"token_id:{token_id}": logprob for token_id, _, logprob in entry.top}
-        return {text: logprob for _, text, logprob in entry.top}

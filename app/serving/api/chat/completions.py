@@ -15,7 +15,7 @@ from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.thinking import TELLS_EMPTY
 from app.serving.api.chat.tools import check_tool_choice
 from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
-from app.serving.api.logprobs import ALL, ChatLogprobs, prompt_entries, rendered
+from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered
 from app.serving.api.pipeline import SEND_IMAGE, RequestPipeline, check_repeated, truth
 from app.serving.api.writer import ChoiceState, ChunkWriter, PlainChoice, chunk_events
 from app.serving.http.context import RequestContext
@@ -81,7 +81,7 @@ PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), t
 class ChatWriter(ChunkWriter[ChatResponseOptions]):
     kind = "chat.completion.chunk"
     plain_text = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
-    _logprobs: ChatLogprobs | None = None
+    _logprobs: TokenNames | None = None
 
     def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
         special = (
@@ -89,7 +89,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         )
         super().__init__(meta, options, options.n, options.top_logprobs is None and not special)
         if options.top_logprobs is not None and not options.hides:
-            self._logprobs = ChatLogprobs(options.top_logprobs, options.token_id_names, options.beams)
+            self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
 
     def _start(self, output: Started) -> bytes:
         """Returns the role chunks of all choices together, when the first choice begins."""
@@ -138,7 +138,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if options.token_ids and not options.hides:
             shown.token_ids = ids
         if self._logprobs is not None and output.logprobs is not None:
-            shown.logprobs = LogprobContent(self._logprobs.entries(output.logprobs[of]))
+            shown.logprobs = LogprobContent([*map(self._logprobs.chat_entry, output.logprobs[of])])
         return shown
 
     def _usage_so_far(self, index: int) -> Usage:
@@ -215,7 +215,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         message = self._message(choice)
         logprobs = ids = None
         if self._logprobs is not None:
-            logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.entries))
+            logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.chat_entry))
         if self._options.token_ids and not self._options.hides:
             ids = choice.ids
         return wire.ChatChoice(

@@ -9,11 +9,11 @@ from functools import wraps
 from msgspec import UNSET, UnsetType
 
 from app.engine.core.lifecycle import WeightUpdates
-from app.engine.core.outputs import EngineOutput, Tokens
+from app.engine.core.outputs import EngineOutput, TokenLogprob, Tokens
 from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.generate import derender, render
 from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
-from app.serving.api.logprobs import ALL, ChatLogprobs, Entries, prompt_entries, rendered, token_id_entries
+from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered, token_id_entry
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.writer import ChoiceState, ResponseWriter, places
 from app.serving.http.context import RequestContext
@@ -47,9 +47,8 @@ class GenerateWriter(ResponseWriter):
         super().__init__(options.n)
         self._meta, self._options = meta, options
         self._mode = "text" if options.text else "tokens"
-        self._entries: Callable[[Entries], Sequence[wire.ChatLogprob | wire.TokenIdLogprob]]
-        named = ChatLogprobs(ALL, options.token_id_names).entries
-        self._entries = named if options.text else token_id_entries
+        self._entry: Callable[[TokenLogprob], wire.ChatLogprob | wire.TokenIdLogprob]
+        self._entry = TokenNames(ALL, options.token_id_names).chat_entry if options.text else token_id_entry
         self._begun = False
         self._versions: list[list[WeightVersion]] = [[] for _ in self.choices]
 
@@ -70,7 +69,7 @@ class GenerateWriter(ResponseWriter):
         if options.text:
             shown.text = "".join(output.texts[i : i + 1])
         if options.logprobs:
-            shown.logprobs = wire.LogprobContent(self._entries((output.logprobs or ())[i : i + 1]))
+            shown.logprobs = wire.LogprobContent([*map(self._entry, (output.logprobs or ())[i : i + 1])])
         usage = self._usage((choice,), None, None) if options.continuous_usage else None
         prompt_ids = options.prompt_ids if first and options.token_ids else UNSET
         return event_of(GenerateChunk(self._meta.id, usage, prompt_ids, self._mode, (shown,)))
@@ -128,7 +127,7 @@ class GenerateWriter(ResponseWriter):
         if options.text:
             shown.text = "".join(choice.texts)
         if options.logprobs:
-            shown.logprobs = wire.LogprobContent(rendered(choice.logprobs, self._entries))
+            shown.logprobs = wire.LogprobContent(rendered(choice.logprobs, self._entry))
         return shown
 
 

@@ -15,7 +15,7 @@ from app.engine.core.outputs import EngineOutput, Started, TokenLogprob, Tokens
 from app.serving.api.blocks import BlockWriter, named_event
 from app.serving.api.errors import as_stream_error
 from app.serving.api.identity import ResponseMeta
-from app.serving.api.logprobs import ItemLogprobs, rendered
+from app.serving.api.logprobs import TokenNames, rendered
 from app.serving.api.writer import Segment
 from app.serving.http.errors import bad_request
 from app.serving.protocol.coercion import JsonObject
@@ -132,7 +132,7 @@ class ResponsesWriter(BlockWriter):
         self._ended = ended
         self._logprobs = None
         if options.top_logprobs is not None:
-            self._logprobs = ItemLogprobs(options.top_logprobs, options.token_id_names)
+            self._logprobs = TokenNames(options.top_logprobs, options.token_id_names)
         self._number = 0
         """Sequence number of the next event."""
         self._item_id, self._is_custom = "", False
@@ -195,7 +195,7 @@ class ResponsesWriter(BlockWriter):
             return b"".join([self._delta(text) for text in shown if text])
         events = []
         for text, entry in zip(output.texts, output.logprobs, strict=True):
-            self._entries.append(encode(logprobs.entries((entry,)))[1:-1])
+            self._entries.append(encode(logprobs.item_entry(entry)))
             self._silent.append(entry)
             if text:
                 events.append(self._delta(text))
@@ -205,7 +205,7 @@ class ResponsesWriter(BlockWriter):
         """Returns the event of a piece of text, with the log probabilities that were held back."""
         begin, *logprobs, before, end = self._template
         if logprobs and self._logprobs is not None:
-            shown, self._silent = self._logprobs.event_entries(self._silent), []
+            shown, self._silent = [*map(self._logprobs.event_entry, self._silent)], []
             before = b"%b%b%b" % (logprobs[0], encode(shown), before)
         return b"%b%b%b%d%b" % (begin, encode(text), before, self._next(), end)
 
@@ -280,7 +280,7 @@ class ResponsesWriter(BlockWriter):
         for segment in choice.segments:
             logprobs = None
             if segment.part is None and self._logprobs is not None:
-                logprobs = rendered(segment.logprobs, self._logprobs.entries)
+                logprobs = rendered(segment.logprobs, self._logprobs.item_entry)
             status = None if segment.kind == "reasoning" else "completed"
             items.append(item_of(segment, status, segment.text, logprobs, options.calls))
         response = self._last_state(items)
