@@ -22,7 +22,7 @@ from app.serving.api.admin import reports
 from app.serving.api.admin.config import PeerRanks
 from app.serving.api.chat import completions as chat
 from app.serving.api.generate import routes as generate
-from app.serving.api.identity import Identity, system_fingerprint
+from app.serving.api.identity import Identity
 from app.serving.api.openapi import document as openapi
 from app.serving.api.plain import PlainChats, PlainCompletions
 from app.serving.api.pooling import routes as pooling
@@ -220,16 +220,9 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
 
 
 def identity_of(components: Components) -> Identity:
-    settings, server, cache = components.settings, components.server, components.settings.kvcache
-    return Identity(
-        settings.model,
-        cache.kv_side_channel_host or server.pod_ip or socket.gethostname(),
-        components.streams("ids"),
-        port=cache.kv_side_channel_port,
-        fingerprint=system_fingerprint(settings),
-        block_size=cache.block_size,
-        transfers=cache.transfers,
-    )
+    settings, server = components.settings, components.server
+    host = settings.kvcache.kv_side_channel_host or server.pod_ip or socket.gethostname()
+    return Identity(settings, host, components.streams("ids"))
 
 
 def add_api(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.serving.api.anthropic import _disabled_effort, _merges_system
-from app.serving.api.chat.thinking import thinking
+from app.serving.api.chat.parts import thinking
 from app.serving.api.pipeline import ChatRules
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.text import ChatOptions

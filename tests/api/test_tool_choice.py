@@ -9,7 +9,7 @@ import pytest
 
 from app.engine.core.request import ToolCalls
 from app.engine.forms.schema import Schemas
-from app.serving.api.chat.tools import check_tool_choice, constraint_of, tool_calls_of
+from app.serving.api.chat.parts import check_tool_choice, constraint_of, tool_calls_of
 from app.serving.http.errors import ApiError
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.decoding import decode

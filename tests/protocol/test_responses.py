@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.engine.forms.schema import Schemas
-from app.serving.api.chat.tools import tool_calls_of
+from app.serving.api.chat.parts import tool_calls_of
 from app.serving.protocol.decoding import decode
 from app.serving.protocol.messages import Message
 from app.serving.protocol.options import NamedToolChoice

@@ -16,8 +16,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.engine.core.outputs import Part, Started, Tokens
 from app.serving.api.blocks import BlockWriter, named_event
+from app.serving.api.chat.parts import check_tool_choice
 from app.serving.api.chat.prompt import chat_options, chat_prompt
-from app.serving.api.chat.tools import check_tool_choice
 from app.serving.api.errors import as_api_error, forget_frames
 from app.serving.api.identity import ResponseMeta, address_of
 from app.serving.api.pipeline import ChatRules, RequestPipeline

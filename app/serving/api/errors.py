@@ -25,7 +25,7 @@ from app.text.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)
 
-ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingProxyType(
+KNOWN_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = MappingProxyType(
     {
         engine.Draining: unavailable,
         engine.TooManyRequests: unavailable,
@@ -41,6 +41,8 @@ ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingPr
         engine.CallerLeft: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
         engine.PauseNotComplete: internal,
         engine.MemoryNotResident: internal,
+        AdapterNotFound: not_found,
+        AdapterError: partial(ApiError, 400, "InvalidUserInput"),
     }
 )
 
@@ -49,12 +51,8 @@ def as_api_error(error: Exception) -> ApiError:
     """Converts `error` for the client. An unexpected error is logged, not shown."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, EngineError) and (known := ENGINE_ERRORS.get(type(error))) is not None:
+    if (known := KNOWN_ERRORS.get(type(error))) is not None:
         return known(str(error))
-    if isinstance(error, AdapterNotFound):
-        return not_found(str(error))
-    if isinstance(error, AdapterError):
-        return ApiError(400, "InvalidUserInput", str(error))
     if isinstance(error, TokenizerInputError):
         return bad_request(str(error), error.param)
     if isinstance(error, TokenizerServiceError):

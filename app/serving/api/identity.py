@@ -12,10 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from app.serving.http.context import RequestContext
 from app.serving.protocol.common import KVTransferParams
 from app.serving.protocol.validation import GenerationRequest
-from config.settings import ModelSettings, ServerSettings, Settings
-
-SIDE_CHANNEL_PORT = 5600
-"""Port of a real server's transfer connector."""
+from config.settings import ServerSettings, Settings
 
 
 class ResponseMeta(Struct, frozen=True):
@@ -51,30 +48,14 @@ class ResponseOptions(Struct, frozen=True, kw_only=True):
 
 
 class Identity:
-    """Makes the heads of answers. `rng` draws ids, `now` is Unix seconds.
-
-    `engine_id`, `host` and `port` are the address of this server's cache for other servers.
-    """
+    """Makes the heads of answers. `rng` draws ids; other servers find this one's cache at `host`."""
 
     def __init__(
-        self,
-        model: ModelSettings,
-        host: str,
-        rng: Random,
-        now: Callable[[], float] = time.time,
-        port: int = SIDE_CHANNEL_PORT,
-        fingerprint: str | None = None,
-        block_size: int = 16,
-        transfers: bool = True,
+        self, settings: Settings, host: str, rng: Random, now: Callable[[], float] = time.time
     ) -> None:
-        """Without `transfers` this server has no connector, and its cache stays local."""
         self.engine_id = f"{rng.getrandbits(128):032x}"
-        self.host, self.port = host, port
-        self.block_size, self.transfers = block_size, transfers
-        self.devices = model.tensor_parallel_size
-        self._rng = rng
-        self._now = now
-        self._fingerprint = fingerprint
+        self.host, self.cache, self.devices = host, settings.kvcache, settings.model.tensor_parallel_size
+        self._rng, self._now, self._fingerprint = rng, now, system_fingerprint(settings)
 
     def response_meta(self, prefix: str, context: RequestContext, own_id: str, model: str) -> ResponseMeta:
         """Returns the head of an answer; its id is the header's, else the body's (`own_id`), else random."""
@@ -104,10 +85,10 @@ def system_fingerprint(settings: Settings) -> str | None:
 
 def pod_headers(server: ServerSettings) -> dict[str, str]:
     """Returns headers that name the answering pod to a gateway (simulator.md 2.2)."""
-    pod = (
-        {"x-inference-pod": server.pod_name, "x-inference-port": str(server.port)} if server.pod_name else {}
-    )
-    return pod | ({"x-inference-namespace": server.pod_namespace} if server.pod_namespace else {})
+    headers = {"x-inference-namespace": server.pod_namespace} if server.pod_namespace else {}
+    if server.pod_name:
+        headers |= {"x-inference-pod": server.pod_name, "x-inference-port": str(server.port)}
+    return headers
 
 
 def address_of(
@@ -118,14 +99,14 @@ def address_of(
     vLLM's NixlConnector returns the same after a reply of one token, whose keys and values are not computed.
     """
     wanted = asked.kv_transfer_params
-    if not identity.transfers or not wanted or not wanted.get("do_remote_decode"):
+    if not identity.cache.transfers or not wanted or not wanted.get("do_remote_decode"):
         return None
     return KVTransferParams(
         remote_engine_id=identity.engine_id,
-        remote_block_ids=(tuple(range(1, -(-prompt_tokens // identity.block_size) + 1)),),
+        remote_block_ids=(tuple(range(1, -(-prompt_tokens // identity.cache.block_size) + 1)),),
         remote_request_id=f"{meta.engine_id(0)}-{identity.fresh_id()[:8]}",
         remote_host=identity.host,
-        remote_port=identity.port,
+        remote_port=identity.cache.kv_side_channel_port,
         tp_size=identity.devices,
         remote_num_tokens=prompt_tokens,
     )

@@ -17,8 +17,7 @@ from app.engine.core.request import Constraint, EngineRequest, ToolCalls
 from app.engine.core.wire import Sampling, TextForm
 from app.engine.forms.schema import Schemas
 from app.serving.api.chat.media import BuiltPrompt, encoded, placeholders
-from app.serving.api.chat.thinking import Thinking, thinking
-from app.serving.api.chat.tools import constraint_of, tag_of, tool_calls_of
+from app.serving.api.chat.parts import Thinking, constraint_of, tag_of, thinking, tool_calls_of
 from app.serving.api.identity import Identity, ResponseMeta
 from app.serving.api.models import ServedModels
 from app.serving.api.responder import Responder

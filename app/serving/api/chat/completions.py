@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from app.engine.core.outputs import Part, Started, Tokens
 from app.serving.api.chat.media import BuiltPrompt, features, media_tokens
+from app.serving.api.chat.parts import TELLS_EMPTY, check_tool_choice
 from app.serving.api.chat.prompt import chat_options, chat_prompt
-from app.serving.api.chat.thinking import TELLS_EMPTY
-from app.serving.api.chat.tools import check_tool_choice
 from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
 from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered
 from app.serving.api.pipeline import SEND_IMAGE, RequestPipeline, check_repeated, truth

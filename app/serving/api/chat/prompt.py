@@ -9,7 +9,7 @@ import msgspec
 
 from app.base.clock.pause import Slices
 from app.serving.api.chat.media import BuiltPrompt, features
-from app.serving.api.chat.thinking import template_kwargs
+from app.serving.api.chat.parts import template_kwargs
 from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.http.errors import bad_request
 from app.serving.protocol.chat import ChatCompletionRequest

@@ -12,8 +12,8 @@ from app.engine.forms.schema import Schemas
 from app.engine.parsing import THINK_BEGIN, THINK_END
 from app.serving.api.anthropic import message_chats
 from app.serving.api.chat.media import BuiltPrompt
+from app.serving.api.chat.parts import check_tool_choice, tool_calls_of
 from app.serving.api.chat.prompt import chat_options, chat_prompt
-from app.serving.api.chat.tools import check_tool_choice, tool_calls_of
 from app.serving.api.completions import completion_prompt
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responses.routes import response_prompt
