@@ -125,7 +125,7 @@ OpenConnections = dict[HubConnection | GreenletConnection, None]
 
 
 class FastPath:
-    """What the fast connections of one worker share.
+    """State that the fast connections of one worker share.
 
     An idle connection is closed after `idle_s`. A client that takes no bytes is cut off after
     `write_timeout_s`. `serve_general` starts a greenlet for the next request of a connection; the request

@@ -133,7 +133,7 @@ class Response:
 
 
 class AnswerBody:
-    """A WSGI body that counts the bytes of its response, and whose `close` closes the response."""
+    """A WSGI body: counts the bytes of its response, and closes the response when it is closed."""
 
     __slots__ = ("_next", "response")
 
