@@ -31,7 +31,10 @@ def client_of(live: LiveSettings) -> FlaskClient:
         live.change({"log-http": not live.current.log.log_http})
         return json_response({})
 
-    routes = [post("/thing", thing), post("/switch", switch)]
+    def stream(context: RequestContext) -> Response:
+        return Response(iter((b"data: 1", b"data: 2")), content_type="text/event-stream")
+
+    routes = [post("/thing", thing), post("/switch", switch), post("/stream", stream)]
     return application(routes, HttpLog(), live=live).test_client()
 
 
@@ -47,3 +50,12 @@ def test_the_log_is_switched_while_the_server_runs(caplog: pytest.LogCaptureFixt
         live.change({"log-http": on})
         client.post("/thing", data=b"one")
     assert [line["body"] for line in logged(caplog)] == ["one"]
+
+
+def test_a_stream_is_named_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    live = LiveSettings(Settings())
+    client = client_of(live)
+    live.change({"log-http": True})
+    assert client.post("/stream", data=b"one").data == b"data: 1data: 2"
+    assert [(line["body"], line["response"]) for line in logged(caplog)] == [("", "(stream)")]

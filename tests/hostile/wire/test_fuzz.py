@@ -39,10 +39,8 @@ SERVERS = {
         ),
     ),
     "general way": (300, (*EVERYTHING, "--fast-path=false", "--reasoning-parser", "qwen3", "--omni")),
-    "pooling": (700, (*EVERYTHING, "--task", "pooling")),
-    "embed": (200, (*EVERYTHING, "--task", "embed")),
-    "score": (200, (*EVERYTHING, "--task", "score")),
-    "classify": (200, (*EVERYTHING, "--task", "classify")),
+    "pooling": (1000, (*EVERYTHING, "--task", "pooling")),
+    "classify": (300, (*EVERYTHING, "--task", "classify")),
     "indexer": (700, ("--force-dummy-tokenizer",)),
 }
 """How many requests each gets, and its flags."""

@@ -160,10 +160,10 @@ def write(file: Path, settings: Mapping[str, Any]) -> None:
     file.write_text("".join(f"{name.replace('_', '-')}: {value}\n" for name, value in rows.items()))
 
 
-@pytest.fixture
-def reloaded(tmp_path: Path) -> Iterator[Reloaded]:
+@pytest.fixture(scope="module")
+def reloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloaded]:
     """Two ranks, slow streams, a short graceful timeout; the served model is called `before`."""
-    file = tmp_path / "settings.yaml"
+    file = tmp_path_factory.mktemp("reloaded") / "settings.yaml"
     write(file, {"served_model_name": "before"})
     env = {"SIM_CONFIG": str(file), "SIM_GRACEFUL_TIMEOUT": "1s", "SIM_INTER_TOKEN_LATENCY": "20ms"}
     with running_gunicorn(env=env, ports=2) as server:
@@ -171,8 +171,22 @@ def reloaded(tmp_path: Path) -> Iterator[Reloaded]:
         yield Reloaded(server, file)
 
 
-def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout(reloaded: Reloaded) -> None:
+def test_a_reload_that_cannot_be_served_changes_nothing(reloaded: Reloaded) -> None:
     server = reloaded.server
+    reloaded.refuses("max-num-seqs", max_num_seqs=-1)
+    reloaded.refuses("parsed", model="[unclosed")
+    reloaded.refuses("number of ranks", data_parallel_size=3)
+    reloaded.refuses("/nowhere", tokenizer="/nowhere")
+    reloaded.refuses("/nowhere", ssl_certfile="/nowhere", ssl_keyfile="/nowhere")
+    # A rank that is started again has the settings of its sibling, not those of the file.
+    os.kill(worker_behind(server, server.port), signal.SIGKILL)
+    assert [served_models(port) for port in ports_of(server, 2)] == [["before"], ["before"]]
+    reloaded.reloads_to("other")
+
+
+def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout_until_the_end(reloaded: Reloaded) -> None:
+    server = reloaded.server
+    wait_until(lambda: len(workers_of(server)) == 2)
     with Wire(server.port + 1) as streaming, Wire(server.port + 1) as staying:
         events = streaming.post(ask(max_tokens=100, stream=True)).events()
         next(events)
@@ -191,30 +205,13 @@ def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout(reloaded: Relo
         assert streamed_by in workers_of(server)
     wait_until(lambda: len(workers_of(server)) == 2)
     assert "cuts" not in server.log() and "Traceback" not in server.log()
-
-
-def test_the_end_cuts_what_a_reload_has_let_go_on(reloaded: Reloaded) -> None:
-    server = reloaded.server
     with Wire(server.port).post(ask(max_tokens=4000, stream=True)) as streaming:
         next(streaming.events())
-        reloaded.reloads_to("after")
+        reloaded.reloads_to("last")
         wait_until(lambda: len(workers_of(server)) == 3)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == 0
     assert "cuts 1 requests" in server.log()
-
-
-def test_a_reload_that_cannot_be_served_changes_nothing(reloaded: Reloaded) -> None:
-    server = reloaded.server
-    reloaded.refuses("max-num-seqs", max_num_seqs=-1)
-    reloaded.refuses("parsed", model="[unclosed")
-    reloaded.refuses("number of ranks", data_parallel_size=3)
-    reloaded.refuses("/nowhere", tokenizer="/nowhere")
-    reloaded.refuses("/nowhere", ssl_certfile="/nowhere", ssl_keyfile="/nowhere")
-    # A rank that is started again has the settings of its sibling, not those of the file.
-    os.kill(worker_behind(server, server.port), signal.SIGKILL)
-    assert [served_models(port) for port in ports_of(server, 2)] == [["before"], ["before"]]
-    reloaded.reloads_to("after")
 
 
 def test_the_health_check_asks_every_rank(three: RunningServer) -> None:

@@ -16,18 +16,6 @@ from tests.hostile.stressed_server import workers_of
 from tests.running_server import ROOT, RunningServer, free_port, running_gunicorn, running_server
 
 
-def test_preloading_the_application_changes_nothing_for_clients() -> None:
-    with running_gunicorn("--preload", env={"SIM_INTER_TOKEN_LATENCY": "5ms"}) as server:
-        for _ in range(5):
-            assert post(server.port, ask(max_tokens=3)).json()["usage"]["completion_tokens"] == 3
-        with Wire(server.port) as wire:
-            assert len(list(wire.post(ask(max_tokens=20, stream=True)).events())) == 20
-        assert post(server.port, {"prompt": "Off the hub, too."}, "/tokenize").status == 200
-        assert metric(server.port, "vllm:request_success_total") == 6
-        assert "Traceback" not in server.log()
-        assert server.stop(5) == 0
-
-
 def start_refused(*arguments: str, **variables: str) -> tuple[int, str]:
     """Exit status and output of a gunicorn that should not start. TimeoutExpired when it does."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
@@ -78,10 +66,11 @@ def test_a_start_says_three_lines() -> None:
         post(server.port, ask())
 
 
-def test_a_reload_lets_streams_end_and_refuses_nobody() -> None:
+def test_a_preloaded_application_serves_on_through_a_reload_which_lets_streams_end() -> None:
     env = {"SIM_INTER_TOKEN_LATENCY": "10ms", "SIM_GRACEFUL_TIMEOUT": "20s"}
-    with running_gunicorn(env=env) as server:
+    with running_gunicorn("--preload", env=env) as server:
         [first] = workers_of(server)
+        assert post(server.port, {"prompt": "Off the hub, too."}, "/tokenize").status == 200
         with Wire(server.port) as streaming:
             events = streaming.post(ask(max_tokens=150, stream=True)).events()
             next(events)
@@ -98,7 +87,10 @@ def test_a_reload_lets_streams_end_and_refuses_nobody() -> None:
             wait_until(replaced)
             assert len(list(events)) == 149
         assert set(statuses) == {200}
+        assert post(server.port, ask(max_tokens=3)).json()["usage"]["completion_tokens"] == 3
+        assert metric(server.port, "vllm:request_success_total") > 0
         assert "Traceback" not in server.log()
+        assert server.stop(5) == 0
 
 
 def successor_of(server: RunningServer) -> int | None:

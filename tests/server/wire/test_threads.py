@@ -22,6 +22,7 @@ from tests.hostile.raw_client import (
     running,
     wait_until,
 )
+from tests.kvcache.wire.test_over_http import subscribed
 from tests.other_workers import THREADS, served_by
 from tests.running_server import QUICK_STEPS, RunningServer
 
@@ -84,12 +85,16 @@ def test_who_sends_slowly_holds_up_nobody(server: RunningServer) -> None:
         assert slow[0].sock.recv(1) == b""
 
 
-def test_what_runs_at_the_end_runs_to_its_end(tmp_path: Path) -> None:
-    with served_by("gthread", tmp_path, **LATENCIES) as server, Wire(server.port) as wire:
-        events = wire.post(ask(max_tokens=60, stream=True)).events()
-        next(events)
-        server.process.send_signal(signal.SIGTERM)
-        assert len([*events]) == 59
-        wire.sock.close()
-        assert server.process.wait(10) == 0
-        assert "Traceback" not in server.log()
+def test_events_of_the_cache_leave_and_what_runs_at_the_end_runs_to_its_end(tmp_path: Path) -> None:
+    with subscribed() as subscriber:
+        cache = {"SIM_ENABLE_KVCACHE": "true", "SIM_ZMQ_ENDPOINT": f"tcp://127.0.0.1:{subscriber.port}"}
+        with served_by("gthread", tmp_path, **LATENCIES, **cache) as server, Wire(server.port) as wire:
+            assert post(server.port, ask(prompt=list(range(1, 65)))).status == 200
+            assert subscriber.events(1)[0]["type"] == "BlockStored"
+            events = wire.post(ask(max_tokens=60, stream=True)).events()
+            next(events)
+            server.process.send_signal(signal.SIGTERM)
+            assert len([*events]) == 59
+            wire.sock.close()
+            assert server.process.wait(10) == 0
+            assert "Traceback" not in server.log()
