@@ -157,7 +157,7 @@ def _converter(annotation: object) -> Convert:
 def _strictly(annotation: object, value: object) -> object:
     try:
         return msgspec.convert(value, annotation)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # a lone surrogate is no enum value
         raise Misfit(str(error)) from None
 
 
