@@ -221,7 +221,7 @@ class Guard(Struct):
         }
 
 
-# The checks of what hooks give for a request.
+# The checks of results for a request.
 
 
 def reply_of(worded: Worded, given: object, request: EngineRequest, rng: Random) -> Reply | None:
@@ -459,7 +459,7 @@ def _failing(plugin: str, hook: str) -> Iterator[None]:
 
 
 def _answered(route: Route) -> set[tuple[str, str]]:
-    """Returns methods and paths, in which names of parameters make no difference."""
+    """Returns methods and paths; names of parameters make no difference."""
     path = "/".join("{}" if part.startswith("{") else part for part in route.path.split("/"))
     return {(method, path) for method in route.methods}
 

@@ -9,9 +9,9 @@ import pytest
 
 from app import create_app
 from app.console import page
+from app.console.application import SHOWN_SETTING, describe, shown
 from app.console.bars import Origin
 from app.console.page import FOLDER, SCRIPTS, STYLES
-from app.console.routes import SHOWN_SETTING, describe, shown
 from app.engine.core.request import ScriptedReply
 from config.loader import load
 from config.settings import TABLE
