@@ -23,6 +23,7 @@ from msgspec import Struct
 from pluggy import HookImpl, PluginManager, PluginValidationError
 from prometheus_client.parser import text_string_to_metric_families
 
+from app import plugins as specifications
 from app.base.clock.streams import Streams
 from app.base.metrics.instruments import Families
 from app.engine.core.batch import Batch
@@ -32,8 +33,7 @@ from app.engine.core.step_loop import CostModel, StepCost
 from app.engine.simulated.modes import LengthSource, ReplySource
 from app.lab.fleet.routing import Incoming, Policy, PolicyMaker, Scores
 from app.lab.load.policies import POLICIES
-from app.plugins import hooks as specifications
-from app.plugins.hooks import HOOKS, PROJECT, MetricsHook, PluginHost
+from app.plugins import HOOKS, PROJECT, MetricsHook, PluginHost
 from app.serving.faults.fault import Fault, RequestFacts
 from app.serving.faults.injector import FaultSource
 from app.serving.http.context import RequestContext

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.plugins.hooks import HOOKS
+from app.plugins import HOOKS
 from app.wiring.factory import build, create_app, tokenizer_of
 from config import ConfigError, Settings
 from config.loader import load

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import requests
 
-from app.plugins.hooks import HOOKS
+from app.plugins import HOOKS
 from app.plugins.registry import registry_of
 from config.loader import load
 from tests.running_server import ROOT, RunningServer, running_server
