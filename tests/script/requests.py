@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 from app.engine.forms.schema import Schemas
+from app.serving.faults.fault import RequestFacts
 from app.serving.scripts.matching import MatchedRequest, Message
 from app.serving.scripts.script_set import ScriptSet, accepting
 
@@ -24,9 +25,8 @@ def request(
     """A request with these messages: a text is a user's, a tuple is role, text and tool."""
     messages = [Message("user", each) if isinstance(each, str) else Message(*each) for each in said]
     given = headers or {}
-    return MatchedRequest(
-        api, model, messages, tools or {}, lambda name: given.get(name.lower()), lambda: key
-    )
+    facts = RequestFacts("", model, lambda name: given.get(name.lower()), lambda: key)
+    return MatchedRequest(api, facts, messages, tools or {})
 
 
 class Books:

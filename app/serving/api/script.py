@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
 from msgspec.structs import replace
@@ -14,8 +13,8 @@ from app.base.clock.pause import Pace, Slices
 from app.engine.core.request import EngineRequest
 from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.writer import ResponseWriter, UsageOverrides
-from app.serving.faults.injector import BYTES_PER_TOKEN, FaultInjector
-from app.serving.http.context import RequestContext, client_name
+from app.serving.faults.injector import FaultInjector, facts_of
+from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.serving.protocol.completions import CompletionRequest
@@ -148,19 +147,8 @@ def request_of(
     tools: Mapping[str, object],
     wants: str = "",
 ) -> MatchedRequest:
-    path = context.path if context.route is None else context.route.path
-    return MatchedRequest(
-        FAMILIES.get(path, ""),
-        model,
-        messages,
-        tools,
-        lambda name: context.headers.get(name.lower()),
-        partial(client_name, context),
-        path,
-        (context.content_length or 0) / BYTES_PER_TOKEN,
-        wants,
-        Pace(time.monotonic),
-    )
+    facts = facts_of(context, model)
+    return MatchedRequest(FAMILIES.get(facts.path, ""), facts, messages, tools, wants, Pace(time.monotonic))
 
 
 def messages_of(messages: Sequence[WireMessage]) -> list[Message]:

@@ -134,14 +134,7 @@ class FaultInjector:
         context.is_generation = True
         if self.exempt(context):
             return
-        facts = RequestFacts(
-            context.path,
-            model,
-            lambda name: context.headers.get(name.lower()),
-            partial(client_name, context),
-            (context.content_length or 0) / BYTES_PER_TOKEN,
-        )
-        fault = self.fault_for(facts)
+        fault = self.fault_for(facts_of(context, model))
         if fault is not None:
             self.apply(context, fault)
 
@@ -154,6 +147,16 @@ class FaultInjector:
         if fault.error is not None:
             fault.error.headers = {**fault.headers, **fault.error.headers}
             raise fault.error
+
+
+def facts_of(context: RequestContext, model: str | None) -> RequestFacts:
+    return RequestFacts(
+        context.path if context.route is None else context.route.path,
+        model,
+        lambda name: context.headers.get(name.lower()),
+        partial(client_name, context),
+        (context.content_length or 0) / BYTES_PER_TOKEN,
+    )
 
 
 def _returned(request: RequestFacts) -> Fault | None:

@@ -22,7 +22,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from app.engine.core.request import ScriptedCall, ScriptedReply
-from app.serving.scripts.matching import MatchedRequest
+from app.serving.scripts.matching import WORDS, MatchedRequest
 from app.serving.scripts.rules import Classes, Delays, ScriptError, ScriptFailure, Then, UsageIs
 from config.durations import parse_duration
 
@@ -232,11 +232,11 @@ class Action:
         ]
         self._embedding = self._template(then.embedding, "embedding")
         self._score = self._template(then.score, "score")
-        self.speaks = bool(then.text is not None or self._json or self._calls or then.reasoning is not None)
-        """True if the rule generates text or tool calls."""
+        speaks = bool(then.text is not None or self._json or self._calls or then.reasoning is not None)
         given = {"embedding": then.embedding, "score": then.score, "classes": then.classes}
-        self.numbers = next((name for name, value in given.items() if value is not None), "")
-        """Key of the numeric result (`app.serving.scripts.matching.WANTS`); empty without one."""
+        numbers = next((name for name, value in given.items() if value is not None), "")
+        self.result = numbers or WORDS * speaks
+        """What the rule gives, of `app.serving.scripts.matching.WANTS`; empty if it only passes or fails."""
         if not isinstance(then.embedding, str | None) and len(then.embedding) > MOST_VECTOR:
             raise ScriptError(f"then.embedding: at most {MOST_VECTOR} numbers")
         for name, value in given.items():
@@ -246,7 +246,7 @@ class Action:
                 raise ScriptError(f"then.{name}: infinity, and what is not a number, is no JSON") from None
         delays = then.delays or Delays()
         self._reply = ScriptedReply(
-            passes=not self.speaks,
+            passes=not speaks,
             finish=then.finish_reason,
             first_token_s=_seconds(delays.first_token, "first_token"),
             per_token_s=_seconds(delays.per_token, "per_token"),

@@ -15,6 +15,7 @@ from typing import get_args
 import msgspec
 
 from app.engine.forms.schema import Schemas
+from app.serving.faults.fault import RequestFacts
 from app.serving.scripts.matching import Groups, MatchedRequest, Message, TooSlow
 from app.serving.scripts.rules import Family, ScriptError, ScriptFailure
 from app.serving.scripts.script_set import Decision, RuleState, ScriptSet, accepting, log
@@ -86,7 +87,7 @@ def _shown(decision: Decision) -> dict[str, object]:
     if answer is not None:
         reply = msgspec.to_builtins(answer.reply)
         del reply["in_parts"]
-        if decision.rule.action.numbers:
+        if answer.embedding is not None or answer.score is not None or answer.classes is not None:
             del reply["passes"]
         reply["calls"] = [
             {"name": name, "arguments": json.loads(arguments)} | ({"id": own_id} if own_id else {})
@@ -116,14 +117,8 @@ def _request(given: argparse.Namespace, read: ReadMessages) -> MatchedRequest:
             raise ValueError(f"--tools: {told}") from None
     pairs = (text.partition(":") for text in given.header)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    return MatchedRequest(
-        given.api,
-        given.model,
-        read(messages),
-        tools,
-        lambda name: headers.get(name.lower()),
-        lambda: "address:local",
-    )
+    facts = RequestFacts("", given.model, lambda name: headers.get(name.lower()), lambda: "address:local")
+    return MatchedRequest(given.api, facts, read(messages), tools)
 
 
 def _json(text: str, flag: str) -> object:

@@ -13,6 +13,7 @@ import regex
 from msgspec import Struct
 
 from app.base.clock.pause import call_off_hub
+from app.serving.faults.fault import RequestFacts
 from app.serving.scripts.rules import (
     MessageIs,
     Numbers,
@@ -66,20 +67,15 @@ class Message(Struct, frozen=True, gc=False):
 class MatchedRequest:
     """A request in the form that rules evaluate.
 
-    `tools` maps a name to the JSON Schema of its arguments. `header` takes a name in any case.
-    `key` identifies the client by API key or address. `tokens` is an estimate.
+    `tools` maps a name to the JSON Schema of its arguments.
     `wants` is embedding, classes, score or words; if empty, the family's default of `WANTS`.
     `breathe` is called between parts of long work, and may pause.
     """
 
     api: str
-    model: str
+    facts: RequestFacts
     messages: Sequence[Message]
     tools: Mapping[str, object]
-    header: Callable[[str], str | None]
-    key: Callable[[], str]
-    path: str = ""
-    tokens: float = 0.0
     wants: str = ""
     breathe: Callable[[], None] = lambda: None
 
@@ -107,7 +103,7 @@ class MatchedRequest:
     @cached_property
     def client(self) -> bytes:
         """Digest of the client's key."""
-        return _digest(self.key())
+        return _digest(self.facts.client())
 
     @cached_property
     def conversation(self) -> bytes:
@@ -116,7 +112,7 @@ class MatchedRequest:
         """
         begin = next((n for n, each in enumerate(self.messages, 1) if each.role == "user"), None)
         messages = [(each.role, len(each.text), each.text[:FOLDED]) for each in self.messages[:begin]]
-        return _digest((self.key(), self.model, messages))
+        return _digest((self.facts.client(), self.facts.model, messages))
 
 
 def _digest(value: object) -> bytes:
@@ -166,7 +162,7 @@ class Conditions:
         Adds captured texts to `groups`. May raise TooSlow.
         """
         when = self._when
-        if when.model is not None and request.model not in listed(when.model):
+        if when.model is not None and request.facts.model not in listed(when.model):
             return "model"
         if when.api is not None and request.api not in listed(when.api):
             return "api"
@@ -178,7 +174,7 @@ class Conditions:
         elif when.tools is not None and not all(name in request.tools for name in listed(when.tools)):
             return "tools"
         for name, text in self._headers.items():
-            found = request.header(name)
+            found = request.facts.header(name)
             if found is None or not text.holds(found, request, groups):
                 return f"headers.{name}"
         for number, (wanted, text) in enumerate(self._messages):

@@ -21,9 +21,9 @@ from msgspec import Struct, to_builtins
 from app.base.clock.pause import call_off_hub
 from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.document import JSON
-from app.serving.faults.fault import Fault, FaultScript, RequestFacts
+from app.serving.faults.fault import Fault, FaultScript
 from app.serving.scripts.action import Accepts, Action, ScriptedAnswer, random_functions
-from app.serving.scripts.matching import KNOWN, WORDS, Conditions, Groups, MatchedRequest, TooSlow, is_in
+from app.serving.scripts.matching import KNOWN, Conditions, Groups, MatchedRequest, TooSlow, is_in
 from app.serving.scripts.rules import (
     Nth,
     Rule,
@@ -79,7 +79,7 @@ class RuleState:
             key = "" if isinstance(error, ScriptError) else "then.fault: "
             raise ScriptError(f"{self.place}: {key}{error}") from None
         self.needed_tools = [call.name for call in then.tool_calls if not call.unchecked]
-        self.only_fails = not (self.action.speaks or self.action.numbers or then.passes)
+        self.only_fails = not (self.action.result or then.passes)
         """True if the rule has a fault and no answer."""
         nth = rule.when.nth
         self._nth = nth if nth is None or isinstance(nth, Nth) else Nth(count=nth)
@@ -99,9 +99,7 @@ class RuleState:
         """True if the rule has the result that the request wants. A rule without a result concerns all
         requests.
         """
-        if self.action.numbers or self.action.speaks:
-            return request.wants == (self.action.numbers or WORDS)
-        return True
+        return self.action.result in ("", request.wants)
 
     def missing_tool(self, request: MatchedRequest) -> str:
         """Returns an error that names a tool that the request does not offer; empty when none is missing."""
@@ -140,8 +138,7 @@ class RuleState:
         """Returns the fault for this request; None without a fault or when its turn has not come."""
         if self._fault is None:
             return None
-        facts = RequestFacts(request.path, request.model, request.header, request.key, request.tokens)
-        return self._fault.fault_for(facts, rng, now_s)
+        return self._fault.fault_for(request.facts, rng, now_s)
 
 
 class ScriptFile(Struct, eq=False):
@@ -241,7 +238,7 @@ class ScriptSet:
         cannot answer.
         """
         for file in self.files:
-            if file.model not in ("", request.model):
+            if file.model not in ("", request.facts.model):
                 continue
             for rule in file.rules:
                 decision = self._decision(rule, request, own or file.rng)
@@ -283,13 +280,13 @@ class ScriptSet:
             "message": request.last[:KNOWN],
             "user": request.user[:KNOWN],
             "tool_result": results[-1].text[:KNOWN] if results else "",
-            "model": request.model,
+            "model": request.facts.model,
             "api": request.api,
             "turn": request.turn,
             "count": groups.count,
             "now": datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds"),
             "unix": unix_s,
-            "header": request.header,
+            "header": request.facts.header,
             **random_functions(rng),
         }
 
