@@ -22,7 +22,7 @@ from app.serving.http.connection import BrokenOffError, Connection
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import Response, StreamingBody
-from config.durations import format_duration
+from app.serving.middleware.rate_limits import Buckets
 from config.fault_rules import (
     DisconnectRule,
     EmptyRule,
@@ -205,6 +205,7 @@ class Quota:
     def __init__(self, rule: RateLimitRule, now_s: float) -> None:
         self._requests = TokenBucket(rule.rate, max(rule.burst or rule.rate, 1.0), now_s)
         self._tokens = TokenBucket(rule.token_rate, rule.token_burst, now_s) if rule.token_rate else None
+        self.headers = Buckets(self._requests, self._tokens).headers
 
     def take(self, tokens: float, now_s: float) -> ApiError | None:
         """Takes a request and its tokens from the buckets. When too few are left, takes nothing and returns
@@ -212,9 +213,9 @@ class Quota:
 
         A request with more tokens than the bucket can hold takes a full bucket.
         """
-        tokens = min(tokens, self._tokens.burst) if self._tokens else 0.0
         wait_s = self._requests.wait(1.0, now_s)
         if self._tokens:
+            tokens = min(tokens, self._tokens.burst)
             wait_s = max(wait_s, self._tokens.wait(tokens, now_s))
         if not wait_s:
             self._requests.spend(1.0, now_s)
@@ -229,19 +230,6 @@ class Quota:
             f"try again in {retry_after_s} s.",
             headers={"Retry-After": str(retry_after_s)},
         )
-
-    def headers(self, now_s: float) -> dict[str, str]:
-        """Returns remainders and times until the buckets are full, as OpenAI's headers."""
-        requests = _quota_headers("requests", self._requests, now_s)
-        return requests | _quota_headers("tokens", self._tokens, now_s) if self._tokens else requests
-
-
-def _quota_headers(unit: str, bucket: TokenBucket, now_s: float) -> dict[str, str]:
-    return {
-        f"x-ratelimit-limit-{unit}": f"{int(bucket.burst)}",
-        f"x-ratelimit-remaining-{unit}": f"{int(bucket.remaining(now_s))}",
-        f"x-ratelimit-reset-{unit}": format_duration(math.ceil(bucket.full_in(now_s) * 1000) / 1000),
-    }
 
 
 BLANK = b"\n\n"

@@ -6,7 +6,6 @@ A request without a key counts for its address. Headers and error follow OpenAI 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from typing import NamedTuple
@@ -39,19 +38,18 @@ ROUNDING_TOKENS = 1e-6
 """Tolerance in tokens; larger than any rounding error of the sums."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
-    """Token buckets of one client; None is no limit."""
+class Buckets(NamedTuple):
+    """Token buckets of a quota; None is no limit."""
 
     requests: TokenBucket | None
     tokens: TokenBucket | None
 
     def headers(self, now_s: float) -> dict[str, str]:
-        """Returns the limits, the remainders and the times until the buckets are full."""
+        """Returns the limits, the remainders and the times until the buckets are full, as OpenAI does."""
         told = {}
         for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
-                told[f"x-ratelimit-limit-{name}"] = str(int(bucket.per_minute))
+                told[f"x-ratelimit-limit-{name}"] = str(int(bucket.burst))
                 told[f"x-ratelimit-remaining-{name}"] = str(int(bucket.remaining(now_s) + ROUNDING_TOKENS))
                 told[f"x-ratelimit-reset-{name}"] = format_duration(round(bucket.full_in(now_s), 3))
         return told
@@ -60,7 +58,7 @@ class ClientLimits:
 class LimitedRequest(NamedTuple):
     """Buckets and arrival of a request that counts; kept in its context."""
 
-    usage: ClientLimits
+    buckets: Buckets
     asked_s: float
 
 
@@ -70,23 +68,23 @@ class RateLimits(Middleware):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._limits: tuple[int | None, int | None] = (None, None)
-        self._usage: LRUCache[bytes, ClientLimits] = LRUCache(MOST_CALLERS)
+        self._callers: LRUCache[bytes, Buckets] = LRUCache(MOST_CALLERS)
         self.limit_bytes = MOST_CALLERS * CALLER_BYTES
         self.active = False
 
     @property
     def size_bytes(self) -> int:
-        return len(self._usage) * CALLER_BYTES
+        return len(self._callers) * CALLER_BYTES
 
     def __len__(self) -> int:
-        return len(self._usage)
+        return len(self._callers)
 
     def on_settings(self, settings: Settings) -> None:
         """Applies the limits; changed limits start with full buckets."""
         limits = settings.access.requests_per_minute, settings.access.tokens_per_minute
         if limits != self._limits:
             self._limits = limits
-            self._usage.clear()
+            self._callers.clear()
         self.active = limits != (None, None)
 
     def begin(self, context: RequestContext) -> None:
@@ -95,29 +93,29 @@ class RateLimits(Middleware):
             return
         key = bearer(context.headers)
         caller = context.client.encode() if key is None else sha256(key).digest()
-        usage, now_s = self._usage_of(caller), self._clock.now()
-        context.keep(LimitedRequest(usage, now_s))
+        buckets, now_s = self._buckets_of(caller), self._clock.now()
+        requests, tokens = buckets
+        context.keep(LimitedRequest(buckets, now_s))
         context.observers = (*context.observers, partial(self._observe, caller))
-        if usage.tokens is not None:  # it may be in debt, and has to hold a token again
-            bucket = usage.tokens
-            debt_s = bucket.full_in(now_s) - (bucket.burst - 1) * MINUTE_S / bucket.per_minute
+        if tokens is not None:  # it may be in debt, and has to hold a token again
+            debt_s = tokens.full_in(now_s) - (tokens.burst - 1) * MINUTE_S / tokens.per_minute
             if debt_s > ROUNDING_S:
                 raise _exceeded(self._limits[1], "tokens", debt_s)
-        wait_s = usage.requests.take(1, now_s) if usage.requests is not None else 0.0
+        wait_s = requests.take(1, now_s) if requests is not None else 0.0
         if wait_s > 0:
             raise _exceeded(self._limits[0], "requests", wait_s)
 
     def end(self, context: RequestContext, response: Response) -> None:
         limited = context.kept(LimitedRequest)
         if limited is not None:
-            response.headers.update(limited.usage.headers(limited.asked_s))
+            response.headers.update(limited.buckets.headers(limited.asked_s))
 
     def charge(self, caller: bytes, tokens: int) -> None:
         """Subtracts used tokens from the bucket of `caller`.
 
         The bucket may become negative: further requests are refused until it holds a token again.
         """
-        bucket = self._usage_of(caller).tokens
+        bucket = self._buckets_of(caller).tokens
         if bucket is not None:
             bucket.spend(tokens, self._clock.now())
 
@@ -127,13 +125,13 @@ class RateLimits(Middleware):
             self.charge(caller, len(request.prompt_ids))
         return lambda outcome: self.charge(caller, outcome.tokens)
 
-    def _usage_of(self, caller: bytes) -> ClientLimits:
-        usage = self._usage.get(caller)
-        if usage is None:
+    def _buckets_of(self, caller: bytes) -> Buckets:
+        buckets = self._callers.get(caller)
+        if buckets is None:
             now_s = self._clock.now()
-            buckets = (TokenBucket(most, now_s=now_s) if most else None for most in self._limits)
-            usage = self._usage[caller] = ClientLimits(*buckets)
-        return usage
+            requests, tokens = (TokenBucket(most, now_s=now_s) if most else None for most in self._limits)
+            buckets = self._callers[caller] = Buckets(requests, tokens)
+        return buckets
 
 
 def _exceeded(limit: int | None, what: str, wait_s: float) -> Exception:
