@@ -1,24 +1,29 @@
-"""Web pages of other origins: allowed as vLLM's framework allows them, and by default not at all."""
+"""Who may ask: API keys as vLLM asks for them, a key for /admin alone, and web pages of other origins."""
 
 from __future__ import annotations
 
 import pytest
 import requests
 from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
+from app import create_app
 from app.serving.http.response import json_response
-from app.serving.http.route import post as route
-from app.serving.middleware.access import PREFLIGHT_VARY, Cors
-from config.settings import AccessSettings
-from tests.application import application
+from app.serving.http.route import get, post
+from app.serving.middleware.access import PREFLIGHT_VARY, ApiKeys, Cors
+from config.live import LiveSettings
+from config.loader import load
+from config.settings import AccessSettings, Settings
+from tests.application import application, request
 
 PAGE, OTHER = "https://page.example", "https://other.example"
 
 
 def client(**access: object) -> FlaskClient:
     cors = Cors(AccessSettings(**access))  # type: ignore[arg-type]
-    return application([route("/thing", lambda context: json_response({}))], cors).test_client()
+    return application([post("/thing", lambda context: json_response({}))], cors).test_client()
 
 
 def preflight(
@@ -84,3 +89,47 @@ def test_an_origin_is_no_pattern_and_options_without_a_question_no_preflight() -
             assert allowed_origin(page.post("/thing", headers={"Origin": other})) is None
     for headers in ({}, {"Origin": PAGE}, {"Access-Control-Request-Method": "POST"}):
         assert client(allowed_origins=(PAGE,)).options("/thing", headers=headers).status_code == 405
+
+
+def keyed(live: LiveSettings) -> FlaskClient:
+    paths = ("/v1/models", "/admin/config", "/health")
+    routes = [get(path, lambda context: json_response({})) for path in paths]
+    return application(routes, ApiKeys(), live=live).test_client()
+
+
+@pytest.mark.parametrize(
+    ("api_key", "admin_key", "opening"),
+    [
+        ((), None, {"none", "api", "admin"}),
+        (("api",), None, {"api"}),
+        ((), "admin", {"admin"}),
+        (("api",), "admin", {"admin"}),
+    ],
+)
+def test_admin_asks_for_its_own_key_or_else_for_an_api_key(
+    api_key: tuple[str, ...], admin_key: str | None, opening: set[str]
+) -> None:
+    access = AccessSettings(api_key=api_key, admin_key=admin_key)
+    client = keyed(LiveSettings(Settings(access=access)))
+    asked = {
+        key: client.get("/admin/config", headers={"Authorization": f"Bearer {key}"})
+        for key in ("none", "api", "admin")
+    }
+    assert {key for key, answer in asked.items() if answer.status_code == 200} == opening
+    assert client.get("/health").status_code == 200
+
+
+@given(st.text(min_size=1), st.lists(st.text(min_size=1), max_size=3))
+def test_a_key_opens_exactly_when_it_is_one_of_them(key: str, keys: list[str]) -> None:
+    guard = ApiKeys()
+    guard.on_settings(Settings(access=AccessSettings(api_key=tuple(keys))))
+    header = f"Bearer {key}".encode(errors="surrogateescape").decode("latin-1")
+    asked = request("/v1/models", headers={"authorization": header})
+    assert guard.active == bool(keys)
+    assert (guard.begin(asked) is None) == (not keys or key in keys)
+
+
+def test_vllms_own_variable_sets_a_key() -> None:
+    client = create_app(load(["--force-dummy-tokenizer"], {"VLLM_API_KEY": "one"})).test_client()
+    assert client.get("/v1/models").status_code == 401
+    assert client.get("/v1/models", headers={"Authorization": "Bearer one"}).status_code == 200
