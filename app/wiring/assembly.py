@@ -224,8 +224,7 @@ def check_replay(settings: ReplaySettings) -> None:
     """Raises ConfigError for a recording that cannot be read."""
     if not settings.replay:
         return
-    from app.serving.recording.exchange import RecordingError
-    from app.serving.recording.library import Recording
+    from app.serving.recording.exchange import Recording, RecordingError
 
     try:
         Recording(settings.replay).close()
@@ -238,7 +237,7 @@ def replay_of(components: Components, faults: FaultInjector) -> Replay | None:
     settings = components.settings.replay
     if not settings.replay:
         return None
-    from app.serving.recording.library import Recording
+    from app.serving.recording.exchange import Recording
     from app.serving.recording.replay import Replay
 
     recording = Recording(settings.replay, settings.replay_match == "nearest")

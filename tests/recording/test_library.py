@@ -17,22 +17,20 @@ from hypothesis import strategies as st
 
 from app.serving.middleware.masking import mask_text
 from app.serving.recording.exchange import (
+    DIGEST_BYTES,
     HiddenSecrets,
     RecordedAnswer,
+    Recording,
     RecordingError,
+    RequestForm,
     bytes_of,
+    digest,
+    form_of,
+    json_object,
     line_of,
     masked_headers,
     masked_pieces,
     read_exchange,
-)
-from app.serving.recording.library import (
-    DIGEST_BYTES,
-    Recording,
-    RequestForm,
-    digest,
-    form_of,
-    json_object,
 )
 from tests.recording.recordings import CHAT, HEADER, chat, exchange, written
 
@@ -69,7 +67,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(
 
 
 def test_a_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.serving.recording.library.MOST_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr("app.serving.recording.exchange.MOST_LINE_BYTES", 1 << 20)
     path = written(tmp_path / "r", [exchange(b"x" * (1 << 20), (0, b"0")), ONE])
     with pytest.raises(RecordingError, match="line 2 is longer than 1 MiB"):
         Recording(path)

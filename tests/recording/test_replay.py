@@ -19,8 +19,7 @@ from app.serving.http.body import BodyLimits
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import Response
-from app.serving.recording.exchange import Exchange
-from app.serving.recording.library import Recording
+from app.serving.recording.exchange import Exchange, Recording
 from app.serving.recording.replay import Replay
 from config.settings import ReplaySettings, ServerSettings, Settings
 from tests.application import request

@@ -16,8 +16,14 @@ import msgspec
 from app.serving.http.client import Target
 from app.serving.http.relay import NOT_FORWARDED, READ_TIMEOUT_S
 from app.serving.middleware.masking import MASK
-from app.serving.recording.exchange import MOST_LINE_BYTES, RecordedRequest, RecordingError, bytes_of
-from app.serving.recording.library import json_object, recorded
+from app.serving.recording.exchange import (
+    MOST_LINE_BYTES,
+    RecordedRequest,
+    RecordingError,
+    bytes_of,
+    json_object,
+    recorded,
+)
 from config.flags import FlagParser
 from config.installation import COMMAND
 

@@ -1,25 +1,39 @@
-"""The recording's file format: lines of JSON. A header comes first, then exchanges in the order of their
-ends.
+"""A recording: the lines of its file, and the index that finds the exchange for a request.
+
+A header comes first, then exchanges in the order of their ends.
 
     {"format": "...", "version": 1, "target": "http://host:8000", "began": "2026-01-31T12:00:00Z"}
     {"at_s": 0.51, "request": {...}, "answer": {"status": 200, "chunks": [[0.03, "data: ..."], ...], ...}}
 
 UTF-8 bytes are written as text, other bytes as base64. Times within an answer are seconds since the whole
 request was sent. Secrets are masked before an exchange is kept, in headers, queries and bodies.
+
+Requests are equal when method, path, query and normalized body are. A JSON object is normalized: secrets
+masked, keys sorted, VOLATILE fields removed. Other bodies are compared byte by byte.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from itertools import count
+from operator import eq
+from typing import Annotated, BinaryIO, TypeAlias
+from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Meta, Struct
 
-from app.serving.middleware.masking import MASK, is_secret, mask_pieces
+from app.base.clock.pause import Slices, call_off_hub
+from app.serving.middleware.masking import MASK, is_secret, mask_pieces, mask_query
 from config import ConfigError
 from config.installation import COMMAND
 
@@ -178,3 +192,257 @@ def masked_pieces(pieces: Sequence[bytes], coding: str = "") -> list[bytes]:
     # decoded from JSON escapes become escapes again.
     masked = mask_pieces([piece.decode("latin-1") for piece in pieces])
     return [_BEYOND.sub(lambda found: json.dumps(found[0])[1:-1], text).encode("latin-1") for text in masked]
+
+
+SLICE = 1_500
+"""Candidates compared between two pauses: about 4 ms of work."""
+QUICK_BYTES = 1 << 16
+"""Longest line read in place, in bytes; a thread reads longer lines, because a disk may be slow."""
+MOST_EXCHANGES = 100_000
+"""Most exchanges in a file; their index takes about 50 MB."""
+log = logging.getLogger(__name__)
+
+
+class Place(Struct, frozen=True):
+    """Position of an exchange in the file: first byte, length and line number."""
+
+    start: int
+    length: int
+    number: int
+    at_s: float
+
+
+class Recording:
+    """The exchanges of the file at `path`. With `alike`, similar requests match, too.
+
+    RecordingError for an invalid file, another version of the format, or an unreadable line.
+    A cut-off last line is skipped with a warning.
+    """
+
+    def __init__(self, path: str, alike: bool = False) -> None:
+        self.path, self.alike = path, alike
+        self.given: Counter[int] = Counter()
+        """Number of answers given, by line number."""
+        self._equal: dict[bytes, list[Place]] = {}
+        self._next: Counter[bytes] = Counter()
+        self._candidates: dict[bytes, list[tuple[Likeness, bytes]]] = {}
+        """Requests to compare with similar ones and their keys, by route."""
+        self._answers: WeakValueDictionary[int, RecordedAnswer] = WeakValueDictionary()
+        """Answers being sent, by position; requests with the same answer share one copy."""
+        self._slices = Slices(SLICE)
+        for place, form in sorted(self._indexed(), key=lambda each: each[0].at_s):
+            self._equal.setdefault(form.key, []).append(place)
+            if form.likeness is not None and place is self._equal[form.key][0]:
+                self._candidates.setdefault(form.place, []).append((form.likeness, form.key))
+        self._file = opened(path)
+
+    def _indexed(self) -> Iterator[tuple[Place, RequestForm]]:
+        for place, exchange in exchanges(self.path):
+            request = exchange.request
+            kind = header_of(request.headers, "content-type")
+            yield place, form_of(request.method, request.target, kind, bytes_of(request.body), self.alike)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._equal.values()))
+
+    def find(self, form: RequestForm) -> bytes | None:
+        """Returns the key of equal requests, else of the most similar ones; None without a match."""
+        likeness, best, found = form.likeness, None, None
+        if form.key in self._equal or likeness is None:
+            return form.key if form.key in self._equal else None
+        for candidate, key in self._candidates.get(form.place, ()):
+            self._slices.spend()
+            rank = candidate.rank(likeness)
+            if candidate.stream == likeness.stream and (best is None or rank > best):
+                best, found = rank, key
+        return found
+
+    def next_answer(self, key: bytes) -> RecordedAnswer:
+        """Returns the recorded answers of equal requests in order, then repeats the last.
+
+        RecordingError: the file has changed.
+        """
+        places = self._equal[key]
+        place = places[min(self._next[key], len(places) - 1)]
+        self._next[key] += 1
+        self.given[place.number] += 1
+        answer = self._answers.get(place.start)
+        if answer is None:
+            try:
+                # A thread reads long lines, because a disk may be slow.
+                is_quick = place.length <= QUICK_BYTES
+                answer = self._read(place) if is_quick else call_off_hub(self._read, place)
+            except ValueError:
+                raise RecordingError(f"{self.path}: line {place.number} has changed") from None
+            self._answers[place.start] = answer
+        return answer
+
+    def _read(self, place: Place) -> RecordedAnswer:
+        return read_exchange(os.pread(self._file.fileno(), place.length, place.start)).answer
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def opened(path: str) -> BinaryIO:
+    """Opens the file. RecordingError when it cannot be read."""
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise RecordingError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def exchanges(path: str) -> Iterator[tuple[Place, Exchange]]:
+    """Yields the position and content of each exchange. Raises the errors of `Recording`."""
+    with opened(path) as file:
+        check_header(file.readline(MOST_LINE_BYTES), path)
+        start = file.tell()
+        for number in count(2):
+            line = file.readline(MOST_LINE_BYTES)
+            if not line.endswith(b"\n"):
+                if len(line) == MOST_LINE_BYTES:
+                    raise RecordingError(f"{path}: line {number} is longer than {MOST_LINE_BYTES >> 20} MiB")
+                if line:
+                    log.warning("%s: line %d is cut off, and left out", path, number)
+                return
+            if number > MOST_EXCHANGES + 1:
+                raise RecordingError(f"{path}: has more than {MOST_EXCHANGES} exchanges")
+            try:
+                exchange = read_exchange(line)
+            except ValueError as error:
+                raise RecordingError(f"{path}: line {number} is no exchange: {error}") from None
+            yield Place(start, len(line), number, exchange.at_s), exchange
+            start += len(line)
+
+
+def recorded(path: str) -> Iterator[tuple[int, Exchange]]:
+    """Yields line numbers and exchanges of a recording, in the order of arrival."""
+    with opened(path) as file:
+        for place in sorted((place for place, _ in exchanges(path)), key=lambda place: place.at_s):
+            file.seek(place.start)
+            yield place.number, read_exchange(file.read(place.length))
+
+
+VOLATILE = frozenset(
+    (
+        *("user", "request_id", "metadata", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "cache_salt", "priority", "service_tier"),
+    )
+)
+"""Fields about the client or scheduling, which do not change the answer."""
+MOST_TURNS = 64
+"""Most turns compared: the last ones of a conversation."""
+MOST_WORDS = 64
+MOST_CHARACTERS = 1 << 14
+"""Characters of a turn that are searched for words."""
+_BOUNDARY = re.compile(r'boundary="?([^";,]+)')
+_WORD = re.compile(r"\w+")
+DIGEST_BYTES = 16
+_OBJECT = re.compile(rb"[ \t\n\r]*+\{")
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+class Likeness(Struct, frozen=True):
+    """The parts of a JSON request that are compared to find the most similar one."""
+
+    stream: bool
+    roles: bytes
+    """Hash of the roles of all compared turns, in order."""
+    turns: Sequence[bytes]
+    """Hashes of messages, inputs or prompts."""
+    words: frozenset[str]
+    """Words of the last turn."""
+
+    def rank(self, other: Likeness) -> tuple[bool, int, float]:
+        """Similarity as a tuple; larger is more similar.
+
+        Order of comparison: equal roles, number of equal turns at equal positions, shared words of the last
+        turn.
+        """
+        shared = len(self.words & other.words) / (len(self.words | other.words) or 1)
+        return self.roles == other.roles, sum(map(eq, self.turns, other.turns)), shared
+
+
+class RequestForm(Struct, frozen=True):
+    """Lookup form of a request. Equal requests share `key`; requests for the same route share `place`."""
+
+    key: bytes
+    place: bytes
+    model: str | None
+    likeness: Likeness | None
+    """None for a body that is not a JSON object."""
+
+
+def form_of(method: str, target: str, content_type: str, body: bytes, alike: bool) -> RequestForm:
+    """Builds the lookup form, with secrets of the target masked. With `alike`, adds the likeness of a JSON
+    object.
+    """
+    path, mark, query = mask_query(target).partition("?")
+    place = hash_of([f"{method} {unquote(path)}{mark}{query}".encode()])
+    fields = json_object(body)
+    if fields is not None:
+        # 1.0 is equal to 1: clients write either.
+        known = {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in fields.items()
+            if name not in VOLATILE and value is not None
+        }
+        model = known.get("model")
+        with suppress(ValueError, RecursionError):  # JSON that cannot be encoded again
+            key = hash_of((place, digest(known)))
+            model = model if isinstance(model, str) else None
+            return RequestForm(key, place, model, _likeness(known) if alike else None)
+    boundary = _BOUNDARY.search(content_type) if content_type.startswith("multipart/") else None
+    if boundary is not None:  # differs in every request
+        body = body.replace(boundary[1].encode("latin-1", "replace"), b"boundary")
+    return RequestForm(hash_of((place, body)), place, None, None)
+
+
+def _likeness(fields: dict[str, object]) -> Likeness:
+    value = next((fields[name] for name in ("messages", "input", "prompt") if name in fields), None)
+    turns = value[-MOST_TURNS:] if isinstance(value, list) else [value]
+    roles = [turn.get("role") or turn.get("type") if isinstance(turn, dict) else None for turn in turns]
+    words = _WORD.findall(text_of(turns[-1])[:MOST_CHARACTERS].lower()) if turns else ()
+    stream = fields.get("stream") is True
+    return Likeness(stream, digest(roles), [digest(turn) for turn in turns], frozenset(words[:MOST_WORDS]))
+
+
+def text_of(turn: object) -> str:
+    """Text of a message, an input or a prompt; empty without text."""
+    content = turn.get("content", turn.get("output")) if isinstance(turn, dict) else turn
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
+
+
+def json_object(body: bytes) -> dict[str, object] | None:
+    """Returns the JSON object in `body`; None for other content."""
+    if _OBJECT.match(body) is None:
+        return None
+    try:
+        value = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def digest(value: object) -> bytes:
+    """Hashes a JSON value.
+
+    ValueError or RecursionError for values that JSON cannot encode: half a surrogate pair, integers beyond 64
+    bits, deep nesting.
+    """
+    try:
+        return blake2b(_encoder.encode(value), digest_size=DIGEST_BYTES).digest()
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
+
+
+def hash_of(parts: Sequence[bytes]) -> bytes:
+    """Hashes `parts`; the same bytes split differently have another hash."""
+    made = blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        made.update(len(part).to_bytes(8))
+        made.update(part)
+    return made.digest()

@@ -21,12 +21,13 @@ from app.serving.middleware.stack import Middleware
 from app.serving.recording.exchange import (
     MOST_BODY_BYTES,
     RecordedAnswer,
+    Recording,
     RecordingError,
     bytes_of,
+    form_of,
     masked_pieces,
     sendable,
 )
-from app.serving.recording.library import Recording, form_of
 from config.settings import Settings
 
 PREFIXES = ("/v1/", "/v2/", "/inference/")

@@ -15,8 +15,7 @@ import msgspec
 import yaml
 from msgspec import Struct, convert
 
-from app.serving.recording.exchange import Exchange, RecordedAnswer, bytes_of
-from app.serving.recording.library import recorded, text_of
+from app.serving.recording.exchange import Exchange, RecordedAnswer, bytes_of, recorded, text_of
 from config import ConfigError
 from config.flags import FlagParser
 from config.installation import COMMAND
