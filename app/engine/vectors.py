@@ -21,8 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from operator import mul
-from struct import Struct
 from unicodedata import normalize
 
 from app.text.base import Tokenizer
@@ -43,29 +41,22 @@ ROOTS = 16
 """Parts of a unit of weight; keeps sums of roots whole numbers."""
 LONGEST_WORD = 64
 """Characters of the longest word that is a feature itself; of longer words only pieces count."""
-PIECE = 4096
-"""Characters processed between two pauses."""
 FIRST_BLOCK = 8
 """Places in the first block. Each later block is as long as all before it."""
-NUMBERS = Struct("<16I")
+NUMBERS = struct.Struct("<16I")
 """A hash as 16 numbers, one for each block of the longest vector."""
 MINUS = 1 << 31
-
-Block = tuple[int, int]
-"""First place and number of places."""
 Pace = Callable[[], None]
 """Called between parts of long work; gives other requests a turn when one is due."""
 
 
 def embedding(text: str, dimensions: int, pace: Pace, unit: bool = True) -> array[float]:
     """Returns the vector of `text`, 1 to 2**18 numbers, of length 1 if `unit`. Calls `pace` between parts."""
-    blocks: list[Block] = []
-    start, size = 0, FIRST_BLOCK
-    while start < dimensions:
-        blocks.append((start, size))
-        start += size
-        size = start
-    sums = [0] * start
+    blocks, whole = [(0, FIRST_BLOCK)], FIRST_BLOCK
+    while whole < dimensions:
+        blocks.append((whole, whole))
+        whole *= 2
+    sums = [0] * whole
     for feature, weight in features(text, pace).items():
         drawn = NUMBERS.unpack(blake2b(feature.encode("utf-8", "surrogatepass")).digest())
         for (start, size), number in zip(blocks, drawn, strict=False):
@@ -74,22 +65,21 @@ def embedding(text: str, dimensions: int, pace: Pace, unit: bool = True) -> arra
     del sums[dimensions:]
     if not any(sums):
         sums[0] = 1
-    return _scaled(sums, blocks, unit)
+    # Each number counts by the size of its block; otherwise small blocks would dominate.
+    parts = [(size, sums[start : start + size]) for start, size in blocks]
+    squares = sum(size * sum([number * number for number in part]) for size, part in parts)
+    length = math.sqrt(squares) if unit else float(ROOTS * WORD_WEIGHT)
+    vector = array("f")
+    for size, part in parts:
+        by = math.sqrt(size) / length
+        vector.extend([number * by for number in part])
+    return vector
 
 
 def features(text: str, pace: Pace) -> Mapping[str, int]:
     """Weights of a text's words and pieces; four times as many occurrences double a weight."""
-    words: Counter[str] = Counter()
-    start = 0
-    while start < len(text):  # part by part, between words where possible
-        end = start + PIECE
-        if end < len(text):
-            end = text.rfind(" ", start, end) + 1 or end
-        words.update(WORD.findall(normalize("NFKC", text[start:end]).casefold()))
-        start = end
-        pace()
     squares: Counter[str] = Counter()
-    for word, count in words.items():
+    for word, count in Counter(WORD.findall(normalize("NFKC", text).casefold())).items():
         if word in COMMON_WORDS or len(word) < GRAM and word.isascii():
             squares[word] += COMMON_WEIGHT * COMMON_WEIGHT * count
         else:
@@ -100,18 +90,6 @@ def features(text: str, pace: Pace) -> Mapping[str, int]:
                 squares["=" + marked[place : place + GRAM]] += GRAM_WEIGHT * GRAM_WEIGHT * count
         pace()
     return {feature: math.isqrt(ROOTS * ROOTS * square) for feature, square in squares.items()}
-
-
-def _scaled(sums: Sequence[int], blocks: Sequence[Block], unit: bool) -> array[float]:
-    """Scales each number by the size of its block; otherwise small blocks would dominate."""
-    parts = [sums[start : start + size] for start, size in blocks]
-    squares = sum(size * sum(map(mul, part, part)) for (_, size), part in zip(blocks, parts, strict=True))
-    length = math.sqrt(squares) if unit else float(ROOTS * WORD_WEIGHT)
-    vector = array("f")
-    for (_, size), part in zip(blocks, parts, strict=True):
-        by = math.sqrt(size) / length
-        vector.extend([number * by for number in part])
-    return vector
 
 
 TASKS = ("embed", "classify", "token_embed", "token_classify")
@@ -132,26 +110,26 @@ class PoolingModel:
     classes: int
     tokenizer: Tokenizer
     pace: Pace
-    matryoshka: bool = True
-    """Vectors may be cut to any length."""
 
-    def vector(
-        self, of: str | array[float], activation: bool | None, dimensions: int | None = None
-    ) -> array[float]:
-        """Returns the vector of a text, or a given vector unchanged. `dimensions`: else the model's own."""
-        if not isinstance(of, str):
-            return of
-        return embedding(of, dimensions or self.dimensions, self.pace, unit=activation is not False)
+    def vector(self, text: str, activation: bool | None, dimensions: int | None = None) -> array[float]:
+        """Returns the vector of a text. `dimensions`: else the model's own."""
+        return embedding(text, dimensions or self.dimensions, self.pace, unit=activation is not False)
 
     def classify(self, ids: Sequence[int], activation: bool | None) -> list[float]:
-        """Returns each class's probability, or its logit without activation."""
-        logits = class_logits(ids, self.classes)
-        return logits if activation is False else probabilities(logits)
+        """Returns each class's probability, or its logit in [-4, 4) without activation.
 
-    def label(self, scores: Sequence[float], names: Sequence[str] = ()) -> str:
-        """Returns the name of the best class, from `names` or the model's own."""
-        best = max(range(len(scores)), key=scores.__getitem__)
-        return names[best] if names else f"LABEL_{best}"
+        Pseudorandom: the same tokens have the same ones. A single class has the sigmoid, a score.
+        """
+        drawn = blake2b(str(list(ids)).encode(), digest_size=4 * self.classes).digest()
+        numbers = struct.unpack(f">{self.classes}I", drawn)
+        logits = [LOGIT_RANGE * (number / 2**32 - 0.5) for number in numbers]
+        if activation is False:
+            return logits
+        if len(logits) == 1:
+            return [sigmoid(logits[0])]
+        weights = [math.exp(logit) for logit in logits]
+        whole = math.fsum(weights)
+        return [weight / whole for weight in weights]
 
     def pool(self, task: str, ids: Sequence[int], activation: bool | None) -> Iterator[array[float]]:
         """Yields the output of `task`, one of `TASKS`: one row for the text, or one for each token."""
@@ -170,21 +148,6 @@ class PoolingModel:
         return (tokens, width) if task.startswith("token") else (width,)
 
 
-def class_logits(ids: Sequence[int], classes: int) -> list[float]:
-    """Pseudorandom logits in [-4, 4) for at most 16 classes; the same tokens have the same logits."""
-    drawn = blake2b(str(list(ids)).encode(), digest_size=4 * classes).digest()
-    return [LOGIT_RANGE * (number / 2**32 - 0.5) for number in struct.unpack(f">{classes}I", drawn)]
-
-
-def probabilities(logits: Sequence[float]) -> list[float]:
-    """Softmax in (0, 1) for each class; of a single class the sigmoid, a score."""
-    if len(logits) == 1:
-        return [sigmoid(logits[0])]
-    weights = [math.exp(logit) for logit in logits]
-    whole = math.fsum(weights)
-    return [weight / whole for weight in weights]
-
-
 class Bag:
     """The tokens of a text, without their order."""
 
@@ -200,10 +163,7 @@ class Bag:
 
 
 def logit(query: Bag, document: Bag) -> float:
-    """Match of two texts, from -4 (no shared tokens) to 4 (all shared).
-
-    A cross-encoder has such a number before its activation.
-    """
+    """Match of two texts before the activation of a cross-encoder: from -4 (no shared tokens) to 4 (all)."""
     return LOGIT_RANGE * (query.similarity(document) - 0.5)
 
 

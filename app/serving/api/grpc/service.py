@@ -28,7 +28,7 @@ from app.serving.api.grpc.streams import (
     unimplemented,
 )
 from app.serving.api.pipeline import RequestPipeline
-from app.serving.api.pooling.routes import EMBEDDINGS, embedded, served_routes
+from app.serving.api.pooling.routes import EMBEDDINGS, pooled, served_routes
 from app.serving.api.pooling.runner import PoolingRunner
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
@@ -166,7 +166,7 @@ def embed_method(pipeline: RequestPipeline, settings: ModelSettings) -> RpcMetho
         check_prompt_length(len(given), pipeline.limits.max_model_len)
         request = EmbeddingRequest(input=list(given), request_id=message.request_id)
         job = runner.pool(context, request, "", "embedding")
-        [[vector]] = embedded(runner, request, job).inputs
+        [[vector]] = pooled(runner, request, job, "embed").inputs
         found = engine.EmbedResponse(prompt_tokens=job.prompt_tokens, embedding_dim=len(vector))
         found.embedding.extend(vector)
         return answer(found)

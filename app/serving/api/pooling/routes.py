@@ -88,8 +88,8 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         """A vector for each text or conversation."""
         request = pipeline.decode(context, EmbeddingRequest)
         job = runner.pool(context, request, "embd", "embedding")
-        pooled = embedded(runner, request, job)
-        return vector_reply(request, job.meta, "embedding", pooled, headers, runner.pace)
+        rows = pooled(runner, request, job, "embed")
+        return vector_reply(request, job.meta, "embedding", rows, headers, runner.pace)
 
     def create_pooling(context: RequestContext) -> Response:
         """The output of the model's head for each text or for the conversation."""
@@ -101,21 +101,22 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         if chosen not in possible:
             raise bad_request(f"this model does not do {chosen!r}, only {', '.join(possible)}", "task")
         job = runner.pool(context, request, "pooling", WANTED.get(chosen, chosen))
-        pooled = _pooled(runner, job, chosen, request.use_activation)
-        return vector_reply(request, job.meta, "data", pooled, headers, runner.pace)
+        rows = pooled(runner, request, job, chosen)
+        return vector_reply(request, job.meta, "data", rows, headers, runner.pace)
 
     def create_classification(context: RequestContext) -> Response:
         """The probability of each class, and the name of the most likely one."""
         request = pipeline.decode(context, ClassificationRequest)
         job = runner.pool(context, request, "classify", "classes")
 
-        def items() -> Iterator[object]:
-            for index, ids in enumerate(runner.paced(job.inputs)):
-                scores, names = job.classes(index) or (model.classify(ids, request.use_activation), [])
-                label = model.label(scores, names)
-                yield {"index": index, "label": label, "probs": scores, "num_classes": len(scores)}
+        def item(index: int, ids: TokenIds) -> JsonObject:
+            scores, names = job.classes(index) or (model.classify(ids, request.use_activation), [])
+            best = max(range(len(scores)), key=scores.__getitem__)
+            label = names[best] if names else f"LABEL_{best}"
+            return {"index": index, "label": label, "probs": scores, "num_classes": len(scores)}
 
-        return list_reply(job.meta, items(), job.prompt_tokens, headers)
+        items = (item(index, ids) for index, ids in enumerate(runner.paced(job.inputs)))
+        return list_reply(job.meta, items, job.prompt_tokens, headers)
 
     def create_score(context: RequestContext) -> Response:
         """A score for each pair: one text against many, or each against its counterpart."""
@@ -170,38 +171,29 @@ def _damaged(handler: Callable[[RequestContext], Response]) -> Handler:
     return damaged
 
 
-def embedded(runner: PoolingRunner, request: EmbeddingRequest, job: PoolingJob) -> Pooled:
-    """Returns the vectors of a request's inputs, decoded where they came as tokens or were truncated."""
+def pooled(runner: PoolingRunner, request: ClassificationRequest, job: PoolingJob, task: str) -> Pooled:
+    """Returns the rows of `task` for each input, or the one row that a script decides.
+
+    Texts are embedded as they came, or decoded where they came as tokens or were truncated.
+    """
     model, activation = runner.model, request.use_activation
-    dimensions = request.dimensions or model.dimensions
-    texts: Iterable[str] = request.texts
-    if not texts or request.truncate_prompt_tokens is not None:
-        texts = map(runner.pipeline.tokenizer.decode, job.inputs)
-    scripted = [job.vector(index) for index in range(len(job.inputs))]
-    each = zip(texts, scripted, strict=True)
-    return Pooled(
-        ([model.vector(text if own is None else own, activation, dimensions)] for text, own in each),
-        [(len(own) if isinstance(own, array) else dimensions,) for own in scripted],
-        job.prompt_tokens,
-    )
+    width = request.dimensions if isinstance(request, EmbeddingRequest) else None
+    texts = request.texts if request.truncate_prompt_tokens is None and task == "embed" else []
+    scripted = [job.scripted(index) for index in range(len(job.inputs))]
+    shapes = [
+        (len(own),) if isinstance(own, array) else (width,) if width else model.shape(task, len(ids))
+        for own, ids in zip(scripted, job.inputs, strict=True)
+    ]
 
+    def rows() -> Iterator[Iterable[array[float]]]:
+        for index, (own, ids) in enumerate(zip(scripted, job.inputs, strict=True)):
+            if own is None and task == "embed":
+                own = texts[index] if texts else model.tokenizer.decode(ids)
+            if isinstance(own, str):
+                own = model.vector(own, activation, width)
+            yield model.pool(task, ids, activation) if own is None else [own]
 
-def _pooled(runner: PoolingRunner, job: PoolingJob, task: str, activation: bool | None) -> Pooled:
-    """Returns the rows of `task` for each input, or the one row that a script decides."""
-    model = runner.model
-    rows: list[array[float] | None] = []
-    for index in range(len(job.inputs)):
-        classes, vector = job.classes(index), job.vector(index)
-        if classes is not None:
-            rows.append(array("f", classes[0]))
-        else:
-            rows.append(None if vector is None else model.vector(vector, activation))
-    each = list(zip(job.inputs, rows, strict=True))
-    return Pooled(
-        (model.pool(task, ids, activation) if row is None else [row] for ids, row in each),
-        [model.shape(task, len(ids)) if row is None else (len(row),) for ids, row in each],
-        job.prompt_tokens,
-    )
+    return Pooled(rows(), shapes, job.prompt_tokens)
 
 
 class Compared(NamedTuple):
@@ -316,15 +308,15 @@ def _cohere_answer(
         instruction = instructions[kind]
     asked = request.as_embedding(instruction, bool(instruction) and _renders_chats(runner))
     job = runner.pool(context, asked, "embd", "embedding")
-    pooled = embedded(runner, asked, job)
+    rows = pooled(runner, asked, job, "embed")
     most, longest = request.max_tokens, max(map(len, job.inputs))
     if request.truncate == "NONE" and most is not None and longest > most:
         raise bad_request(f"an input of {longest} tokens is longer than max_tokens={most}")
-    pooled.check_size()
-    vectors, types = [row for rows in pooled.inputs for row in rows], request.embedding_types or ["float"]
+    rows.check_size()
+    vectors, types = [row for each in rows.inputs for row in each], request.embedding_types or ["float"]
     kinds = {part.type for each in request.inputs or () for part in each.content}
-    images = pooled.tokens if request.images is not None or "image_url" in kinds else 0
-    units = {"input_tokens": pooled.tokens - images, "image_tokens": images}
+    images = rows.tokens if request.images is not None or "image_url" in kinds else 0
+    units = {"input_tokens": rows.tokens - images, "image_tokens": images}
     return {
         "id": job.meta.id,
         "embeddings": {type: _typed(type, vectors, runner) for type in COHERE_TYPES if type in types},

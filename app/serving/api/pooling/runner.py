@@ -62,12 +62,6 @@ class PoolingJob(NamedTuple):
     def prompt_tokens(self) -> int:
         return told_tokens(self.answers, sum(map(len, self.inputs)))
 
-    def vector(self, index: int) -> array[float] | str | None:
-        """Returns the vector that a script gives an input; a text to embed instead; or None."""
-        answer = self.answers[index]
-        given = None if answer is None else answer.embedding
-        return array("f", given) if isinstance(given, tuple) else given
-
     def classes(self, index: int) -> tuple[list[float], list[str]] | None:
         """Returns probabilities of an input's classes by a script, and the names of the classes, if any."""
         answer = self.answers[index]
@@ -75,6 +69,14 @@ class PoolingJob(NamedTuple):
         if isinstance(given, dict):
             return list(given.values()), list(given)
         return None if given is None else (list(given), [])
+
+    def scripted(self, index: int) -> array[float] | str | None:
+        """Returns the row that a script gives an input; a text to embed instead; or None."""
+        if (classes := self.classes(index)) is not None:
+            return array("f", classes[0])
+        answer = self.answers[index]
+        given = None if answer is None else answer.embedding
+        return array("f", given) if isinstance(given, tuple) else given
 
 
 def told_tokens(answers: Answers, counted: int) -> int:
