@@ -57,7 +57,6 @@ class LoRARegistry:
         self._watches: list[tuple[Watch, Watch]] = []
 
     def watch(self, loaded: Watch, unloaded: Watch) -> None:
-        """Registers callbacks that receive the names of loaded and unloaded adapters."""
         self._watches.append((loaded, unloaded))
 
     def adapter(self, name: str) -> Adapter:
@@ -98,8 +97,6 @@ class LoRARegistry:
 
 
 class LoraModule(Struct):
-    """One item of `lora-modules`."""
-
     name: str
     path: str = ""
     base_model_name: str = ""
@@ -153,7 +150,6 @@ class AdapterMemory:
         registry.watch(self.load, self.drop)
 
     def __iter__(self) -> Iterator[tuple[str, Level]]:
-        """Yields each adapter with its best level."""
         return iter(self._levels.items())
 
     def load(self, name: str) -> None:
@@ -165,12 +161,10 @@ class AdapterMemory:
         self._levels.pop(name, None)
 
     def enter(self, name: str) -> None:
-        """Counts a request that begins to run with the adapter."""
         self._running[name] += 1
         self._use(name)
 
     def leave(self, name: str) -> None:
-        """Counts off a request that ran with the adapter."""
         self._running[name] -= 1
         if not self._running[name]:
             del self._running[name]
@@ -204,7 +198,6 @@ class LoraResidency:
         server: Mapping[str, str],
         now: Callable[[], float],
     ) -> None:
-        """`server` and `now`: see `EngineFamilies`."""
         self._memory, self._rank, self._server = memory, rank, server
         self._ranks: dict[str, int] = {}
         """Ranks of the adapters in memory; each is looked up once."""
@@ -269,7 +262,6 @@ class LoRASlots:
         return True
 
     def leave(self, adapter: str) -> None:
-        """Counts off a request that `enter` counted."""
         running = self._running.pop(adapter) - 1
         if running or self._known(adapter):
             self._running[adapter] = running

@@ -216,6 +216,5 @@ def readers(tool_call_parser: str) -> Callable[[EngineRequest], PartReader | Non
 
 
 def named(name: str) -> Read:
-    """Returns a reader that takes all of the text as the arguments of one required call."""
     part = Part("call", 0, name)
     return lambda text, ended: [(part, text)] if text else []

@@ -143,14 +143,11 @@ class PoolingModel:
                 self.pace()
 
     def shape(self, task: str, tokens: int) -> tuple[int, ...]:
-        """Shape of `pool`'s output for so many tokens."""
         width = self.dimensions if task.endswith("embed") else self.classes
         return (tokens, width) if task.startswith("token") else (width,)
 
 
 class Bag:
-    """The tokens of a text, without their order."""
-
     def __init__(self, ids: Sequence[int]) -> None:
         self._counts = Counter(ids)
         self._length = math.sqrt(sum(count * count for count in self._counts.values()))
@@ -168,5 +165,4 @@ def logit(query: Bag, document: Bag) -> float:
 
 
 def sigmoid(logit: float) -> float:
-    """The activation: a score in (0, 1)."""
     return 1 / (1 + math.exp(-logit))

@@ -86,12 +86,10 @@ class RpcResponse(Response):
 
 
 def framed(message: bytes) -> bytes:
-    """Returns the uncompressed message behind its length prefix."""
     return b"\0%b%b" % (len(message).to_bytes(4, "big"), message)
 
 
 def error_response(error: ApiError) -> RpcResponse:
-    """Returns a response with the status of `error`, and no message."""
     outcome = RpcOutcome()
     outcome.fail(error)
     return RpcResponse(b"", error.headers, outcome, error.status)

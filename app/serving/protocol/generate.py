@@ -102,14 +102,10 @@ def convert_token_ids(value: object) -> object:
 
 
 class ReasoningParserKwargs(Struct, forbid_unknown_fields=True):
-    """Arguments of the reasoning parser."""
-
     chat_template_kwargs: JsonObject = {}
 
 
 class PlaceholderRange(Struct):
-    """Position of a media item's tokens in the prompt."""
-
     offset: Natural
     length: Annotated[int, Meta(gt=0)]
 
@@ -276,8 +272,6 @@ class GenerateResponse(Struct, kw_only=True):
 
 
 class GenerateChunk(Struct):
-    """One event of a stream."""
-
     request_id: str
     usage: Usage | None
     prompt_token_ids: Sequence[int] | UnsetType
@@ -286,8 +280,6 @@ class GenerateChunk(Struct):
 
 
 class Candidate(Struct, kw_only=True):
-    """One token and its log probability."""
-
     token_id: int
     logprob: float
     rank: int | None = None
@@ -300,14 +292,10 @@ class TokenLogprobs(Candidate, kw_only=True):
 
 
 class Logprobs(Struct, kw_only=True):
-    """`logprobs` of a choice: one entry per token."""
-
     content: list[TokenLogprobs] | None = None
 
 
 class RenderedChoice(Struct, kw_only=True):
-    """One choice of a generate answer."""
-
     index: int
     finish_reason: str | None = "stop"
     stop_reason: int | str | None = None
@@ -318,14 +306,10 @@ class RenderedChoice(Struct, kw_only=True):
 
 
 class StreamChoice(RenderedChoice, kw_only=True):
-    """The part of a choice in one event of a generate stream."""
-
     finish_reason: str | None = None
 
 
 class CountedTokens(Struct, kw_only=True):
-    """The used fields of a generate answer's `usage`."""
-
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
 
@@ -340,16 +324,12 @@ class GenerateOutput(Struct, kw_only=True):
 
 
 class GenerateAnswer(GenerateOutput, kw_only=True):
-    """A whole answer."""
-
     choices: list[RenderedChoice]
     prompt_logprobs: list[JsonObject | None] | None = None
     kv_transfer_params: JsonObject | None = None
 
 
 class GenerateEvent(GenerateOutput, kw_only=True):
-    """One event of a stream."""
-
     choices: list[StreamChoice]
     usage: CountedTokens | None = None
 

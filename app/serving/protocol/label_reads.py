@@ -19,8 +19,6 @@ from app.serving.protocol.options import Int64
 
 
 class LabelRequest(Request, kw_only=True):
-    """The common fields of both routes."""
-
     model: str | None = None
     cache_salt: str | None = None
     priority: Int64 = 0
@@ -43,7 +41,6 @@ class LabelRequest(Request, kw_only=True):
 
 
 def _items(value: object) -> object:
-    """Converts items of one kind."""
     return convert_value(list[str] | list[list[int]], value)
 
 
@@ -66,7 +63,6 @@ class GenerativeScoringRequest(LabelRequest, kw_only=True):
 
 
 def _questions(value: object) -> dict[str, JsonObject]:
-    """Checks that each question has a type."""
     if not isinstance(value, dict):
         raise Misfit("an object")
     for name, question in value.items():

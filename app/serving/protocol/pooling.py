@@ -41,8 +41,6 @@ Input = str | list[str | int | list[int | Message] | Message]
 
 
 class PoolingFields(Request, kw_only=True):
-    """The common fields of pooling requests."""
-
     model: str | None = None
     user: str | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
@@ -98,17 +96,14 @@ class ClassificationRequest(PoolingFields, kw_only=True):
 
     @property
     def conversations(self) -> list[Conversation]:
-        """The conversations; none when the request has texts or token ids."""
         return cast("list[Conversation]", self.messages or [])
 
     @property
     def texts(self) -> list[str]:
-        """The texts; none when the request has something else."""
         return cast("list[str]", self.input) if self.input and isinstance(self.input[0], str) else []
 
     @property
     def id_lists(self) -> list[TokenIds]:
-        """The lists of token ids; none when the request has something else."""
         return cast("list[TokenIds]", self.input) if self.input and isinstance(self.input[0], list) else []
 
     def check_rules(self: ClassificationRequest | RawRequest) -> None:
@@ -180,8 +175,6 @@ def _conversations(value: object, batched: bool) -> list[Conversation] | None:
 
 
 class ContentPart(Struct):
-    """A text, or media as an address or an object."""
-
     type: Literal["text", "image_url", "image_embeds", "video_url"]
     text: str | None = None
     image_url: str | JsonObject | None = None
@@ -194,8 +187,6 @@ class ContentPart(Struct):
 
 
 class MixedInput(Struct):
-    """An input of several parts."""
-
     content: list[ContentPart]
 
 

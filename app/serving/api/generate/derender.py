@@ -35,8 +35,6 @@ from app.serving.protocol.generate import (
     StreamState,
 )
 
-CONTEXT = 4
-"""Tokens that may hold the beginning of a character which a later token ends."""
 BROKEN = "\ufffd"
 NEEDS_REQUEST = "chat_request is needed beside a parser: the reply would show its markup."
 NEEDS_PROMPT = "prompt_token_ids are needed beside a parser: they tell whether thoughts have begun."
@@ -99,7 +97,7 @@ class Derenderer:
                 chats.ChatChoice(
                     choice.index,
                     self._message(chat, self._decode(_ids(choice), self._skips(chat))),
-                    _content(self._named(choice.logprobs, ())),
+                    _content(self._named(choice.logprobs)),
                     choice.finish_reason,
                     choice.stop_reason,
                     choice.token_ids if self._shows_ids(chat) else None,
@@ -125,7 +123,7 @@ class Derenderer:
         }
         skips, choices = self._skips(asked.completion_request), []
         for index, choice in enumerate(given):
-            text, logprobs = self._decode(_ids(choice), skips), _lists(self._named(choice.logprobs, ()), 0)
+            text, logprobs = self._decode(_ids(choice), skips), _lists(self._named(choice.logprobs), 0)
             reasons = choice.finish_reason, choice.stop_reason
             choices.append(CompletionChoice(index, text, logprobs, *reasons, None, None, None))
         return Completion(
@@ -137,13 +135,12 @@ class Derenderer:
         )
 
     def chunk(self, asked: DerenderStreamRequest) -> JsonObject:
-        """Returns the chunk of one event, and the state behind it."""
         event, state, chat = asked.generate_chunk, asked.stream_state or StreamState(), asked.chat_request
         if self._parses and (chat is None or asked.prompt_token_ids is None):
             raise bad_request(NEEDS_REQUEST if chat is None else NEEDS_PROMPT)
         if len(event.choices) > 1:
             raise bad_request(f"an event has one choice at most, got {len(event.choices)}")
-        self._check([*(asked.prompt_token_ids or ()), *state.output_token_ids])
+        self._check(asked.prompt_token_ids)
         chunk: JsonObject = {
             **self._head(event.request_id, asked.model, "text_completion"),
             "choices": [
@@ -172,13 +169,14 @@ class Derenderer:
         before = self._decode(state.output_token_ids, skips).rstrip(BROKEN)
         state.output_token_ids = [*state.output_token_ids, *ids]
         state.output_chunk_lens += [len(ids)] if ids else []
+        self._check(state.output_token_ids)
         text = self._decode(state.output_token_ids, skips)
         return before, text.rstrip(BROKEN) if choice.finish_reason is None else text
 
     def _text_event(
         self, choice: RenderedChoice, state: StreamState, request: CompletionRequest | None
     ) -> JsonObject:
-        entries = self._named(choice.logprobs, state.output_token_ids)
+        entries = self._named(choice.logprobs)
         before, text = self._read(choice, state, self._skips(request))
         offset = state.logprob_text_offset
         state.logprob_text_offset += len(text) - len(before)
@@ -195,7 +193,7 @@ class Derenderer:
     def _chat_event(
         self, choice: RenderedChoice, state: StreamState, chat: ChatCompletionRequest | None
     ) -> JsonObject:
-        entries = None if self._parses else self._named(choice.logprobs, state.output_token_ids)
+        entries = None if self._parses else self._named(choice.logprobs)
         before, text = self._read(choice, state, self._skips(chat))
         finish = choice.finish_reason
         old, new = self._parts(chat, before, False), self._parts(chat, text, finish is not None)
@@ -212,7 +210,6 @@ class Derenderer:
         }
 
     def _parts(self, chat: ChatCompletionRequest | None, text: str, ends: bool) -> Parts:
-        """Separates thoughts and calls from a reply; without parsers it is content as a whole."""
         read: Read = plain
         if self._parses and chat is not None:
             if chat.tools and chat.tool_choice != "none":
@@ -234,7 +231,6 @@ class Derenderer:
         return parts
 
     def _message(self, chat: ChatCompletionRequest | None, text: str) -> chats.ChatMessage:
-        """Returns the assistant's message of a whole `text`."""
         parts = self._parts(chat, text, True)
         said, calls = parts.raw or parts.content, [] if parts.raw else parts.calls
         forced = chat is not None and self._parses and chat.tool_choice not in ("none", "auto", None)
@@ -268,31 +264,19 @@ class Derenderer:
                 calls.append(call | {"function": {"name": name if begins else None, "arguments": more}})
         return delta | {"tool_calls": calls} if calls else delta
 
-    def _named(self, logprobs: Logprobs | None, before: Sequence[int]) -> list[wire.ChatLogprob] | None:
-        """Returns log probabilities with the texts of their tokens, which follow the tokens `before`."""
+    def _named(self, logprobs: Logprobs | None) -> list[wire.ChatLogprob] | None:
         if logprobs is None or logprobs.content is None:
             return None
-        context, entries = list(before[-CONTEXT:]), []
+        entries = []
         for entry in logprobs.content:
-            texts = [self._text_of(context[-CONTEXT:], it.token_id) for it in (entry, *entry.top_logprobs)]
-            tops = [
+            candidates = (entry, *entry.top_logprobs)
+            texts = self._pipeline.tokenizer.token_texts([it.token_id for it in candidates])
+            own, *tops = [
                 wire.ChatAlternative(text, it.logprob, token_bytes(text))
-                for text, it in zip(texts[1:], entry.top_logprobs, strict=True)
+                for text, it in zip(texts, candidates, strict=True)
             ]
-            entries.append(wire.ChatLogprob(texts[0], entry.logprob, token_bytes(texts[0]), tops))
-            context.append(entry.token_id)
+            entries.append(wire.ChatLogprob(own.token, own.logprob, own.bytes, tops))
         return entries
-
-    def _text_of(self, context: Sequence[int], token_id: int) -> str:
-        """Returns a token's text; of one that ends a character, the whole character, and else nothing."""
-        [text] = self._pipeline.tokenizer.token_texts([token_id])
-        if not text.endswith(BROKEN):
-            return text
-        for known in (context[start:] for start in reversed(range(len(context)))):
-            whole = self._decode([*known, token_id], False)
-            if not whole.endswith(BROKEN):
-                return whole[len(self._decode(known, False).rstrip(BROKEN)) :]
-        return ""
 
     def _head(self, request_id: str, model: str | None, kind: str) -> dict[str, Any]:
         return {
@@ -303,7 +287,6 @@ class Derenderer:
         }
 
     def _skips(self, request: ChatCompletionRequest | CompletionRequest | None) -> bool:
-        """True where the text leaves out special tokens."""
         return not self._parses and (request is None or request.skip_special_tokens)
 
     def _shows_ids(self, chat: ChatCompletionRequest | None) -> bool:

@@ -143,8 +143,6 @@ def routes(
     interrupt = pipeline.responder.engine.interrupt
 
     def gated(handle: Handler) -> Handler:
-        """Answers 403 unless scale-out is enabled."""
-
         @wraps(handle)
         def guarded(context: RequestContext) -> Response:
             if not enabled:

@@ -93,7 +93,6 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Returns a number, and the position behind it."""
     value = 0
     for shift, byte in enumerate(data[at : at + 10]):
         value |= (byte & 0x7F) << 7 * shift
@@ -103,7 +102,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def varint(number: int) -> bytes:
-    """Encodes a number that is not negative, as in messages."""
     found = bytearray()
     while number >= 0x80:
         found.append(number & 0x7F | 0x80)
@@ -117,7 +115,6 @@ def framed_message(message: Message) -> bytes:
 
 
 def answer(message: Message) -> RpcResponse:
-    """Returns a response with a call's only message."""
     return RpcResponse(framed_message(message))
 
 

@@ -56,7 +56,6 @@ class ServerFacts:
     """Start of the server, in seconds of the monotonic clock."""
 
     def methods(self) -> list[RpcMethod]:
-        """Returns all methods except Generate, Embed and long streams."""
         handlers: dict[str, tuple[type[Message], Callable[[Any], Message]]] = {
             "HealthCheck": (engine.HealthCheckRequest, self._health_check),
             "Abort": (engine.AbortRequest, self._abort),
@@ -144,7 +143,6 @@ class ServerFacts:
         return common.FlushCacheResponse(success=done, message=message)
 
     def _profile(self, asked: Message) -> Message:
-        """Begins or ends a profile of nothing."""
         profiling = self.settings().server.profiling
         message = "" if profiling else "The server was started without profiling."
         return common.ProfileResponse(success=profiling, message=message)

@@ -38,7 +38,6 @@ NO_EVENTS = "There are no KV events: the server has no prefix cache of its own, 
 
 
 def unimplemented(path: str, text: str) -> RpcMethod:
-    """Returns a method that is declared, but does nothing here."""
     return RpcMethod(
         path, lambda context: RpcResponse(b"", None, RpcOutcome(RpcCode.UNIMPLEMENTED, text), 501)
     )
@@ -103,7 +102,6 @@ class EventBatches(StreamingBody):
             transport.write(data)
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
-        """Returns the batches that have waited; see `StreamSource`."""
         if len(self._waiting) > MOST_WAITING_BYTES:
             self._outcome.fail(ApiError(429, "RateLimitError", "The subscriber is too slow."))
             return b"", False, True
@@ -262,7 +260,6 @@ def _containing(pool: Any, symbol: str) -> Any:
 
 
 def _with_imports(file: Any) -> list[bytes]:
-    """Returns a file and all its imports, each once."""
     found: dict[str, bytes] = {}
     waiting = [file]
     while waiting:

@@ -112,7 +112,6 @@ class RpcWriter(ResponseWriter):
         return framed(engine.GenerateResponse(chunk=said).SerializeToString())
 
     def _whole(self, output: Tokens) -> list[bytes]:
-        """Returns nothing until a choice is over."""
         choice, kept = self.choices[output.index], self._kept[output.index]
         choice.count(output)
         choice.ids += output.ids
@@ -145,7 +144,6 @@ class RpcWriter(ResponseWriter):
         return framed(engine.GenerateResponse(complete=said).SerializeToString())
 
     def _of_reply(self, entries: Sequence[TokenLogprob], to: Any = None) -> Any:
-        """Adds log probabilities to the message `to`, or to a new one."""
         to = engine.OutputLogProbs() if to is None else to
         for entry in entries:
             to.token_logprobs.append(entry.logprob)
@@ -274,8 +272,6 @@ class DamagedMessages(EventStream):
 
 
 class RpcResponder(Responder):
-    """Streams messages, with errors in the status at the end."""
-
     __slots__ = ()
 
     def respond(

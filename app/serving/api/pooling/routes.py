@@ -162,8 +162,6 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
 
 
 def _damaged(handler: Callable[[RequestContext], Response]) -> Handler:
-    """Returns `handler` with the damage of the request's fault applied to its answers."""
-
     @wraps(handler)
     def damaged(context: RequestContext) -> Response:
         return damage(handler(context), fault_of(context), context)
@@ -197,8 +195,6 @@ def pooled(runner: PoolingRunner, request: ClassificationRequest, job: PoolingJo
 
 
 class Compared(NamedTuple):
-    """A score for each pair of texts, and the tokens of all prompts."""
-
     meta: ResponseMeta
     documents: Sequence[str]
     scores: list[float]
@@ -247,7 +243,6 @@ def _compare(
 
 
 def _pairs(queries: Sequence[T], documents: Sequence[T]) -> Iterator[tuple[T, T]]:
-    """Yields each query with its document, or the only query with every document."""
     first = repeat(queries[0], len(documents)) if len(queries) == 1 else queries
     return zip(first, documents, strict=True)
 

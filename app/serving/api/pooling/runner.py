@@ -100,7 +100,6 @@ class PoolingRunner:
         self._is_matryoshka = is_matryoshka(model_config(settings.model))
 
     def paced(self, items: Iterable[T]) -> Iterator[T]:
-        """Yields `items`, with turns of other requests in between."""
         for item in items:
             self.pace()
             yield item

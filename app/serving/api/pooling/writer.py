@@ -82,7 +82,6 @@ def vector_reply(
 
 
 def _value(rows: Iterable[array[float]], nested: bool, pack: Pack | None) -> object:
-    """Returns an input's numbers for JSON: base64 of `pack`, else a list, or with `nested` lists."""
     if pack is not None:
         return b64encode(b"".join(map(pack, rows))).decode()
     lists = [row.tolist() for row in rows]
