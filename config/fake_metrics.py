@@ -4,9 +4,9 @@ Keys are the fields of `FakeMetrics` with dashes. msgspec checks all values exce
 """
 
 import json
-import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, get_args
+from contextlib import suppress
+from typing import Annotated, Generic, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,7 +16,6 @@ from config.kinds import MOST
 
 TTFT_BUCKETS, TPOT_BUCKETS = 23, 20
 """Number of buckets of the times to first token and per output token, with +Inf."""
-SHAPES = ("oscillate", "ramp", "rampreset", "squarewave")
 FinishReason = Literal[
     Literal["stop", "length", "abort", "error", "repetition"],
     Literal["tool_calls", "remote_decode", "cache_threshold"],
@@ -33,32 +32,23 @@ Histogram = Annotated[Counts, Meta(max_length=1000)]
 Names = Annotated[str, Meta(pattern="^[^\ud800-\udfff]*$")]
 """Names separated by commas, without lone surrogates."""
 
-_LEVEL = "must be a number or a function such as ramp:0:10:30s (shape:start:end:period)"
-_LEVELS = {
-    "running-requests": (MOST, "must not be negative at any time"),
-    "waiting-requests": (MOST, "must not be negative at any time"),
-    "kv-cache-usage": (1.0, "must be between 0 and 1 at all times"),
-}
-"""Key of a value that may change over time -> highest value, and the rule's text. The lowest is 0."""
+Shape = Literal["oscillate", "ramp", "rampreset", "squarewave"]
+Number = Annotated[float, Meta(ge=0, le=MOST)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+T = TypeVar("T")
 
 
 class FakeMetricsError(ValueError):
-    """Raised for a value at `where` that breaks a rule; the message has both."""
-
-    def __init__(self, where: str, rule: str) -> None:
-        super().__init__(f"{where} {rule}")
+    """Raised for a wrong value; the message has its key and the rule."""
 
 
-class Function(Struct, frozen=True):
-    """A value that changes over time from `start` to `end`; `shape` is one of SHAPES, `period_s` > 0."""
+class Function(Struct, Generic[T], frozen=True):
+    """A value that changes over time from `start` to `end`, written as shape:start:end:period."""
 
-    shape: str
-    start: float
-    end: float
-    period_s: float
-
-
-Level = float | Function
+    shape: Shape
+    start: T
+    end: T
+    period_s: Annotated[float, Meta(gt=0)]
 
 
 class FakeAdapters(Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,9 +62,9 @@ class FakeAdapters(Struct, frozen=True, forbid_unknown_fields=True):
 class FakeMetrics(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """Fake values, one field per key; None or empty omits the family."""
 
-    running_requests: Level | None = None
-    waiting_requests: Level | None = None
-    kv_cache_usage: Level | None = None
+    running_requests: Number | Function[Number] | None = None
+    waiting_requests: Number | Function[Number] | None = None
+    kv_cache_usage: Share | Function[Share] | None = None
     loras: Annotated[tuple[FakeAdapters, ...], Meta(max_length=1000)] = ()
     ttft_buckets_values: Annotated[Counts, Meta(max_length=TTFT_BUCKETS)] = ()
     tpot_buckets_values: Annotated[Counts, Meta(max_length=TPOT_BUCKETS)] = ()
@@ -96,6 +86,13 @@ class FakeMetrics(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkn
     prefix_cache_hits: Count | None = None
     prefix_cache_queries: Count | None = None
 
+    def __post_init__(self) -> None:
+        hits, queries = self.prefix_cache_hits, self.prefix_cache_queries
+        if (hits is None) != (queries is None):
+            raise ValueError("prefix-cache-hits must be given together with prefix-cache-queries")
+        if hits is not None and queries is not None and hits > queries:
+            raise ValueError("prefix-cache-hits must not be more than prefix-cache-queries")
+
 
 _KEYS = tuple(name.replace("_", "-") for name in FakeMetrics.__struct_fields__)
 # The reference simulator accepts only these names in YAML.
@@ -103,6 +100,15 @@ _OTHER_NAMES = {
     "totalprompttokens": "total-prompt-tokens",
     "totalgenerationtokens": "total-generation-tokens",
 }
+_LEVELS = ("running-requests", "waiting-requests", "kv-cache-usage")
+_LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period)"
+_WORDS = {
+    "Expected ": "must be ",
+    ", got ": ", not ",
+    "Invalid enum value ": "must not have ",
+    "Object contains unknown field ": "must not have ",
+}
+"""msgspec's words -> ours."""
 _TOTALS = {
     "request-prompt-tokens": "total-prompt-tokens",
     "request-generation-tokens": "total-generation-tokens",
@@ -127,7 +133,7 @@ def merged(current: str | None, update: object) -> str:
     """
     before = _document(current)
     if before is None:
-        raise FakeMetricsError("fake-metrics", "cannot change: the server was started without them")
+        raise FakeMetricsError("fake-metrics cannot change: the server was started without them")
     changes = _document(update) or {}
     for counts, total in _TOTALS.items():
         if counts in changes and total not in changes:
@@ -142,11 +148,11 @@ def _document(source: object) -> dict[str, object] | None:
     try:
         found: object = json.loads(source) if isinstance(source, str | bytes) else source
     except (ValueError, RecursionError):
-        raise FakeMetricsError("fake-metrics", "must be JSON") from None
+        raise FakeMetricsError("fake-metrics must be JSON") from None
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise FakeMetricsError("fake-metrics", "must be a JSON object")
+        raise FakeMetricsError("fake-metrics must be a JSON object")
     document: dict[str, object] = {}
     for key, value in found.items():
         name = key.replace("_", "-")
@@ -155,79 +161,42 @@ def _document(source: object) -> dict[str, object] | None:
             from difflib import get_close_matches  # needed for errors only
 
             close = get_close_matches(name, _KEYS, n=1)
-            raise FakeMetricsError(repr(key), "is not a fake metric" + (f"; {close[0]} is" if close else ""))
+            hint = f"; {close[0]} is" if close else ""
+            raise FakeMetricsError(f"{key!r} is not a fake metric{hint}")
         if name in document:
-            raise FakeMetricsError(name, "is given twice")
+            raise FakeMetricsError(f"{name} is given twice")
         document[name] = value
     return {name: value for name, value in document.items() if value is not None}
 
 
 def _typed(document: Mapping[str, object]) -> FakeMetrics:
-    values = {name: _level(name, value) if name in _LEVELS else value for name, value in document.items()}
+    values = {name: _function(value) if name in _LEVELS else value for name, value in document.items()}
     adapters = values.get("loras")
     if isinstance(adapters, list):
-        values["loras"] = [_adapters(item) for item in adapters]
+        values["loras"] = [_object(item) for item in adapters]
     try:
-        fakes = msgspec.convert(values, FakeMetrics, strict=False)
+        return msgspec.convert(values, FakeMetrics, strict=False)
     except msgspec.ValidationError as error:  # such as "Expected `int` >= 0 - at `$.total-prompt-tokens`"
         rule, _, place = str(error).partition(" - at ")
-        for theirs, ours in _WORDS.items():
-            rule = rule.replace(theirs, ours)
-        where = re.search(r"\$\.([^`]*)", place)
-        raise FakeMetricsError(where[1] if where else "fake-metrics", rule) from None
-    hits, queries = fakes.prefix_cache_hits, fakes.prefix_cache_queries
-    if (hits is None) != (queries is None):
-        raise FakeMetricsError("prefix-cache-hits", "must be given together with prefix-cache-queries")
-    if hits is not None and queries is not None and hits > queries:
-        raise FakeMetricsError("prefix-cache-hits", "must not be more than prefix-cache-queries")
-    return fakes
+    for theirs, ours in _WORDS.items():
+        rule = rule.replace(theirs, ours)
+    where = place.rpartition("$.")[2].strip("`")
+    rule += _LEVEL if where.startswith(_LEVELS) else ""
+    raise FakeMetricsError(f"{where} {rule}".strip())
 
 
-_WORDS = {
-    "Expected ": "must be ",
-    ", got ": ", not ",
-    "Invalid enum value ": "must not have ",
-    "Object contains unknown field ": "must not have ",
-}
+def _object(item: object) -> object:
+    """Returns the object that a text has as JSON; any other value unchanged."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(item) if isinstance(item, str) else item
+    return item
 
 
-def _adapters(item: object) -> object:
-    try:
-        found: object = json.loads(item) if isinstance(item, str) else item
-    except (ValueError, RecursionError):
-        return item
-    return (
-        {key: value for key, value in found.items() if value is not None} if isinstance(found, dict) else item
-    )
-
-
-def _level(where: str, value: object) -> Level:
-    level: Level
-    if isinstance(value, str) and ":" in value:
-        parts = value.split(":")
-        if len(parts) != 4:
-            raise FakeMetricsError(where, _LEVEL)
-        shape, start, end, period = parts
-        if shape not in SHAPES:
-            raise FakeMetricsError(where, f"must have one of the shapes {', '.join(SHAPES)}, not {shape!r}")
-        begins, ends = _number(where, start), _number(where, end)
-        try:
-            level = Function(shape, begins, ends, parse_duration(period))
-        except ValueError as error:
-            raise FakeMetricsError(f"{where}: its period", str(error)) from None
-        if level.period_s <= 0:
-            raise FakeMetricsError(f"{where}: its period", "must be longer than 0s")
-    else:
-        level = _number(where, value)
-    most, rule = _LEVELS[where]
-    for extreme in (level.start, level.end) if isinstance(level, Function) else (level,):
-        if not 0 <= extreme <= most:
-            raise FakeMetricsError(where, rule)
-    return level
-
-
-def _number(where: str, value: object) -> float:
-    try:
-        return msgspec.convert(value, Finite, strict=False)
-    except msgspec.ValidationError:
-        raise FakeMetricsError(where, _LEVEL) from None
+def _function(value: object) -> object:
+    """Splits the text of a function of time; any other value unchanged."""
+    if not isinstance(value, str) or value.count(":") != 3:
+        return value
+    shape, start, end, period = value.split(":")
+    with suppress(ValueError):
+        return {"shape": shape, "start": start, "end": end, "period_s": parse_duration(period)}
+    return {"shape": shape, "start": start, "end": end, "period_s": period}

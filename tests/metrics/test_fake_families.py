@@ -109,8 +109,8 @@ def test_the_families_of_the_process_and_of_http_stay_true() -> None:
         ("squarewave", (2, 2, 10, 10, 2, 2, 10, 10, 2)),
     ],
 )
-def test_two_periods_in_quarters(shape: str, values: tuple[float, ...]) -> None:
-    function = Function(shape, start=2, end=10, period_s=4)
+def test_two_periods_in_quarters(shape: Any, values: tuple[float, ...]) -> None:
+    function = Function(shape, start=2.0, end=10.0, period_s=4)
     assert [value_at(function, at_s, 1) for at_s in range(9)] == pytest.approx(values)
 
 

@@ -73,7 +73,7 @@ def test_without_it_the_metrics_are_true(argv: list[str]) -> None:
     assert fakes(argv) is None
 
 
-LEVEL = "must be a number or a function such as ramp:0:10:30s (shape:start:end:period)"
+LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period)"
 
 
 @pytest.mark.parametrize(
@@ -82,20 +82,23 @@ LEVEL = "must be a number or a function such as ramp:0:10:30s (shape:start:end:p
         ([1], "fake-metrics must be a JSON object"),
         ({"runing-requests": 1}, "'runing-requests' is not a fake metric; running-requests is"),
         ({"running-requests": 1, "running_requests": 2}, "running-requests is given twice"),
-        ({"running-requests": -1}, "running-requests must not be negative at any time"),
-        ({"waiting-requests": True}, f"waiting-requests {LEVEL}"),
-        ({"waiting-requests": "many"}, f"waiting-requests {LEVEL}"),
-        ({"waiting-requests": float("nan")}, f"waiting-requests {LEVEL}"),
-        ({"running-requests": "ramp:0:10"}, f"running-requests {LEVEL}"),
+        ({"running-requests": -1}, f"running-requests must be `float` >= 0.0{LEVEL}"),
+        ({"waiting-requests": True}, f"waiting-requests must be `float | object | null`, not `bool`{LEVEL}"),
+        ({"waiting-requests": "many"}, f"waiting-requests must be `float | object | null`, not `str`{LEVEL}"),
+        ({"waiting-requests": float("nan")}, f"waiting-requests must be `float` >= 0.0{LEVEL}"),
+        (
+            {"running-requests": "ramp:0:10"},
+            f"running-requests must be `float | object | null`, not `str`{LEVEL}",
+        ),
         (
             {"running-requests": "sawtooth:0:10:5s"},
-            "must have one of the shapes oscillate, ramp, rampreset, squarewave, not 'sawtooth'",
+            f"running-requests.shape must not have 'sawtooth'{LEVEL}",
         ),
-        ({"running-requests": "ramp:-1:10:5s"}, "running-requests must not be negative at any time"),
-        ({"running-requests": "ramp:0:10:soon"}, "running-requests: its period must be a duration"),
-        ({"running-requests": "ramp:0:10:0s"}, "running-requests: its period must be longer than 0s"),
-        ({"kv-cache-usage": 1.5}, "kv-cache-usage must be between 0 and 1 at all times"),
-        ({"kv-cache-usage": "ramp:0:1.1:5s"}, "kv-cache-usage must be between 0 and 1 at all times"),
+        ({"running-requests": "ramp:-1:10:5s"}, "running-requests.start must be `float` >= 0.0"),
+        ({"running-requests": "ramp:0:10:soon"}, "running-requests.period_s must be `float`, not `str`"),
+        ({"running-requests": "ramp:0:10:0s"}, "running-requests.period_s must be `float` > 0.0"),
+        ({"kv-cache-usage": 1.5}, f"kv-cache-usage must be `float` <= 1.0{LEVEL}"),
+        ({"kv-cache-usage": "ramp:0:1.1:5s"}, "kv-cache-usage.end must be `float` <= 1.0"),
         ({"ttft-buckets-values": [0] * 24}, "ttft-buckets-values must be `array` of length <= 23"),
         ({"request-success-total": [1]}, "request-success-total must be `object | null`, not `array`"),
         ({"request-success-total": {"bored": 1}}, "request-success-total must not have 'bored'"),

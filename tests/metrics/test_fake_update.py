@@ -98,7 +98,7 @@ def test_a_total_is_derived_anew_unless_it_comes_along(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b'{"kv-cache-usage": 2}', "kv-cache-usage must be between 0 and 1 at all times"),
+        (b'{"kv-cache-usage": 2}', "kv-cache-usage must be `float` <= 1.0"),
         (b'{"prefix-cache-hits": 11}', "prefix-cache-hits must not be more than prefix-cache-queries"),
         (
             b'{"running-requests": 5, "ttft-buckets-values": [-1]}',

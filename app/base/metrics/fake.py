@@ -190,7 +190,7 @@ def total_tokens(counts: Counts, bounds: Bounds) -> int:
     return sum(int(value) * count for value, count in observed(counts, bounds))
 
 
-def value_at(function: Function, elapsed_s: float, step_s: float) -> float:
+def value_at(function: Function[float], elapsed_s: float, step_s: float) -> float:
     """Returns the value of `function`, `elapsed_s` >= 0 after its start, in steps of `step_s` > 0."""
     elapsed_ns, step_ns = _nanoseconds(elapsed_s), _nanoseconds(step_s)
     periods = elapsed_ns // step_ns * step_ns / _nanoseconds(function.period_s)
