@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from config.profile import Profile
 
 Run = Callable[[Sequence[str]], int]
-"""Takes the arguments of a command; returns the exit status."""
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BROKEN_PIPE = 1
 """Exit status when the reader of stdout has gone; Python's own would be 120, with an error message."""

@@ -60,7 +60,6 @@ class Device(Struct, frozen=True):
     step_tokens: int
     """vLLM's default `max-num-batched-tokens` on this device."""
     sheet: str
-    """Source of the figures."""
 
 
 GIB, TERA = 1 << 30, 1e12

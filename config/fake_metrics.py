@@ -6,7 +6,7 @@ Keys are the fields of `FakeMetrics` with dashes. msgspec checks all values exce
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Generic, Literal, TypeVar, get_args
+from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,7 +21,6 @@ FinishReason = Literal[
     Literal["tool_calls", "remote_decode", "cache_threshold"],
 ]
 """vLLM's reasons, then reasons of the reference simulator only."""
-FINISH_REASONS: tuple[str, ...] = get_args(FinishReason)
 
 Finite = Annotated[float, Meta(ge=-MOST, le=MOST)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -107,6 +106,7 @@ _WORDS = {
     ", got ": ", not ",
     "Invalid enum value ": "must not have ",
     "Object contains unknown field ": "must not have ",
+    "Object missing required field ": "must have ",
 }
 """msgspec's words -> ours."""
 _TOTALS = {

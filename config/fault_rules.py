@@ -30,19 +30,15 @@ class FaultRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     name: Name = ""
     """Name of the rule in a verdict; if empty, the action."""
     model: str | None = None
-    """Exact model of the request."""
     api: Family | None = None
     path: Annotated[str, Meta(max_length=256)] | None = None
     """Pattern of the path, with `*`, `?` and `[...]` as in file names."""
     headers: dict[str, str | None] = {}
     """Header -> exact value; null for any value."""
     nth: Ordinal | None = None
-    """Applies to the n-th matching request only."""
     every: Ordinal | None = None
-    """Applies to each k-th matching request."""
     probability: Share = 1.0
     times: Ordinal | None = None
-    """Most times that the rule applies."""
 
     @property
     def action(self) -> str:
@@ -50,21 +46,17 @@ class FaultRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
 
 
 class ErrorRule(FaultRule, frozen=True, tag="error"):
-    """An error response."""
-
     status: Status = 500
     type: str | None = None
     message: str | None = None
     param: str | None = None
     retry_after: Annotated[int, Meta(ge=0, le=86400)] | None = None
-    """Whole seconds."""
 
 
 class RateLimitRule(FaultRule, frozen=True, tag="rate-limit"):
     """429 above a quota that refills evenly; other responses have headers with the quota."""
 
     rate: PerMinute = 60.0
-    """Requests per minute."""
     burst: PerMinute | None = None
     """Requests at once; default is the requests of one minute."""
     token_rate: PerMinute | None = None

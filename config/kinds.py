@@ -17,13 +17,10 @@ MOST = sys.float_info.max
 
 
 class Kind(Struct, frozen=True):
-    """A kind of values, with its name."""
-
     name: str
     wanted: str
     """Completes the sentence "the value ..." for a value of another kind."""
     type: Any
-    """Target type of the conversion."""
     prepare: Callable[[object], object] = lambda raw: raw
     """Converts a text, or a value of YAML or JSON, to msgspec's input. Raises ValueError with the rule."""
 

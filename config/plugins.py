@@ -27,10 +27,8 @@ from config.validation import read
 API = 1
 """Version of the hooks. A plugin declares its version in `API`."""
 GROUP = "understudy"
-"""Group of the entry points of installed plugins."""
 SECTION = f"[{GROUP}]".encode()
 MODULE_PREFIX = "understudy_plugin_"
-"""Prefix of module names for plugin files."""
 RESERVED = frozenset(("config", "help", "v", "version", CONFIG))
 """Flags and variables that are not settings."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

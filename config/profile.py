@@ -97,7 +97,6 @@ class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_
     """Profile of an engine. `source`, `model`, `device`, `checked` and `errors` are for readers only."""
 
     source: str
-    """Source of the constants."""
     model: str
     device: str
     checked: str = "not compared with any recording"

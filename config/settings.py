@@ -86,8 +86,6 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """One row of the settings table."""
-
     name: str
     """Flag (without leading dashes) and YAML key."""
     attribute: str
@@ -102,7 +100,6 @@ class Setting(Struct, frozen=True, kw_only=True):
     env: tuple[str, ...]
     """Environment variables, the strongest first."""
     also: tuple[str, ...]
-    """Other names, with dashes."""
     section: type[Section]
     unit: str
     live: bool
@@ -153,7 +150,6 @@ class Table:
 
     def __init__(self, kind: type[Settings]) -> None:
         self.sections: dict[str, type[Section]] = {field.name: field.type for field in fields(kind)}
-        """Group -> section."""
         self.rows = tuple(row for group, section in self.sections.items() for row in rows(group, section))
         self.by_name = {name: row for row in self.rows for name in row.names}
         """Any name of a setting -> row."""

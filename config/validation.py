@@ -15,7 +15,6 @@ FIRST = (
 """First settings to check, in the order of the reference simulator, so that users get the same error."""
 
 LONGEST_SHOWN = 80
-"""Most characters of a value in an error."""
 
 
 def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:

@@ -17,8 +17,7 @@ from app.text.base import (
     TokenizerLoadError,
     TokenizerServiceError,
 )
-from app.text.huggingface import LocalTokenizer
-from app.text.loading import default_tokenizer, load_tokenizer
+from app.text.huggingface import LocalTokenizer, default_tokenizer, load_tokenizer
 
 __all__ = [
     "PLAIN_CHAT",

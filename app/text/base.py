@@ -53,8 +53,6 @@ PLAIN_CHAT = ChatOptions()
 
 
 class BoundedCache(Protocol):
-    """A cache with a memory limit."""
-
     @property
     def size_bytes(self) -> int:
         """Estimated memory of the entries."""
@@ -72,7 +70,6 @@ class Tokenizer:
     vocab_size: int | None = None
     """Ids are in range(vocab_size); None if unknown, as for a remote service."""
     eos_token_id: int | None = None
-    """Id of the end of a text."""
     eos_token_ids: frozenset[int] = frozenset()
     """Every id that ends a generation: `eos_token_id` and the ids of the generation config."""
     added_ids: frozenset[int] | None = None
@@ -80,7 +77,6 @@ class Tokenizer:
     tells_time = False
     """True when chat prompts contain the time, so that equal conversations give different prompts."""
     caches: Mapping[str, BoundedCache] = {}
-    """Caches by name."""
 
     @property
     def longest_token(self) -> int | None:

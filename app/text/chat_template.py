@@ -48,11 +48,8 @@ END_MARK = "END_OF_WHAT_TO_CONTINUE "
 
 @dataclass(frozen=True, slots=True)
 class CompiledTemplate:
-    """A compiled template and its properties."""
-
     template: jinja2.Template
     variables: Mapping[str, object]
-    """Variables of every rendering."""
     content_format: ContentFormat
     knows_developer: bool
     takes_media: bool
@@ -108,11 +105,8 @@ class CompiledTemplate:
 class ChatTemplates:
     """The chat templates of one tokenizer, compiled at their first use.
 
-    Args:
-        sources: template name -> Jinja source; `default` and perhaps `tool_use` and others.
-        special_tokens: variables of every template, such as `bos_token`.
-        now: local time for `strftime_now`.
-        takes_media: the model reads more than text.
+    `sources` are Jinja sources by name (`default`, `tool_use` ...), `special_tokens` variables of each, as
+    `bos_token`; `now` is local time; `takes_media`: the model reads more than text.
     """
 
     def __init__(

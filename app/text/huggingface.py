@@ -5,6 +5,7 @@ at added tokens, then into words by a pattern. Each word has the same ids in any
 of the library's time. The library encodes all other texts, long ones in a native thread.
 """
 
+import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -39,7 +40,8 @@ from app.text.detokenize import (
     check_id_range,
     stream_pieces,
 )
-from app.text.files import DEFAULT_TEMPLATE, TokenizerFolder, read_folder, read_info
+from app.text.files import DEFAULT_TEMPLATE, TokenizerFolder, fetch, model_config, read_folder, read_info
+from app.text.files import takes_media as media_of
 
 WORDS = re.compile(
     r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
@@ -108,6 +110,8 @@ def knows_words(backend: tokenizers.Tokenizer) -> bool:
     )
 
 
+EMBEDDED = Path(__file__).parent / "data"
+logger = logging.getLogger(__name__)
 LONG_TEXT = 2_000
 """Characters above which a text is encoded in a native thread (about 0.5 ms of work)."""
 LONG_LIST = 8_000
@@ -287,3 +291,68 @@ def _last_id(backend: tokenizers.Tokenizer) -> int:
 def _beside_loop_if(long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Calls `work`, in a native thread if `long`, while other greenlets run."""
     return call_off_hub(work, *args, **kwargs) if long else work(*args, **kwargs)
+
+
+def default_tokenizer(chat_template: str | None = None, takes_media: bool | None = None) -> LocalTokenizer:
+    """Returns the embedded tokenizer: a byte-level BPE, lossless for any Unicode text."""
+    return LocalTokenizer.from_path(EMBEDDED, "embedded", chat_template, takes_media)
+
+
+def load_tokenizer(
+    *,
+    model: str,
+    tokenizer: str | None = None,
+    force_dummy: bool = False,
+    render_url: str | None = None,
+    render_timeout_s: float = 5.0,
+    mm_render_timeout_s: float = 5.0,
+    hf_token: str | None = None,
+    cache_dir: str | None = None,
+    chat_template: str | None = None,
+    takes_media: bool | None = None,
+) -> Tokenizer:
+    """Returns the embedded tokenizer if forced, else a render service, else one of a folder, file or hub.
+
+    `tokenizer`, by default `model`, is a folder, file or `organisation/name` on the hub. `hf_token` is for
+    the hub, `cache_dir` for its files, by default in the library's own place. `chat_template` is Jinja source
+    or its file, in place of the tokenizer's own, `takes_media` None reads the model's `config.json`; both are
+    not for a service. TokenizerLoadError when `tokenizer` cannot be loaded; a `model` then gets the embedded.
+    """
+    chat_template = template_source(chat_template)
+    if takes_media is None:
+        takes_media = media_of(model_config(model))
+    if force_dummy:
+        return default_tokenizer(chat_template, takes_media)
+    if render_url:
+        from app.text.render import RenderTokenizer
+
+        return RenderTokenizer(
+            render_url, model=model, timeout_s=render_timeout_s, mm_timeout_s=mm_render_timeout_s
+        )
+    source = tokenizer or model
+    path = Path(source).expanduser()
+    try:
+        if path.exists():
+            return LocalTokenizer.from_path(path, source, chat_template, takes_media)
+        if source.startswith((".", "/", "~")):
+            raise TokenizerLoadError(f"There is nothing at {source}.")
+        if tokenizer is None and "/" not in source:  # a model name such as `tiny` is no repository
+            return default_tokenizer(chat_template, takes_media)
+        cache = None if cache_dir is None else Path(cache_dir).expanduser()
+        folder = fetch(source, hf_token, cache)
+        return LocalTokenizer.from_path(folder, source, chat_template, takes_media)
+    except TokenizerLoadError as error:
+        if tokenizer is not None:
+            raise
+        logger.warning("no tokenizer for %s, using the embedded one: %s", source, error)
+        return default_tokenizer(chat_template, takes_media)
+
+
+def template_source(given: str | None) -> str | None:
+    """Returns the source of a template that is given as source or as a file."""
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerLoadError(f"The chat template {given} cannot be read: {error}.") from error

@@ -35,7 +35,6 @@ class KnownPrompts:
     def __init__(self, tokenizer: Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        """Estimated memory of the entries."""
         self._tokenizer = tokenizer
         self._known: OrderedDict[bytes, list[int]] = OrderedDict()
         self._seen = array("q", bytes(8 * SEEN))

@@ -23,7 +23,7 @@ from app.serving.gunicorn import ranks
 from app.serving.gunicorn.engine_process import given_length
 from app.serving.gunicorn.ranks import ENDPOINT
 from app.text import Tokenizer
-from app.text.loading import template_source
+from app.text.huggingface import template_source
 from app.wiring.assembly import publishing
 from config import ConfigError, Settings
 from config.installation import COMMAND, check_installed

@@ -21,7 +21,6 @@ from config.vllm.options import Option, groups, options
 from config.yaml_file import parse_yaml
 
 MODEL = "model_tag"
-"""Destination of the positional model."""
 OURS = "vllm "
 """Prefix of vLLM's options among the parser's results; settings have no prefix."""
 USAGE = f"{COMMAND} serve [MODEL] [--option value ...]"
@@ -56,7 +55,6 @@ class Line(Struct):
     given: dict[str, Value]
     """vLLM's options by name, with the positional model as `model`; sizes are plain numbers."""
     flags: Flags
-    """Understudy's settings."""
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Line:

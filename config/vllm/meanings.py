@@ -180,7 +180,6 @@ CONNECTORS = {
     "OffloadingConnector": "offloading",
     "SimpleCPUOffloadConnector": "offloading",
 }
-"""vLLM's connector -> value of the setting kv-connector."""
 
 
 def _transfer(text: str) -> Values:

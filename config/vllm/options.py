@@ -27,17 +27,13 @@ _LONGEST = 18
 
 
 class Option(Struct, frozen=True, kw_only=True):
-    """Facts of an option."""
-
     kind: Kind
     many: bool = False
-    """Takes several values."""
     optional: bool = False
     """Texts in `NOTHING` are valid."""
     off: bool = False
     """Switch with a negative form, --no-NAME."""
     also: tuple[str, ...] = ()
-    """Other names, with dashes."""
     choices: tuple[str, ...] = ()
     unplayed: str = ""
     """Effect in vLLM that a client would notice, and that the option does not have here."""

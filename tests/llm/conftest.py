@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.text.loading import EMBEDDED
+from app.text.huggingface import EMBEDDED
 from tests.not_imported import skipped_without
 
 if TYPE_CHECKING:

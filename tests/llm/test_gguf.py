@@ -18,8 +18,7 @@ from app.llm.gguf_file import GGUFFile
 from app.llm.loader import gguf_name, read_gguf, read_tensor
 from app.llm.model_files import load_tokenizer
 from app.text import default_tokenizer
-from app.text.huggingface import LocalTokenizer
-from app.text.loading import EMBEDDED
+from app.text.huggingface import EMBEDDED, LocalTokenizer
 from tests.llm.tiny import Shape, generate, make_engine, make_model, prompts
 
 pytestmark = pytest.mark.engine

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from app.engine.core.wire import TextForm, Thoughts
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
-from app.text.loading import EMBEDDED
+from app.text.huggingface import EMBEDDED
 from tests.hostile.raw_client import post
 from tests.llm.test_server import serving
 from tests.llm.tiny import Shape, make_model

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.base.metrics.families import FINISHED
-from app.base.metrics.lora import LIMIT_BYTES, MOST_SERIES, LoraRequests
+from app.base.metrics.families import FINISHED, LIMIT_BYTES, MOST_SERIES, LoraRequests
 from app.base.metrics.recorder import PARTS, TOKEN_BYTES, FinishedSequence, Recorder
 
 STEPS = r"(?m)^vllm:iteration_tokens_total.*$"

@@ -9,7 +9,7 @@ import pytest
 
 from app.text import LocalTokenizer, TokenizerInputError, TokenizerLoadError, load_tokenizer
 from app.text.files import fetch
-from app.text.loading import EMBEDDED
+from app.text.huggingface import EMBEDDED
 from app.text.render import RenderTokenizer
 
 

@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from app.text.loading import default_tokenizer
+from app.text.huggingface import default_tokenizer
 from app.text.memo import KnownChats, KnownPrompts, KnownTexts
 
 TOKENIZER = default_tokenizer()

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from app.text.files import TokenizerFolder
-from app.text.huggingface import LocalTokenizer, WordEncoder, knows_words
-from app.text.loading import EMBEDDED, default_tokenizer
+from app.text.huggingface import EMBEDDED, LocalTokenizer, WordEncoder, default_tokenizer, knows_words
 
 ASCII = "".join(map(chr, range(128)))
 SPECIAL = ("<|user|>", "<|user|>>", "<|user|", "<|", "|>", "<|endoftext|>")

@@ -46,7 +46,6 @@ FAMILIES = {
     "request_success_total": "vllm:request_success_total",
     **HISTOGRAMS,
 }
-"""Maps keys of the setting to families."""
 # Key of an explicit total, key of the counts that it is derived from otherwise, family.
 TOTALS = (
     ("total_prompt_tokens", "request_prompt_tokens", "vllm:prompt_tokens_total"),

@@ -6,10 +6,12 @@ rates are right from the first event on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter as Tally
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
+from sys import getsizeof
 from typing import Literal, get_args
 
 from app.base.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
@@ -18,7 +20,6 @@ Kind = Literal["counter", "gauge", "histogram"]
 Bounds = tuple[float, ...]
 Values = tuple[str, ...]
 SERVER = ("model_name", "engine")
-"""The labels of most families."""
 
 REQUEST_LATENCY = (
     *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
@@ -174,9 +175,7 @@ TRANSFERS = (
     _counter("nixl_num_kv_expired_reqs_total", "Requests whose KV cache nobody fetched in time."),
     _counter("nixl_num_notifications_after_expiry_total", "Notifications that came too late."),
 )
-"""Families of vLLM's NIXL connector (vllm-api.md 11.3): added at the first transfer, or when one is
-expected.
-"""
+"""Families of vLLM's NIXL connector (vllm-api.md 11.3)."""
 ADAPTERS = (
     _gauge("num_gpu_loaded_lora_adapters", "Adapters on the GPU."),
     _gauge("num_cpu_loaded_lora_adapters", "Adapters in CPU memory."),
@@ -316,3 +315,74 @@ class EngineFamilies:
 
     def render(self) -> str:
         return "".join(family.render() for family in self.by_name.values())
+
+
+AdapterStage = Literal["waiting", "running"]
+MOST_SERIES = 64
+"""Most combinations of adapters that are shown; readers use the latest only."""
+LIMIT_BYTES = 2**18
+"""Most memory of the combinations, in bytes: clients choose the names. The latest one is always kept."""
+ENTRY_BYTES = 256
+"""Memory of a combination without its two texts, in bytes."""
+
+
+class LoraRequests:
+    """vllm:lora_requests_info: one series per combination of running and waiting adapters.
+
+    The value of a series is the Unix time at which its combination was last current. The series with the
+    latest time is the present state (vllm-api.md 11.1). `most` is `max-loras`; `now` returns Unix seconds.
+    """
+
+    def __init__(self, most: int, now: Callable[[], float]) -> None:
+        self._most, self._now = str(most), now
+        self._stages: dict[Hashable, AdapterStage] = {}
+        self._counters: dict[AdapterStage, Tally[str]] = {"running": Tally(), "waiting": Tally()}
+        self._latest = "", ""
+        """Names of the running and of the waiting adapters, joined by commas."""
+        self._held: dict[tuple[str, str], float] = {}
+        """Maps running and waiting names to the time they were last current; the latest is last."""
+        self._text = ""
+        self.size_bytes = 0
+        self.limit_bytes = LIMIT_BYTES
+        self._note()
+
+    def move(self, owner: Hashable, adapter: str, stage: AdapterStage | None) -> None:
+        """Notes that `owner`, a request with `adapter`, began to wait or to run; None: that it ended."""
+        if (before := self._stages.pop(owner, None)) is not None:
+            self._count(before, adapter, -1)
+        if stage is not None:
+            self._stages[owner] = stage
+            self._count(stage, adapter, 1)
+
+    def _count(self, stage: AdapterStage, adapter: str, delta: int) -> None:
+        counter = self._counters[stage]
+        counter[adapter] += delta
+        if not counter[adapter]:
+            del counter[adapter]
+        self._latest = ",".join(self._counters["running"]), ",".join(self._counters["waiting"])
+        self._note()
+
+    def render(self) -> str:
+        if not self._text:
+            help = "Unix time of the latest change; the labels are what runs and waits since then."
+            family: Family[Gauge] = Family("vllm:lora_requests_info", help, Gauge, "gauge", self._now)
+            for (running, waiting), held_s in self._held.items():
+                adapters = {"running_lora_adapters": running, "waiting_lora_adapters": waiting}
+                family.labels(max_lora=self._most, **adapters).set(held_s)
+            self._text = family.render()
+        return self._text
+
+    def _note(self) -> None:
+        """Makes the present combination the latest, and drops the oldest beyond the limits."""
+        self._text = ""
+        if self._held.pop(self._latest, None) is None:
+            self.size_bytes += _entry_bytes(self._latest)
+        self._held[self._latest] = self._now()
+        while len(self._held) > MOST_SERIES or self.size_bytes > self.limit_bytes and len(self._held) > 1:
+            first = next(iter(self._held))
+            del self._held[first]
+            self.size_bytes -= _entry_bytes(first)
+
+
+def _entry_bytes(key: tuple[str, str]) -> int:
+    return ENTRY_BYTES + getsizeof(key[0]) + getsizeof(key[1])

@@ -18,7 +18,6 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 Samples: TypeAlias = Sequence[tuple[str, Mapping[str, str]]]
 Families: TypeAlias = Callable[[], str]
-"""Returns the present text of some families."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Go's format, which prometheus_client follows, uses an exponent from here on.

@@ -22,12 +22,13 @@ from app.base.metrics.families import (
     FINISHED,
     LATE,
     TRANSFERS,
+    AdapterStage,
     EngineFamilies,
+    LoraRequests,
     drafts,
     engine_table,
 )
 from app.base.metrics.instruments import Counter, Histogram
-from app.base.metrics.lora import AdapterStage, LoraRequests
 
 LAYERS, HEADS, HEAD_SIZE, NUMBER_BYTES = 32, 8, 128, 2
 """Dimensions of a usual model, Llama 3.1 8B, for simulated transfers of KV caches."""

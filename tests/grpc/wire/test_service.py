@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from smg_grpc_proto import vllm_engine_pb2 as messages
 from smg_grpc_proto.generated import common_pb2
 
-from app.text.loading import EMBEDDED
+from app.text.huggingface import EMBEDDED
 from config import ConfigError
 from config.loader import load
 from tests.grpc.client import LIMIT_S, Engine, connected, ends_of, failure, generate, wait_until
