@@ -1,4 +1,4 @@
-"""What bounds a draw: ranges and sizes of values, a work budget; errors of schemas."""
+"""What reading and drawing share: names of keywords, ranges and sizes of values, a work budget, errors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from app.base.clock.pause import pause_if_possible
 if TYPE_CHECKING:
     from config.settings import ToolSettings
 
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+SCHEMAS = frozenset(
+    ["additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"]
+    + ["propertyNames", "then"]
+)
+LISTS_OF_SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
+MAPS_OF_SCHEMAS = frozenset(
+    ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
+)
 LONGEST_PATH = 200
 """Most characters of a path in an error, from the path's end."""
 STEPS_A_PAUSE = 400

@@ -10,9 +10,8 @@ from random import Random
 from typing import TypeVar
 
 from app.engine.forms.schema.bounds import Ranges, SchemaError, Size, Unsatisfiable, WorkBudget, WorkExhausted
-from app.engine.forms.schema.document import JSON, Document, Keywords, Schema, identity
+from app.engine.forms.schema.document import JSON, Document, Keywords, Schema, identity, read
 from app.engine.forms.schema.formats import WORDS
-from app.engine.forms.schema.reader import read
 from app.engine.forms.schema.scalars import SUGGESTING, MergedSchema, draw_number, draw_text
 from app.engine.forms.schema.validation import accepts
 

@@ -1,15 +1,14 @@
-"""Valid schemas that are refused all the same: by vLLM's structured outputs, and in strict tools.
+"""Valid schemas that vLLM's structured outputs refuse all the same.
 
 vLLM's first backend, xgrammar, lacks some keywords. A schema with such a keyword goes to the second backend,
 llguidance, which refuses the keywords that it lacks. A third backend takes `patternProperties`.
-Strict tools have the narrow schemas of the reference simulator (simulator.md 7.5).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from app.engine.forms.schema.document import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS
+from app.engine.forms.schema.bounds import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS
 
 Keywords = Mapping[str, object]
 

@@ -8,8 +8,8 @@ from math import ceil, floor, inf, isfinite, lcm, nextafter
 from random import Random
 from typing import Any
 
-from app.engine.forms.schema.bounds import Unsatisfiable, WorkBudget
-from app.engine.forms.schema.document import JSON, TYPES, Keywords, Number
+from app.engine.forms.schema.bounds import TYPES, Unsatisfiable, WorkBudget
+from app.engine.forms.schema.document import JSON, Keywords, Number
 from app.engine.forms.schema.formats import CHECKER, DRAWS, WORDS, words_for
 from app.engine.forms.schema.patterns import LONGEST
 
