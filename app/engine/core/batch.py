@@ -57,10 +57,8 @@ class SequenceState:
         self, prompt_tokens: int, output_tokens: int, priority: int = 0, remote: bool = False
     ) -> None:
         """Without output tokens (pooling) a sequence ends with its prefill; `remote` is where that ran."""
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.priority = priority
-        self.remote = remote
+        self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
+        self.priority, self.remote = priority, remote
         self.arrived = 0
         """Number in order of arrival, from 1; 0 before the sequence is queued."""
         self.computed = 0

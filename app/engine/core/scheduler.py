@@ -80,6 +80,7 @@ class WaitingQueue(Generic[W]):
             insort(line, (place, sequence))
 
     def remove(self, sequence: W) -> bool:
+        """Removes a sequence; returns False if the sequence is not waiting."""
         if sequence not in self.members:
             return False
         self.members.remove(sequence)
@@ -262,10 +263,8 @@ class Scheduler(Generic[S]):
             self.blocks.release(sequence, sequence.held, 0)
         self.blocks.forget(sequence)
 
-    # Running sequences continue (rule 3a).
-
     def _continue(self, batch: Batch[S]) -> bool:
-        """Continues all running sequences; returns whether one was preempted."""
+        """Continues all running sequences (rule 3a); returns whether one was preempted."""
         needs = self._needs.get(self._step, ())
         budget, blocks = self.limits.max_num_batched_tokens - len(self._decoding), len(needs)
         allotted: list[tuple[S, int]] = []
@@ -379,9 +378,7 @@ class Scheduler(Generic[S]):
     def _preempt(self, sequence: S) -> None:
         """Frees the blocks of a sequence and queues it in front; tokens in flight still arrive."""
         computed = sequence.computed
-        if (
-            sequence.decodes and self._under_way
-        ):  # the newest token is still in flight, so its block has no hash
+        if sequence.decodes and self._under_way:  # the newest token is in flight: its block has no hash
             computed = max(computed - 1, min(computed, sequence.prompt_tokens))
         elif sequence in self.prefilling:
             self.prefilling.remove(sequence)
@@ -393,9 +390,8 @@ class Scheduler(Generic[S]):
         self.waiting.add(sequence)
         sequence.preempted()
 
-    # Waiting sequences are admitted (rule 3b).
-
     def _admit(self, batch: Batch[S]) -> None:
+        """Admits waiting sequences (rule 3b)."""
         limits, blocks, size = self.limits, self.blocks, self._block_size
         while len(self.running) < limits.max_num_seqs:
             budget = limits.max_num_batched_tokens - batch.tokens
@@ -453,8 +449,7 @@ class Scheduler(Generic[S]):
             self._join(sequence)
             begun.append(sequence)
         if begun:
-            before = self._decoding
-            self._decoding = [*before, *begun]
+            before, self._decoding = self._decoding, [*self._decoding, *begun]
             if before and before[-1].place > begun[0].place:  # a prompt in small chunks was overtaken
                 self._decoding.sort(key=_place)
 
@@ -463,10 +458,8 @@ class Scheduler(Generic[S]):
         sequence.decodes, sequence.last = False, True
         batch.ends.append(sequence)
 
-    # Decodes in bulk (rule 6).
-
     def _join(self, sequence: S) -> None:
-        """Lets a decode advance in bulk from the next step on."""
+        """Lets a decode advance in bulk (rule 6) from the next step on."""
         sequence.lead = sequence.computed - self._step
         self._leads += sequence.lead
         last_step = sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead
@@ -477,8 +470,4 @@ class Scheduler(Generic[S]):
         """Enters a decode's next need of a block into the calendar."""
         room = sequence.held * self._block_size
         if room < sequence.prompt_tokens + sequence.output_tokens - 1:  # fewer tokens than in its last step
-            step = room - sequence.lead
-            if (needs := self._needs.get(step)) is None:
-                self._needs[step] = [sequence]
-            else:
-                needs.append(sequence)
+            self._needs.setdefault(room - sequence.lead, []).append(sequence)

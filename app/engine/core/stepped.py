@@ -212,7 +212,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
 
     @property
     def waiting(self) -> int:
-        return self._in_line + len(self._queue.members) + len(self.scheduler.fetching)
+        return self._in_line + self.queued
 
     def free(self, adapter: str | None = None) -> int:
         if self.scheduler.paused or adapter is not None and not self._queue.is_ready(adapter):
@@ -254,14 +254,13 @@ class StepExecutor(StepLoop[SteppedSequence]):
         if sequence.over:
             return False
         try:
-            if not sequence.seen(at_s):
-                return False
+            is_seen = sequence.seen(at_s)
         except Exception as error:
             log.exception("what ends a sequence at once could not be handed out")
             sequence.fail(error)
             return False
-        self._in_line -= 1
-        return True
+        self._in_line -= is_seen
+        return is_seen
 
     def transfer_s(self, sequence: SteppedSequence) -> float:
         return self._timing.time_to_first_token(sequence.prompt_tokens, remote=True)

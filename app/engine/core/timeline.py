@@ -244,7 +244,7 @@ class SequencePool:
         self._fill()
 
     def _fill(self) -> None:
-        started = 0
+        started, self._will_fill = 0, False
         while not self.paused and self.running < self.slots:
             if started == MOST_PER_TURN and self._later is not None:
                 self._fill_later()
@@ -257,23 +257,18 @@ class SequencePool:
             self._run(sequence)
 
     def _fill_later(self) -> None:
-        def fill() -> None:
-            self._will_fill = False
-            self._fill()
-
         if self._later is not None and not self._will_fill:
             self._will_fill = True
-            self._later(fill)
+            self._later(self._fill)
 
     def _run(self, sequence: TimedSequence) -> None:
         self.running += 1
-        keeps = False
         try:
-            keeps = sequence.start()
+            if sequence.start():
+                return
         except Exception:
             log.exception("a sequence could not be started")
-        if not keeps:
-            self._give_back(sequence)
+        self._give_back(sequence)
 
     def _give_back(self, sequence: TimedSequence) -> None:
         self.running -= 1
