@@ -25,6 +25,7 @@ from zmq.utils.monitor import recv_monitor_message
 from app.base.clock.clock import Clock
 from app.base.clock.pause import pause_if_possible
 from app.base.metrics.recorder import Recorder
+from app.engine.core import wire
 from app.engine.core.batch import Phase, SequenceStatus
 from app.engine.core.client import EngineClient
 from app.engine.core.errors import (
@@ -37,23 +38,6 @@ from app.engine.core.errors import (
 from app.engine.core.outputs import Emit, Finish, LazySequence, Part, PartReader, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest, watches_of
 from app.engine.core.sequence import COUNTED_AS, Sequence, Submission
-from app.engine.core.wire import (
-    Abort,
-    ChoiceRequest,
-    CommandResult,
-    EngineCommand,
-    EngineCoreOutput,
-    EngineCoreRequest,
-    EngineLoad,
-    Hello,
-    Notice,
-    Order,
-    PauseMode,
-    PublishedEvents,
-    Ready,
-    Sampling,
-    WireLogprob,
-)
 from config.settings import Settings
 
 NS: Final = 1_000_000_000
@@ -169,11 +153,11 @@ class RemoteSequence(Sequence):
         self._held_logprobs: list[TokenLogprob] = []
         self._part: Part | None = None
 
-    def order(self) -> EngineCoreRequest:
+    def order(self) -> wire.EngineCoreRequest:
         request = self.request
-        shared = {name: getattr(request, name) for name in ChoiceRequest.__struct_fields__}
+        shared = {name: getattr(request, name) for name in wire.ChoiceRequest.__struct_fields__}
         shared["prompt_ids"] = list(request.prompt_ids)
-        return EngineCoreRequest(key=self.key, sampling=request.sampling or Sampling(), **shared)
+        return wire.EngineCoreRequest(key=self.key, sampling=request.sampling or wire.Sampling(), **shared)
 
     def status(self) -> SequenceStatus:
         """Reports QUEUED until the first token: the engine reports nothing earlier."""
@@ -183,7 +167,7 @@ class RemoteSequence(Sequence):
     def enter(self, soon: bool) -> None:
         """Does nothing: `RemoteEngine.submit` has sent the request."""
 
-    def take(self, output: EngineCoreOutput) -> None:
+    def take(self, output: wire.EngineCoreOutput) -> None:
         if self.over:
             return
         if not self.running:
@@ -200,8 +184,8 @@ class RemoteSequence(Sequence):
             return
         finish = None if output.finish is None else Finish(output.finish, output.stop_reason)
         logprobs: Listed[TokenLogprob] | None = None
-        if (wire := output.logprobs) is not None:
-            logprobs = LazySequence(lambda place: self._entry(wire[place]), range(len(wire)))
+        if (entries := output.logprobs) is not None:
+            logprobs = LazySequence(lambda place: self._entry(entries[place]), range(len(entries)))
         if self._reader is not None:
             self._read(self._reader, output, logprobs, finish)
         elif finish is None and logprobs is None and self._take_token is not None and len(ids) == 1:
@@ -211,7 +195,7 @@ class RemoteSequence(Sequence):
         if output.finish is not None and not self.over:
             self._end(COUNTED_AS[output.finish])
 
-    def _begin(self, output: EngineCoreOutput) -> None:
+    def _begin(self, output: wire.EngineCoreOutput) -> None:
         self.running = True
         self._scheduled_s = output.scheduled_s
         self.cached_tokens, self.created_tokens = output.cached_tokens, output.created_tokens
@@ -219,9 +203,10 @@ class RemoteSequence(Sequence):
         if output.finish in ("error", "timeout"):
             return  # only the failure is emitted
         prompt: Listed[TokenLogprob | None] | None = None
-        if (wire := output.prompt_logprobs) is not None:
+        if (entries := output.prompt_logprobs) is not None:
             prompt = LazySequence(
-                lambda place: None if (entry := wire[place]) is None else self._entry(entry), range(len(wire))
+                lambda place: None if (entry := entries[place]) is None else self._entry(entry),
+                range(len(entries)),
             )
         take = self._start(output.at_s, prompt)
         if self._reader is None and output.logprobs is None and not self.over:
@@ -230,7 +215,7 @@ class RemoteSequence(Sequence):
     def _read(
         self,
         reader: PartReader,
-        output: EngineCoreOutput,
+        output: wire.EngineCoreOutput,
         logprobs: Listed[TokenLogprob] | None,
         finish: Finish | None,
     ) -> None:
@@ -257,7 +242,7 @@ class RemoteSequence(Sequence):
         texts = [*[""] * (len(ids) - 1), text] if ids or text or part is not None else []
         self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs or None, finish, part))
 
-    def _entry(self, entry: WireLogprob) -> TokenLogprob:
+    def _entry(self, entry: wire.WireLogprob) -> TokenLogprob:
         others = [(token_id, value) for token_id, value in entry.top if token_id != entry.token_id]
         ids = [entry.token_id, *(token_id for token_id, _ in others)]
         names = ["" if BROKEN in name else name for name in self._names(ids)]
@@ -301,7 +286,7 @@ class RemoteEngine(EngineClient):
         reader_of: ReaderOf,
     ) -> None:
         super().__init__(settings, recorder)
-        self.load = EngineLoad()
+        self.load = wire.EngineLoad()
         """Load of the engine, summed over its workers."""
         recorder.read_load = lambda: (self.load.running, self.load.waiting, self.load.cache_usage)
         self._endpoint = endpoint
@@ -309,7 +294,7 @@ class RemoteEngine(EngineClient):
         """True once the engine has answered on the current connection."""
         self._wants_kv_events = False
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
+        self._decode = msgspec.msgpack.Decoder(list[wire.Notice]).decode
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._greenlets: list[Greenlet[[], None]] = []
@@ -317,12 +302,12 @@ class RemoteEngine(EngineClient):
         self._heartbeat = Heartbeat(endpoint, clock.now)
         self._longest_silence_s = min(LONGEST_SILENCE_S, settings.engine.engine_timeout / 2) or inf
         self._listener: BlocksListener = lambda topic, sequence, batch: None
-        self._ready: Ready | None = None
+        self._ready: wire.Ready | None = None
         self._numbers = count(1)
         self._choices: dict[int, RemoteSequence] = {}
         self._others = 0
         """Number of other workers' sequences."""
-        self._answers: dict[int, AsyncResult[CommandResult]] = {}
+        self._answers: dict[int, AsyncResult[wire.CommandResult]] = {}
 
     def listen(self, listener: BlocksListener) -> None:
         """Passes the engine's KV events to `listener`. To be called before `start`."""
@@ -398,7 +383,7 @@ class RemoteEngine(EngineClient):
                 _fail(going)
         return submission
 
-    def command(self, command: EngineCommand) -> AsyncResult[CommandResult]:
+    def command(self, command: wire.EngineCommand) -> AsyncResult[wire.CommandResult]:
         """Sends an operator's command under a new number; returns its future answer. Raises EngineDead."""
         number = next(self._numbers)
         if self._ready is None or not self._send([replace(command, number=number)]):
@@ -410,9 +395,9 @@ class RemoteEngine(EngineClient):
         """Removes a finished choice, and aborts it on the engine if necessary."""
         self._choices.pop(choice.key, None)
         if choice.is_computed:
-            self._send([Abort([choice.key])])
+            self._send([wire.Abort([choice.key])])
 
-    def _send(self, orders: Listed[Order]) -> bool:
+    def _send(self, orders: Listed[wire.Order]) -> bool:
         """Sends without waiting; returns False when no engine is connected."""
         if self._socket is None:
             return False
@@ -432,7 +417,7 @@ class RemoteEngine(EngineClient):
             self._take(notices)
 
     def _watch(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-        hello = [Hello(self._wants_kv_events)]
+        hello = [wire.Hello(self._wants_kv_events)]
         while True:
             if not monitor.poll(GREETING_MS):
                 if not self._is_greeted:
@@ -447,9 +432,9 @@ class RemoteEngine(EngineClient):
             elif event == CONNECTED:
                 self._send(hello)
 
-    def _take(self, notices: Listed[Notice]) -> None:
+    def _take(self, notices: Listed[wire.Notice]) -> None:
         for notice in notices:
-            if type(notice) is EngineCoreOutput:
+            if type(notice) is wire.EngineCoreOutput:
                 if (choice := self._choices.get(notice.key)) is None:  # aborted meanwhile
                     continue
                 try:
@@ -457,19 +442,19 @@ class RemoteEngine(EngineClient):
                 except Exception as error:
                     log.exception("what the engine said could not be told")
                     choice.fail(error)
-            elif type(notice) is EngineLoad:
+            elif type(notice) is wire.EngineLoad:
                 self._learn(notice)
-            elif type(notice) is PublishedEvents:
+            elif type(notice) is wire.PublishedEvents:
                 self._listener(notice.topic, notice.sequence, notice.batch)
-            elif type(notice) is CommandResult:
+            elif type(notice) is wire.CommandResult:
                 if (answer := self._answers.pop(notice.number, None)) is not None:
                     answer.set(notice)
-            elif type(notice) is Ready:
+            elif type(notice) is wire.Ready:
                 if self._ready is None or self._ready.boot != notice.boot:  # a new engine
                     self._forget()
                 self._ready, self._is_greeted = notice, True
 
-    def _learn(self, load: EngineLoad) -> None:
+    def _learn(self, load: wire.EngineLoad) -> None:
         """Records the load of the engine with all its workers; every worker records the same."""
         recorder, before, self.load = self.recorder, self.load, load
         self._others = max(0, load.running + load.waiting - len(self._choices))
@@ -481,11 +466,11 @@ class RemoteEngine(EngineClient):
 
     def _forget(self) -> None:
         self._ready = None
-        self._learn(EngineLoad())
+        self._learn(wire.EngineLoad())
         _fail(list(self._choices.values()))
         answers, self._answers = self._answers, {}
         for number, answer in answers.items():
-            answer.set(CommandResult(number=number, error=str(EngineDead())))
+            answer.set(wire.CommandResult(number=number, error=str(EngineDead())))
 
 
 def _fail(choices: Listed[RemoteSequence]) -> None:
@@ -508,9 +493,9 @@ class RemoteLifecycle:
     def paused(self) -> bool:
         return self._engine.load.paused
 
-    def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
+    def sleep(self, level: int, mode: wire.PauseMode, caller_left: Event) -> None:
         """See `Lifecycle`. Levels 1 and 2 free weights and cache."""
-        self._do(EngineCommand(name="sleep", level=level, mode=mode), caller_left)
+        self._do(wire.EngineCommand(name="sleep", level=level, mode=mode), caller_left)
         self._engine.load.paused, self._engine.load.sleep_level = True, level
         self._engine.recorder.sleeping(level)
         self._engine.recorder.slept("sleep", 0.0)
@@ -521,33 +506,33 @@ class RemoteLifecycle:
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
         named = None if tags is None else tuple(tags)
-        awake = bool(self._do(EngineCommand(name="wake_up", tags=named)).value)
+        awake = bool(self._do(wire.EngineCommand(name="wake_up", tags=named)).value)
         if awake:
             self._engine.load.paused, self._engine.load.sleep_level = False, None
             self._engine.recorder.sleeping(None)
         self._engine.recorder.slept("wake", 0.0)
         return awake
 
-    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
-        self._do(EngineCommand(name="pause", mode=mode, clear=clear_cache), caller_left)
+    def pause(self, mode: wire.PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
+        self._do(wire.EngineCommand(name="pause", mode=mode, clear=clear_cache), caller_left)
         self._engine.load.paused = True
 
     def resume(self) -> None:
-        self._do(EngineCommand(name="resume"))
+        self._do(wire.EngineCommand(name="resume"))
         self._engine.load.paused = False
 
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:
-        return bool(self._do(EngineCommand(name="reset_prefix_cache", clear=under_requests)).value)
+        return bool(self._do(wire.EngineCommand(name="reset_prefix_cache", clear=under_requests)).value)
 
     def drain(self) -> None:
         self._engine.drain()
 
-    def _do(self, command: EngineCommand, caller_left: Event | None = None) -> CommandResult:
-        answer: AsyncResult[CommandResult] = self._engine.command(command)
+    def _do(self, command: wire.EngineCommand, caller_left: Event | None = None) -> wire.CommandResult:
+        answer: AsyncResult[wire.CommandResult] = self._engine.command(command)
         gevent.wait([answer] if caller_left is None else [answer, caller_left], count=1)
         if not answer.ready():
             raise CallerLeft
-        told: CommandResult = answer.get()
+        told: wire.CommandResult = answer.get()
         if told.error is not None:
             raise CommandFailed(told.error)
         return told

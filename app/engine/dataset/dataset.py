@@ -14,25 +14,9 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 
+import sqlalchemy as sql
 from gevent import monkey
 from msgspec import Struct
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Connection,
-    Index,
-    Integer,
-    MetaData,
-    NullPool,
-    StaticPool,
-    Table,
-    bindparam,
-    column,
-    create_engine,
-    func,
-    literal_column,
-    select,
-)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import UserDefinedType
 
@@ -136,21 +120,23 @@ class Declared(UserDefinedType[object]):
         return self.name
 
 
-def replies_table(name: str) -> Table:
+def replies_table(name: str) -> sql.Table:
     """Defines the table `name`; its index lets a start read hashes and lengths without the replies."""
     others = [
-        Column(title, Declared(declared), nullable=False)
+        sql.Column(title, Declared(declared), nullable=False)
         for title, declared in COLUMNS.items()
         if title != "id"
     ]
-    index = Index(f"{name}_prompt_hash", "prompt_hash", "n_gen_tokens")
-    return Table(name, MetaData(), Column("id", Integer, primary_key=True), *others, index)
+    index = sql.Index(f"{name}_prompt_hash", "prompt_hash", "n_gen_tokens")
+    return sql.Table(name, sql.MetaData(), sql.Column("id", sql.Integer, primary_key=True), *others, index)
 
 
-def checked_key(connection: Connection, table: Table) -> ColumnElement[int]:
+def checked_key(connection: sql.Connection, table: sql.Table) -> sql.ColumnElement[int]:
     """Returns the key column: `id` if it is the primary key, else `rowid`. Raises DatasetError."""
-    info = func.pragma_table_info(table.name).table_valued(column("name"), column("type"), column("pk"))
-    found = {row.name.lower(): row for row in connection.execute(select(info))}
+    info = sql.func.pragma_table_info(table.name).table_valued(
+        sql.column("name"), sql.column("type"), sql.column("pk")
+    )
+    found = {row.name.lower(): row for row in connection.execute(sql.select(info))}
     if not found:
         raise DatasetError(f"it has no table {table.name}")
     for name, declared in COLUMNS.items():
@@ -160,7 +146,7 @@ def checked_key(connection: Connection, table: Table) -> ColumnElement[int]:
             raise DatasetError(
                 f"column {name} of table {table.name} is declared as {kind or 'nothing'}, not {declared}"
             )
-    return table.c.id if found["id"].pk else literal_column("rowid", Integer)
+    return table.c.id if found["id"].pk else sql.literal_column("rowid", sql.Integer)
 
 
 class Recorded(Struct, frozen=True):
@@ -189,20 +175,20 @@ class Dataset:
         self._in_memory = in_memory
         # A real lock, shared by the threads of a stock worker; greenlets of one thread never contend for it.
         self._reading = monkey.get_original("threading", "Lock")()
-        self._idle: deque[Connection] = deque()
+        self._idle: deque[sql.Connection] = deque()
         self._copy_bytes = 0
         table = replies_table(table_name)
         with _reported():
             memory = _copied(path) if in_memory else None
-            self._engine = create_engine(
+            self._engine = sql.create_engine(
                 "sqlite://",
                 creator=lambda: _open(path) if memory is None else memory,
-                poolclass=StaticPool if in_memory else NullPool,
+                poolclass=sql.StaticPool if in_memory else sql.NullPool,
             )
             try:
                 with self._engine.connect() as connection:
                     key = checked_key(connection, table)
-                    wanted = select(table.c.prompt_hash, table.c.n_gen_tokens, key)
+                    wanted = sql.select(table.c.prompt_hash, table.c.n_gen_tokens, key)
                     self._catalogue = Catalogue(
                         connection.execute(wanted, execution_options={"yield_per": ROWS_PER_READ})
                     )
@@ -214,7 +200,7 @@ class Dataset:
             except BaseException:
                 self.close()
                 raise
-        self._reply = select(table.c.gen_tokens).where(key == bindparam("key"))
+        self._reply = sql.select(table.c.gen_tokens).where(key == sql.bindparam("key"))
 
     def __len__(self) -> int:
         return len(self._catalogue)

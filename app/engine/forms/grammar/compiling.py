@@ -9,20 +9,8 @@ from random import Random
 from app.engine.forms.grammar import structural_tags as formats
 from app.engine.forms.grammar.notations import parse_grammar
 from app.engine.forms.schema import Ranges, Schemas, Size
+from app.engine.forms.schema import derivation as nodes
 from app.engine.forms.schema.bounds import SchemaError, WorkBudget
-from app.engine.forms.schema.derivation import (
-    FREE_TEXT,
-    LONGEST,
-    Alternation,
-    DerivationRule,
-    Grammar,
-    Node,
-    Repetition,
-    Series,
-    Text,
-    WrittenText,
-    as_node,
-)
 from app.engine.forms.schema.patterns import Pattern
 from app.engine.forms.schema.schemas import off_hub_if_long
 
@@ -33,21 +21,21 @@ ROOMY = 60
 """Characters from which JSON need not be brief."""
 
 
-def compile_grammar(source: str) -> Grammar:
+def compile_grammar(source: str) -> nodes.Grammar:
     """Returns the grammar in `source`, GBNF or Lark's EBNF. Raises SchemaError for anything else."""
-    return off_hub_if_long(len(source), lambda: Grammar(*parse_grammar(source)))
+    return off_hub_if_long(len(source), lambda: nodes.Grammar(*parse_grammar(source)))
 
 
-def compile_structural_tag(source: str, schemas: Schemas) -> Grammar:
+def compile_structural_tag(source: str, schemas: Schemas) -> nodes.Grammar:
     """Returns the grammar of a structural tag in JSON. Raises SchemaError for anything else."""
     return off_hub_if_long(len(source), lambda: _tag_grammar(source, schemas))
 
 
-def _tag_grammar(source: str, schemas: Schemas) -> Grammar:
-    rules: dict[str, Node] = {}
+def _tag_grammar(source: str, schemas: Schemas) -> nodes.Grammar:
+    rules: dict[str, nodes.Node] = {}
     try:
         rules[TAG_ROOT] = _node(formats.read_structural_tag(source), rules, schemas)
-        return Grammar(rules, TAG_ROOT)
+        return nodes.Grammar(rules, TAG_ROOT)
     except RecursionError:
         raise SchemaError("it is too deep") from None
     except SchemaError:
@@ -56,15 +44,15 @@ def _tag_grammar(source: str, schemas: Schemas) -> Grammar:
         raise SchemaError(str(error)) from None
 
 
-def _node(found: formats.Format, rules: dict[str, Node], schemas: Schemas) -> Node:
+def _node(found: formats.Format, rules: dict[str, nodes.Node], schemas: Schemas) -> nodes.Node:
     """Returns the node of a format, and adds the rules of inner grammars to `rules`."""
 
-    def nodes(inner: Sequence[formats.Format]) -> list[Node]:
-        return [_node(each, rules, schemas) for each in inner]
+    def each(inner: Sequence[formats.Format]) -> list[nodes.Node]:
+        return [_node(it, rules, schemas) for it in inner]
 
     match found:
         case formats.ConstString(value=text) | formats.Token(token=text):
-            return Text(text)
+            return nodes.Text(text)
         case formats.JsonContent(json_schema=schema):
             compiled = schemas.compile(schema)
 
@@ -72,29 +60,29 @@ def _node(found: formats.Format, rules: dict[str, Node], schemas: Schemas) -> No
                 size = Size.BRIEF if length < ROOMY else Size.USUAL
                 return json.dumps(compiled.sample(rng, ranges, size), ensure_ascii=False)
 
-            return WrittenText(SHORTEST_JSON, LONGEST, write)
+            return nodes.WrittenText(SHORTEST_JSON, nodes.LONGEST, write)
         case formats.AnyText():
-            return FREE_TEXT
+            return nodes.FREE_TEXT
         case formats.RegexContent(pattern=pattern):
-            return as_node(Pattern(pattern))
+            return nodes.as_node(Pattern(pattern))
         case formats.GrammarContent(grammar=source):
-            more, root = parse_grammar(source, f"{len(rules)}:")
-            rules |= more
-            return DerivationRule(root)
+            inner, root = parse_grammar(source, f"{len(rules)}:")
+            rules |= inner
+            return nodes.DerivationRule(root)
         case formats.SequenceOf(elements=elements):
-            return Series(nodes(elements))
+            return nodes.Series(each(elements))
         case formats.AnyOf(elements=elements):
-            return Alternation(nodes(elements))
+            return nodes.Alternation(each(elements))
         case formats.Tag():
-            closing = Alternation([Text(end) for end in found.end_texts])
-            return Series([Text(found.begin_text), *nodes([found.content]), closing])
+            closing = nodes.Alternation([nodes.Text(end) for end in found.end_texts])
+            return nodes.Series([nodes.Text(found.begin_text), *each([found.content]), closing])
         case formats.TriggeredTags() | formats.SeparatedTags():
             # One tag at least, as a client that asks for tags expects some.
-            tag = Alternation(nodes(found.tags))
+            tag = nodes.Alternation(each(found.tags))
             if isinstance(found, formats.SeparatedTags):
-                more_tags = Repetition(Series([Text(found.separator), tag]))
-                return tag if found.stop_after_first else Series([tag, more_tags])
-            before: list[Node] = [] if found.at_least_one else [FREE_TEXT]
-            more_text: list[Node] = [Repetition(Series([FREE_TEXT, tag])), FREE_TEXT]
-            return Series([*before, tag, *([] if found.stop_after_first else more_text)])
-    return Repetition(_node(found.content, rules, schemas), *found.limits)
+                more_tags = nodes.Repetition(nodes.Series([nodes.Text(found.separator), tag]))
+                return tag if found.stop_after_first else nodes.Series([tag, more_tags])
+            before: list[nodes.Node] = [] if found.at_least_one else [nodes.FREE_TEXT]
+            more = [nodes.Repetition(nodes.Series([nodes.FREE_TEXT, tag])), nodes.FREE_TEXT]
+            return nodes.Series([*before, tag, *([] if found.stop_after_first else more)])
+    return nodes.Repetition(_node(found.content, rules, schemas), *found.limits)

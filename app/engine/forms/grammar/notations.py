@@ -11,17 +11,8 @@ from ast import literal_eval
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from app.engine.forms.schema import derivation as nodes
 from app.engine.forms.schema.bounds import SchemaError
-from app.engine.forms.schema.derivation import (
-    Alternation,
-    Characters,
-    DerivationRule,
-    Node,
-    Repetition,
-    Series,
-    Text,
-    as_node,
-)
 from app.engine.forms.schema.patterns import PLAIN, Pattern, characters
 
 MOST_CHARACTERS = 50_000
@@ -33,7 +24,7 @@ TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 Times = tuple[int, int | None]
 
 
-def parse_grammar(source: str, prefix: str = "") -> tuple[dict[str, Node], str]:
+def parse_grammar(source: str, prefix: str = "") -> tuple[dict[str, nodes.Node], str]:
     """Returns the rules and the root of a grammar, in GBNF if a line has ``::=``, else Lark's, as in vLLM.
 
     `prefix` goes before the name of every rule. Raises SchemaError with line and column of a mistake.
@@ -64,8 +55,8 @@ class Parser:
         self._tokens = list(self._split())
         self._at = 0
 
-    def rules(self) -> dict[str, Node]:
-        found: dict[str, Node] = {}
+    def rules(self) -> dict[str, nodes.Node]:
+        found: dict[str, nodes.Node] = {}
         while self.look().kind != "end":
             if self.look().kind == "directive":
                 found |= self.directive(self.step())
@@ -82,11 +73,11 @@ class Parser:
                 raise self.wrong("an unexpected sign")
         return found
 
-    def directive(self, token: Token) -> dict[str, Node]:
+    def directive(self, token: Token) -> dict[str, nodes.Node]:
         """Returns the rules that a directive adds."""
         raise NotImplementedError
 
-    def item(self, depth: int) -> Node | None:
+    def item(self, depth: int) -> nodes.Node | None:
         """Returns the next node, without its repeats; None where an alternative ends."""
         raise NotImplementedError
 
@@ -94,22 +85,22 @@ class Parser:
         """Returns the least and the most repeats of a token of kind `times`."""
         raise NotImplementedError
 
-    def options(self, depth: int) -> Node:
+    def options(self, depth: int) -> nodes.Node:
         if depth > DEEPEST:
             raise self.wrong("too many brackets in one another")
-        options: list[Node] = []
+        options: list[nodes.Node] = []
         while not options or self.skip("|"):
-            items: list[Node] = []
+            items: list[nodes.Node] = []
             while (node := self.item(depth)) is not None:
                 while (times := self.times()) is not None:
-                    node = Repetition(node, *times)
+                    node = nodes.Repetition(node, *times)
                 items.append(node)
-            options.append(items[0] if len(items) == 1 else Series(items))
+            options.append(items[0] if len(items) == 1 else nodes.Series(items))
             if self.look().kind == "alias":
                 self.step()
-        return options[0] if len(options) == 1 else Alternation(options)
+        return options[0] if len(options) == 1 else nodes.Alternation(options)
 
-    def bracketed(self, depth: int, closing: str) -> Node:
+    def bracketed(self, depth: int, closing: str) -> nodes.Node:
         node = self.options(depth + 1)
         if not self.skip(closing):
             raise self.wrong(f"expected {closing}")
@@ -185,16 +176,16 @@ class GbnfParser(Parser):
         re.VERBOSE,
     )
 
-    def item(self, depth: int) -> Node | None:
+    def item(self, depth: int) -> nodes.Node | None:
         match self.look().kind:
             case "name" if not self.begins_rule():
-                return DerivationRule(self._prefix + self.step().text)
+                return nodes.DerivationRule(self._prefix + self.step().text)
             case "text":
-                return Text(self._unescaped(self.step(), str))
+                return nodes.Text(self._unescaped(self.step(), str))
             case "set":
                 return self._set(self.step())
         if self.skip("."):
-            return Characters(PLAIN + " ")
+            return nodes.Characters(PLAIN + " ")
         return self.bracketed(depth, ")") if self.skip("(") else None
 
     def numbers(self, text: str) -> Times:
@@ -217,14 +208,14 @@ class GbnfParser(Parser):
 
         return ESCAPE.sub(character, token.text[1:-1])
 
-    def _set(self, token: Token) -> Node:
+    def _set(self, token: Token) -> nodes.Node:
         try:
             choices = characters(f"[{self._unescaped(token, re.escape)}]")
         except SchemaError as error:
             raise self.wrong(f"a wrong set of characters: {error}", token.at) from None
         if not choices:
             raise self.wrong("a set without characters", token.at)
-        return Characters(choices)
+        return nodes.Characters(choices)
 
 
 MOST_PATTERNS = 300
@@ -273,32 +264,32 @@ class LarkParser(Parser):
 
     _patterns = 0
 
-    def item(self, depth: int) -> Node | None:
+    def item(self, depth: int) -> nodes.Node | None:
         match self.look().kind:
             case "name" if not self.begins_rule():
-                return DerivationRule(self._prefix + self.step().text)
+                return nodes.DerivationRule(self._prefix + self.step().text)
             case "text":
                 return self._text(self.step())
             case "pattern":
                 return self._pattern(self.step())
         if self.skip("["):
-            return Repetition(self.bracketed(depth, "]"), 0, 1)
+            return nodes.Repetition(self.bracketed(depth, "]"), 0, 1)
         return self.bracketed(depth, ")") if self.skip("(") else None
 
     def numbers(self, text: str) -> Times:
         least, _, most = text[1:].partition("..")
         return int(least), int(most or least)
 
-    def _text(self, token: Token) -> Node:
+    def _text(self, token: Token) -> nodes.Node:
         """Returns a text, in lower case if case-insensitive, or a range of characters."""
         text = self._read(token)
         if not self.skip(".."):
-            return Text(text.lower() if token.text.endswith("i") else text)
+            return nodes.Text(text.lower() if token.text.endswith("i") else text)
         last = self._read(self.expect("text", "the last character"))
         if len(text) != 1 or len(last) != 1 or last < text:
             raise self.wrong(f"{text!r}..{last!r} is no range of characters", token.at)
         points = range(ord(text), min(ord(last), ord(text) + MOST_OF_RANGE) + 1)
-        return Characters("".join(chr(point) for point in points if not 0xD800 <= point < 0xE000))
+        return nodes.Characters("".join(chr(point) for point in points if not 0xD800 <= point < 0xE000))
 
     def _read(self, token: Token) -> str:
         try:
@@ -308,7 +299,7 @@ class LarkParser(Parser):
             raise self.wrong("a text with a wrong escape", token.at) from None
         return text
 
-    def directive(self, token: Token) -> dict[str, Node]:
+    def directive(self, token: Token) -> dict[str, nodes.Node]:
         """Returns the terminals that a line imports; none for `%ignore`, as ignored text is never written."""
         line = re.split(r"//|#", token.text)[0].strip()
         if line.startswith("%ignore"):
@@ -320,12 +311,12 @@ class LarkParser(Parser):
         names = {alias or one: one} if one else {name: name for name in re.findall(r"\w+", several)}
         if unknown := set(names.values()) - COMMON.keys():
             raise self.wrong(f"Lark's library common has no {min(unknown)}", token.at)
-        return {self._prefix + name: as_node(Pattern(COMMON[source])) for name, source in names.items()}
+        return {self._prefix + name: nodes.as_node(Pattern(COMMON[source])) for name, source in names.items()}
 
-    def _pattern(self, token: Token) -> Node:
+    def _pattern(self, token: Token) -> nodes.Node:
         self._patterns += 1
         if self._patterns > MOST_PATTERNS:
             raise self.wrong("too many regular expressions", token.at)
         source, _, flags = token.text[1:].rpartition("/")
         inline = "".join(flag for flag in "imsx" if flag in flags)
-        return as_node(Pattern(f"(?{inline}){source}" if inline else source))
+        return nodes.as_node(Pattern(f"(?{inline}){source}" if inline else source))
