@@ -83,6 +83,6 @@ def _node(found: formats.Format, rules: dict[str, nodes.Node], schemas: Schemas)
                 more_tags = nodes.Repetition(nodes.Series([nodes.Text(found.separator), tag]))
                 return tag if found.stop_after_first else nodes.Series([tag, more_tags])
             before: list[nodes.Node] = [] if found.at_least_one else [nodes.FREE_TEXT]
-            more = [nodes.Repetition(nodes.Series([nodes.FREE_TEXT, tag])), nodes.FREE_TEXT]
+            more: list[nodes.Node] = [nodes.Repetition(nodes.Series([nodes.FREE_TEXT, tag])), nodes.FREE_TEXT]
             return nodes.Series([*before, tag, *([] if found.stop_after_first else more)])
     return nodes.Repetition(_node(found.content, rules, schemas), *found.limits)
