@@ -144,10 +144,8 @@ class Timeline:
         self.sequences[place] += sequences * took_s
         self.blocks[place] += blocks * took_s
         self.busy_s += took_s
-        if sequences > self.most_sequences:
-            self.most_sequences = sequences
-        if blocks > self.most_blocks:
-            self.most_blocks = blocks
+        self.most_sequences = max(self.most_sequences, sequences)
+        self.most_blocks = max(self.most_blocks, blocks)
 
     def join(self, other: Timeline) -> None:
         """Adds the timeline of another pod, which must begin at the same time."""
@@ -168,7 +166,7 @@ class Timeline:
 
 
 def _sums(some: Sequence[float], others: Sequence[float]) -> list[float]:
-    return [a + b for a, b in zip_longest(some, others, fillvalue=0.0)]
+    return list(map(sum, zip_longest(some, others, fillvalue=0.0)))
 
 
 class Pod(StepLoop[OfflineRequest]):
@@ -178,8 +176,8 @@ class Pod(StepLoop[OfflineRequest]):
         self,
         profile: Profile,
         cost: CostModel,
-        grouped: bool,
         seed: str,
+        grouped: bool,
         timeline: Timeline,
         ended: Callable[[OfflineRequest], None],
         watch: Watch | None = None,

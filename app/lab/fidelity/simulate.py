@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from app.lab.fidelity.simulation import (
+    Progress,
     SimulationPlan,
     StepCosts,
-    Told,
     check_engine,
     check_load,
     cores,
@@ -108,18 +108,18 @@ class Job:
     trace: Path | None
     recipe: Recipe | None
 
-    def load(self, told: Told = lambda done: None) -> LoadTrace:
+    def load(self, progress: Progress = lambda done: None) -> LoadTrace:
         engine = self.plan.profile.engine
         if self.recipe is not None:
-            load = draw_load(self.recipe, longest_tokens(engine), told)
+            load = draw_load(self.recipe, longest_tokens(engine), progress)
         else:
             assert self.trace is not None
-            load = read_trace(self.trace, told)
+            load = read_trace(self.trace, progress)
         check_load(load, engine)
         return load
 
     def at(self, name: str, value: float) -> Job:
-        """Returns the run of a sweep in which the setting `name` has this value."""
+        """Returns the same job with another value of a swept setting."""
         if name == "rate":
             assert self.recipe is not None
             return replace(self, recipe=replace(self.recipe, rate=value))

@@ -28,19 +28,15 @@ OFTEN = 1024
 SLICE_S = 1.0
 """Virtual seconds between two progress calls after all requests are sent."""
 
-TELL_EVERY_S = 0.5
+PROGRESS_EVERY_S = 0.5
 """Most seconds between two progress calls while processes work."""
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-Told = Callable[[int], None]
+Progress = Callable[[int], None]
 """Receives the number of finished requests."""
 StepCosts = Callable[[Profile], CostModel]
 """Makes the cost model of one engine."""
-
-
-def usual_costs(profile: Profile) -> CostModel:
-    return StepCost(profile.cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +51,8 @@ class SimulationPlan:
     turnaround_s: float = 0.0
     """Seconds from the last token of a request until the next request takes its place."""
     seed: int = 1
-    step_costs: StepCosts = usual_costs
+    step_costs: StepCosts | None = None
+    """None for the costs of the profile."""
 
     @property
     def routing(self) -> Random:
@@ -103,19 +100,17 @@ class Simulation:
         self,
         load: LoadTrace,
         plan: SimulationPlan,
-        told: Told,
+        progress: Progress,
         first_pod: int = 0,
         watch: Watch | None = None,
     ) -> None:
         """`first_pod` is the number of the first simulated pod in the whole fleet."""
-        self._load, self._plan, self._told = load, plan, told
+        self._load, self._plan, self._progress = load, plan, progress
         self.outcome = out = SimulationOutcome(load)
-        profile, grouped = plan.profile, bool(load.group)
+        profile, costs = plan.profile, plan.step_costs or (lambda profile: StepCost(profile.cost))
+        fixed = bool(load.group), out.timeline, self._ended, watch
         self.pods = [
-            Pod(
-                *(profile, plan.step_costs(profile), grouped, f"{plan.seed}/{number}"),
-                *(out.timeline, self._ended, watch),
-            )
+            Pod(profile, costs(profile), f"{plan.seed}/{number}", *fixed)
             for number in range(first_pod, first_pod + plan.pods)
         ]
         self._policy = make_policy(plan.policy, self._cached, plan.routing)
@@ -142,10 +137,10 @@ class Simulation:
             self._settle(send_s)
             self._send(request)
             if not number % OFTEN:
-                self._told(self._done)
+                self._progress(self._done)
         while self._due:
             self._settle(self._due[0][0] + SLICE_S)
-            self._told(self._done)
+            self._progress(self._done)
         out = self.outcome
         out.steps = sum(pod.steps for pod in self.pods)
         out.preemptions = sum(pod.scheduler.preemptions for pod in self.pods)
@@ -204,11 +199,11 @@ class Simulation:
 
 
 def simulate(
-    load: LoadTrace, plan: SimulationPlan, processes: int, told: Told, watch: Watch | None = None
+    load: LoadTrace, plan: SimulationPlan, processes: int, progress: Progress, watch: Watch | None = None
 ) -> SimulationOutcome:
-    """Simulates `load`. `told` receives the number of finished requests, `watch` each step."""
+    """Simulates `load`. `progress` receives the number of finished requests, `watch` each step."""
     if watch is not None or not plan.apart:
-        return Simulation(load, plan, told, watch=watch).run()
+        return Simulation(load, plan, progress, watch=watch).run()
     policy = RandomChoice(plan.routing) if plan.policy == RANDOM else RoundRobin()
     numbers: list[array[int]] = [array("i") for _ in range(plan.pods)]
     unloaded = [0] * plan.pods
@@ -217,12 +212,12 @@ def simulate(
     jobs: list[PodJob] = []
     for pod, its in enumerate(numbers):
         jobs.append((load.part(its), replace(plan, pods=1), pod, load.arrival_s[0]))
-        told(0)
+        progress(0)
     outcome, done = SimulationOutcome(load), [0]
-    for pod, part in each(_simulate_pod, jobs, processes, lambda: told(sum(done))):
+    for pod, part in each(_simulate_pod, jobs, processes, lambda: progress(sum(done))):
         outcome.put(numbers[pod], pod, part)
         done.append(len(numbers[pod]))
-        told(sum(done))
+        progress(sum(done))
     return outcome
 
 
@@ -243,16 +238,16 @@ def cores() -> int:
 
 
 def each(
-    work: Callable[[Job], Result], jobs: Sequence[Job], processes: int, told: Callable[[], None]
+    work: Callable[[Job], Result], jobs: Sequence[Job], processes: int, waiting: Callable[[], None]
 ) -> Iterator[tuple[int, Result]]:
-    """Yields the number and the result of each job as it ends; calls `told` meanwhile.
+    """Yields the number and the result of each job as it ends; calls `waiting` meanwhile.
 
-    Each job has a process of its own. An exception in one job ends all jobs.
+    Each job has its own process. An exception in one job ends all jobs.
     """
     processes = min(processes, len(jobs))
     if processes <= 1:
         for number, job in enumerate(jobs):
-            told()
+            waiting()
             yield number, work(job)
         return
     # "spawn", as a fork would copy the threads and event loops of the caller.
@@ -262,8 +257,8 @@ def each(
         try:
             running = {pool.submit(partial(work, job)): number for number, job in enumerate(jobs)}
             while running:
-                done, _ = wait(running, timeout=TELL_EVERY_S, return_when=FIRST_COMPLETED)
-                told()
+                done, _ = wait(running, timeout=PROGRESS_EVERY_S, return_when=FIRST_COMPLETED)
+                waiting()
                 for future in done:
                     yield running.pop(future), future.result()
         except BaseException:

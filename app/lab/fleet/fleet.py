@@ -289,7 +289,7 @@ def running_fleet(
 ) -> Iterator[Fleet]:
     """Yields a fleet for `workload` that is ready; `started` is called once for each process.
 
-    `flags` are those of the user, parsed as `settings`. Raises FleetError, with the last line of the log,
+    `flags`, parsed as `settings`, come from the user. Raises FleetError, with the last line of the log,
     when a process does not start.
     """
     of_pods = pod_flags(settings, flags, workload, pods)

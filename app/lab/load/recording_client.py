@@ -7,7 +7,6 @@ engine, therefore delays no recorded time.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Protocol
@@ -30,8 +29,6 @@ from app.serving.http.client import (
 
 HEAD_END = b"\r\n\r\n"
 RECEIVE_BYTES = 1 << 18
-AHEAD = 64
-"""Requests that are composed before they are due."""
 PATIENCE_S = 300.0
 """Longest pause of a response in seconds."""
 CONNECT_S = 10.0
@@ -111,7 +108,10 @@ class RecordingClient:
         caller = gevent.getcurrent()
         try:
             with self._looking():
-                for number, wanted in enumerate(self._due(load)):
+                for number in range(len(load)):
+                    wanted = load.wanted(number)  # composed before it is due
+                    while (left_s := wanted.arrival_s - self._passed_s()) > 0:
+                        gevent.sleep(left_s)
                     self._running.spawn(self._measure, number, wanted, caller)
                     self._progress(number + 1)
                 self._running.join()
@@ -137,19 +137,6 @@ class RecordingClient:
 
     def _passed_s(self) -> float:
         return self._now() - self._start_s
-
-    def _due(self, load: Load) -> Iterator[Wanted]:
-        """Yields each request when it is due; composes the next ones while waiting."""
-        ready: deque[Wanted] = deque()
-        for number in range(len(load)):
-            wanted = ready.popleft() if ready else load.wanted(number)
-            while (left_s := wanted.arrival_s - self._passed_s()) > 0:
-                following = number + 1 + len(ready)
-                if len(ready) < AHEAD and following < len(load):
-                    ready.append(load.wanted(following))
-                    left_s = 0.0
-                gevent.sleep(left_s)
-            yield wanted
 
     def _measure(self, number: int, wanted: Wanted, caller: gevent.Greenlet) -> None:
         try:

@@ -42,7 +42,7 @@ def quantile(ascending: Sequence[float], share: float) -> float:
 
 
 def latencies(
-    send_s: Sequence[float], first_s: Sequence[float], last_s: Sequence[float], output_tokens: Sequence[int]
+    send_s: Sequence[float], first_s: Sequence[float], last_s: Sequence[float], output_tokens: Sequence[float]
 ) -> tuple[list[float], list[float], list[float]]:
     """Returns TTFT, ITL and E2E in seconds; ITL is a request's mean, without single tokens."""
     ttft = [first - send for send, first in zip(send_s, first_s, strict=True)]
@@ -54,11 +54,9 @@ def latencies(
     return ttft, itl, [last - send for send, last in zip(send_s, last_s, strict=True)]
 
 
-def twelve(
-    send_s: Sequence[float], first_s: Sequence[float], last_s: Sequence[float], output_tokens: Sequence[int]
-) -> list[float]:
-    """Returns four figures each of TTFT, ITL and E2E."""
-    return [figure for its in latencies(send_s, first_s, last_s, output_tokens) for figure in four(its)]
+def twelve(*columns: Sequence[float]) -> list[float]:
+    """Returns four figures each of TTFT, ITL and E2E; the columns are those of `latencies`."""
+    return [figure for its in latencies(*columns) for figure in four(its)]
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -70,17 +68,14 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table; the first of `rows` is the head, the first column holds names."""
+    """Returns a table; the first of `rows` is the head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     ruler = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines = [_line(rows[0], widths), "| " + " | ".join(ruler) + " |"]
-    return "\n".join(lines + [_line(row, widths) for row in rows[1:]])
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [row[0].ljust(widths[0])]
-    cells += [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
-    return "| " + " | ".join(cells) + " |"
+    lines = [
+        [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]  # the first column holds names
+        for row in rows
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (lines[0], ruler, *lines[1:]))
 
 
 def new_figure(
@@ -157,27 +152,24 @@ class Progress:
         self._now = now
         self._begun_s = now()
         self._next_s = self._begun_s + QUIET_S
-        self._terminal = stream.isatty()
+        self._every_s = TERMINAL_EVERY_S if stream.isatty() else LINE_EVERY_S
         self._width = 0
+        """Characters in the line of a terminal."""
 
     def __call__(self, done: int) -> None:
         now_s = self._now()
         if now_s < self._next_s:
             return
-        self._next_s = now_s + (TERMINAL_EVERY_S if self._terminal else LINE_EVERY_S)
+        self._next_s = now_s + self._every_s
         spent_s = now_s - self._begun_s
         left = f", {spent_s * max(0, self._total - done) / done:.0f} s left" if done else ""
         text = f"{self._name}: {done:,} of {self._total:,} {self._unit}, {spent_s:.0f} s{left}"
-        if self._terminal:
-            self._rewrite(text)
+        if self._stream.isatty():
+            print(f"\r{text.ljust(self._width)}", end="", file=self._stream, flush=True)
+            self._width = len(text)
         else:
             print(text, file=self._stream, flush=True)
 
     def end(self) -> None:
-        if self._terminal and self._width:
-            self._rewrite("")
-
-    def _rewrite(self, text: str) -> None:
-        self._stream.write(f"\r{text.ljust(self._width)}" + ("" if text else "\r"))
-        self._stream.flush()
-        self._width = len(text)
+        if self._width:
+            print("\r" + " " * self._width, end="\r", file=self._stream, flush=True)

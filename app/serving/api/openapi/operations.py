@@ -122,7 +122,7 @@ ANY_MEDIA = ("application/json", "text/plain", "text/html")
 
 
 class RanksQuery(Struct):
-    """One rank answers, or all of them; a change may be only tried."""
+    """One rank answers, or all ranks; a change may be only tried."""
 
     check: bool = False
     ranks: Literal["all"] | None = None
