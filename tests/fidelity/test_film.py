@@ -56,7 +56,7 @@ def test_every_request_comes_runs_and_ends_when_it_did(pods: int) -> None:
     assert (figures["length"], figures["running"], figures["waiting"]) == (len(load), 0, 0)
     assert sum(page.frame["ttft"]) == len(load) and len(page.steps) == outcome.steps
     assert sum(row[2] for row in page.steps) == sum(load.input_tokens)
-    again = simulate(load, film.plan, 1, lambda done: None)  # to watch changes nothing
+    again = simulate(load, film._plan, 1, lambda done: None)  # to watch changes nothing
     assert (again.first_s, again.last_s, again.pod) == (outcome.first_s, outcome.last_s, outcome.pod)
 
 
