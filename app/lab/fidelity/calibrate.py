@@ -6,7 +6,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
 from math import exp
 from pathlib import Path
 
@@ -98,7 +97,9 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
         run.recording.name: relative(it.figures, run.figures)
         for run, it in zip(problem.runs, played, strict=True)
     }
-    profile = _rounded(problem.profile(found.x))
+    profile = problem.profile(found.x)
+    costs = {"cost": _rounded(profile.cost), "front": _rounded(profile.front)}
+    profile = msgspec.structs.replace(profile, **costs)
     unseen = {run.recording.name: relative(run.replay(profile).figures, run.figures) for run in kept}
     fitted = told(profile, given.model, errors, unseen)
     with whole_file(given.out) as part:
@@ -147,14 +148,10 @@ def _runs(paths: Sequence[str], given: argparse.Namespace, start: Profile) -> li
     return runs
 
 
-def _rounded(profile: Profile) -> Profile:
-    """Rounds the constants to five digits, more than the precision of a fit."""
-
-    def rounded(costs: Costs) -> Costs:
-        values = msgspec.structs.asdict(costs).items()
-        return type(costs)(**{name: float(f"{value:.5g}") for name, value in values})
-
-    return msgspec.structs.replace(profile, cost=rounded(profile.cost), front=rounded(profile.front))
+def _rounded(costs: Costs) -> Costs:
+    """Rounds constants to five digits, more than the precision of a fit."""
+    values = msgspec.structs.asdict(costs).items()
+    return type(costs)(**{name: float(f"{value:.5g}") for name, value in values})
 
 
 IDLE_STEPS = 20
@@ -229,17 +226,16 @@ def warnings(problem: Problem, played: Sequence[SimulatedRun], known: Sequence[C
     parts = [by_name[name] for name in ("base", "weights") if name in by_name]
     is_sum = whole is not None and whole.identified and not any(it.identified for it in parts)
     saturated = most >= FULL * limit or any(it.preemptions for it in played)
-    lines = [
-        f"no run saturates the engine (at most {most} of {limit} sequences): record one that does, or what is"
-        " predicted there is extrapolated",
-        "no run idles: record one at a low rate, or wake and base stay guesses",
-        "no constant is identified, so the profile says little more than its start: record more runs, of"
-        " different rates and lengths",
-        "base and weights are identified as a sum only",
-    ]
     idles = any(it.idle_steps >= IDLE_STEPS for it in played)
-    holds = [not saturated, not idles, not any(it.identified for it in known), is_sum]
-    return list(compress(lines, holds))
+    lines = {
+        f"no run saturates the engine (at most {most} of {limit} sequences): record one that does, or what is"
+        " predicted there is extrapolated": not saturated,
+        "no run idles: record one at a low rate, or wake and base stay guesses": not idles,
+        "no constant is identified, so the profile says little more than its start: record more runs, of"
+        " different rates and lengths": not any(it.identified for it in known),
+        "base and weights are identified as a sum only": is_sum,
+    }
+    return [line for line, holds in lines.items() if holds]
 
 
 def draw(errors: Errors, unseen: Errors, path: Path) -> None:

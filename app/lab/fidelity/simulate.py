@@ -32,8 +32,8 @@ from app.lab.fidelity.summary import (
     Sweep,
     best,
     curve,
+    draw_curves,
     draw_run,
-    draw_sweep,
     read_objectives,
     read_sweep,
     summarize,
@@ -41,7 +41,7 @@ from app.lab.fidelity.summary import (
     write_requests,
 )
 from app.lab.load.policies import POLICIES, RANDOM
-from app.lab.load.report import check_target, progress_of, whole_file
+from app.lab.load.report import check_target, new_figure, progress_of, whole_file
 from app.lab.load.synthetic import (
     ARRIVALS,
     BURSTY,
@@ -371,7 +371,9 @@ def _run_sweep(job: Job, given: Namespace, sweep: Sweep) -> None:
     text = f"{job.head(sweep.name)}\n{curve(sweep.name, points, given.slo or ())}"
     with _given(given, {"sweep": sweep.name, word: value, "points": points}, text) as parts:
         if given.plot is not None:
-            draw_sweep(sweep.name, points, job.profile_name, parts.enter_context(whole_file(given.plot)))
+            canvas, axes = new_figure(job.profile_name)
+            draw_curves(axes, sweep.name, points)
+            canvas.print_png(parts.enter_context(whole_file(given.plot)))
 
 
 def _summary(job: Job) -> RunSummary:

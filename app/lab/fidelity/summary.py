@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,19 +93,16 @@ def summarize(load: LoadTrace, plan: SimulationPlan, outcome: SimulationOutcome,
     per_s = 1 / duration_s if duration_s > 0 else 0.0
     tokens_in, tokens_out = sum(load.input_tokens), sum(load.output_tokens)
     timeline, capacity = outcome.timeline, plan.profile.engine.num_gpu_blocks - 1
-    pod_seconds_share = per_s / plan.pods
-    per_pod, nothing = Counter(outcome.pod), (None, None, None, None)
-    ttft_s, itl_s, e2e_s = (
-        Spread(*(four(values) if values else nothing)) for values in latencies(*columns, load.output_tokens)
-    )
+    pod_seconds_share, per_pod = per_s / plan.pods, Counter(outcome.pod)
+    spreads = [Spread(*(four(its) if its else [None] * 4)) for its in latencies(*columns, load.output_tokens)]
     return RunSummary(
         profile=profile,
         requests=len(load),
         steps=outcome.steps,
         preemptions=outcome.preemptions,
-        ttft_s=ttft_s,
-        itl_s=itl_s,
-        e2e_s=e2e_s,
+        ttft_s=spreads[0],
+        itl_s=spreads[1],
+        e2e_s=spreads[2],
         duration_s=duration_s,
         requests_per_s=len(load) * per_s,
         input_tokens_per_s=tokens_in * per_s,
@@ -268,13 +265,13 @@ def draw_run(
     begin_s = min(outcome.send_s)
     width_s = max(outcome.send_s[-1] - begin_s, 1e-9) / BINS
     for its, name, values in ((axes[0], "TTFT", ttft_s), (axes[1], "E2E", e2e_s)):
-        bins: dict[int, list[float]] = {}
+        bins: defaultdict[int, list[float]] = defaultdict(list)
         for send_s, value in zip(outcome.send_s, values, strict=True):
-            bins.setdefault(int((send_s - begin_s) / width_s), []).append(value)
+            bins[int((send_s - begin_s) / width_s)].append(value)
         moments = [(place + 0.5) * width_s for place in sorted(bins)]
-        columns_of = [sorted(bins[place]) for place in sorted(bins)]
         for share, label, color in ((0.5, "p50", BLUE), (0.99, "p99", RED)):
-            its.plot(moments, [quantile(of, share) for of in columns_of], color=color, label=label)
+            heights = [quantile(sorted(bins[place]), share) for place in sorted(bins)]
+            its.plot(moments, heights, color=color, label=label)
         its.set(title=f"{name} of requests sent then", ylabel="s", ylim=(0, None))
         its.legend(frameon=False, loc="upper left")
     timeline, capacity = outcome.timeline, plan.profile.engine.num_gpu_blocks - 1
@@ -286,12 +283,6 @@ def draw_run(
     axes[3].set(title="KV cache", ylabel="% used", ylim=(0, None))
     for its in axes:
         its.set_xlabel("s")
-    canvas.print_png(path)
-
-
-def draw_sweep(name: str, points: Sequence[Point], title: str, path: Path) -> None:
-    canvas, axes = new_figure(title)
-    draw_curves(axes, name, points)
     canvas.print_png(path)
 
 

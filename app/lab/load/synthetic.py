@@ -132,14 +132,12 @@ class Recipe:
 
     @property
     def expected(self) -> float:
-        by_rate = math.inf if self.rate is None or self.seconds is None else self.mean_rate * self.seconds
-        return min(by_rate, math.inf if self.requests is None else self.requests)
-
-    @property
-    def mean_rate(self) -> float:
-        """Mean requests a second over the whole load."""
-        rate = self.rate or 0.0
-        return (self.ramp_from + rate) / 2 if self.arrivals == RAMP else rate
+        """Expected number of requests."""
+        most = math.inf if self.requests is None else self.requests
+        if self.rate is None or self.seconds is None:
+            return most
+        mean_rate = (self.ramp_from + self.rate) / 2 if self.arrivals == RAMP else self.rate
+        return min(mean_rate * self.seconds, most)
 
 
 def draw_load(
@@ -179,21 +177,17 @@ def _moments(recipe: Recipe, rng: Random) -> Iterator[float]:
         return repeat(0.0, most or 0)
     if recipe.expected > MOST_REQUESTS:
         raise ConfigError(f"the load would have more than {MOST_REQUESTS:,} requests")
-    moments = _endless(recipe, recipe.rate, rng)
+    if recipe.arrivals == CONSTANT:
+        moments: Iterator[float] = (number / recipe.rate for number in count())
+    elif recipe.arrivals == RAMP:
+        assert recipe.seconds is not None
+        moments = _ramp(recipe.ramp_from, recipe.rate, recipe.seconds, rng)
+    else:
+        moments = _summed(recipe.rate, recipe.burstiness if recipe.arrivals == BURSTY else 1.0, rng)
     if recipe.seconds is not None:
         end_s = recipe.seconds
         moments = takewhile(lambda at_s: at_s < end_s, moments)
     return moments if most is None else (at_s for _, at_s in zip(range(most), moments, strict=False))
-
-
-def _endless(recipe: Recipe, rate: float, rng: Random) -> Iterator[float]:
-    if recipe.arrivals == CONSTANT:
-        return (number / rate for number in count())
-    if recipe.arrivals == RAMP:
-        assert recipe.seconds is not None
-        return _ramp(recipe.ramp_from, rate, recipe.seconds, rng)
-    shape = recipe.burstiness if recipe.arrivals == BURSTY else 1.0
-    return _summed(rate, shape, rng)
 
 
 def _summed(rate: float, shape: float, rng: Random) -> Iterator[float]:
