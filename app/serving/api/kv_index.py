@@ -63,8 +63,7 @@ def score_routes(
 
     def speaker(asked: Asked) -> str:
         """Returns the model whose tokenizer reads the prompt; for an adapter its base model."""
-        name = base(asked)
-        return name if name == model else index.index.base_model(name)
+        return model if base(asked) == model else index.index.base_model(base(asked))
 
     def scores(
         asked: Asked, tokens: Sequence[int], media: Sequence[Placeholder] = ()
@@ -79,7 +78,7 @@ def score_routes(
     def score_completions(context: RequestContext) -> Response:
         """The score of every pod that has the beginning of a text."""
         asked = decode(body.read(context), context.content_type, ScoreTextRequest)
-        with told():
+        with errors_answered():
             tokens = index.tokenization.encode(speaker(asked), asked.prompt, asked.add_special_tokens)
             return json_response(by_pod(scores(asked, tokens)))
 
@@ -87,7 +86,7 @@ def score_routes(
         """The score of every pod that has the beginning of a conversation."""
         asked = decode(body.read(context), context.content_type, ScoreChatRequest)
         options = chat_options(asked, rules)
-        with told():
+        with errors_answered():
             if chat_answer == "scores":
                 tokens = index.tokenization.encode_chat(speaker(asked), asked.messages, options)
                 return json_response(by_pod(scores(asked, tokens)))
@@ -99,7 +98,7 @@ def score_routes(
         """The score of every pod for a prompt of token ids, in full."""
         asked = decode(body.read(context), context.content_type, ScoreTokensRequest)
         media = [Placeholder(span.identifier, span.offset, span.length) for span in asked.media or ()]
-        with told():
+        with errors_answered():
             found = scores(asked, asked.tokens, media) or ()
         cards = {
             best.pod: {
@@ -139,7 +138,7 @@ def _short(score: float) -> float:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def errors_answered() -> Iterator[None]:
     """Turns errors of the index into ApiError."""
     try:
         yield

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from msgspec import Struct
-
 from app.engine.lora import LoRARegistry
 from app.serving.api.identity import Identity
 from app.serving.http.body import BodyLimits
@@ -49,50 +47,6 @@ class ServedModels:
             yield adapter.name, adapter.path, self.names[0], None
 
 
-Permission = dict[str, object]
-
-
-class ServedModel(Struct, kw_only=True):
-    """A model or an adapter that is served. `created` is Unix seconds."""
-
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "vllm"
-    root: str
-    parent: str | None
-    max_model_len: int | None
-    permission: list[Permission]
-
-
-class ModelList(Struct):
-    """All models and adapters that are served."""
-
-    object: str
-    data: list[ServedModel]
-
-
-class AnthropicModel(Struct, kw_only=True):
-    """A model or an adapter, as Anthropic's SDK wants it."""
-
-    type: str = "model"
-    id: str
-    display_name: str
-    created_at: str
-    lifecycle: str = "active"
-    max_input_tokens: int
-    max_tokens: int
-
-
-class AnthropicModelList(Struct):
-    """All models and adapters, for a client that sends `anthropic-version`."""
-
-    data: list[AnthropicModel]
-    has_more: bool
-    first_id: str
-    last_id: str
-
-
 PERMISSION = {
     "allow_create_engine": False,
     "allow_sampling": True,
@@ -116,31 +70,23 @@ def routes(models: ServedModels, identity: Identity) -> list[Route]:
         cards = []
         for name, root, parent, max_model_len in models.rows():
             permission = {"id": f"modelperm-{identity.fresh_id()}", "object": "model_permission"}
-            cards.append(
-                ServedModel(
-                    id=name,
-                    created=now_s,
-                    root=root,
-                    parent=parent,
-                    max_model_len=max_model_len,
-                    permission=[{**permission, "created": now_s, **PERMISSION}],
-                )
-            )
-        return json_response(ModelList("list", cards))
+            card = {"id": name, "object": "model", "created": now_s, "owned_by": "vllm", "root": root}
+            card |= {"parent": parent, "max_model_len": max_model_len}
+            cards.append({**card, "permission": [{**permission, "created": now_s, **PERMISSION}]})
+        return json_response({"object": "list", "data": cards})
 
     return [get("/v1/models", list_models)]
 
 
-def _anthropic_list(now_s: int, models: ServedModels) -> AnthropicModelList:
+def _anthropic_list(now_s: int, models: ServedModels) -> dict[str, object]:
     created_at = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    longest = models.max_model_len
+    names, longest = [name for name, *_ in models.rows()], models.max_model_len
+    limits = {"lifecycle": "active", "max_input_tokens": longest, "max_tokens": longest}
     data = [
-        AnthropicModel(
-            id=name, display_name=name, created_at=created_at, max_input_tokens=longest, max_tokens=longest
-        )
-        for name, *_ in models.rows()
+        {"type": "model", "id": name, "display_name": name, "created_at": created_at, **limits}
+        for name in names
     ]
-    return AnthropicModelList(data, False, data[0].id, data[-1].id)
+    return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
 
 def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
@@ -172,8 +118,9 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
 
     def unregister_adapter(context: RequestContext) -> Response:
         """Stops serving an adapter; its running requests continue."""
-        models.adapters.unload(context.params["adapter_name"])
-        return Response(f"Adapter {context.params['adapter_name']} is unregistered.".encode())
+        name = context.params["adapter_name"]
+        models.adapters.unload(name)
+        return Response(f"Adapter {name} is unregistered.".encode())
 
     def unload(context: RequestContext) -> Response:
         """Stops serving an adapter; its running requests continue."""

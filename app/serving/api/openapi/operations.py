@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from app.serving.api import models, tokens
+from app.serving.api import tokens
 from app.serving.api.admin import lifecycle
 from app.serving.api.responses.routes import Retrieval
 from app.serving.protocol import (
@@ -99,7 +99,6 @@ ANSWERS: Mapping[str, Any] = {
     **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"), pooling.ItemList),
     "/generative_scoring": label_reads.ScoreList,
     "/v1/systemone": label_reads.Decisions,
-    "/v1/models": models.ModelList | models.AnthropicModelList,
     "/tokenize": tokens.TokensAnswer,
     "/score_completions": dict[str, float] | None,
 }
