@@ -6,13 +6,12 @@ belong to one block: a block begins where another part does, and blocks are numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import Raw, Struct
 
 from app.engine.core.outputs import Part, Started, Tokens
 from app.serving.api.blocks import BlockWriter, named_event
@@ -26,7 +25,6 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, post
-from app.serving.protocol import anthropic as wire
 from app.serving.protocol.anthropic import (
     Asked,
     CountTokensRequest,
@@ -36,12 +34,11 @@ from app.serving.protocol.anthropic import (
     chat_request,
 )
 from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import GAP, HOLE, ECTransferParams, KVTransferParams, encode
 from app.serving.protocol.options import Effort
 from app.text import Tokenizer
 from app.text.base import ChatOptions, TokenizerInputError
-
-T = TypeVar("T")
 
 TOOL_USE_ID = "chatcmpl-tool-"
 """Prefix of vLLM's own ids, for the chat behind a message."""
@@ -79,20 +76,24 @@ class MessageWriter(BlockWriter):
     def _start(self, output: Started) -> bytes:
         """Counts all tokens of the prompt as input; the last usage has the cached ones."""
         self.begin(output)
-        message = wire.MessageResponse(
-            id=self._meta.id,
-            content=(),
-            model=self._meta.model,
-            stop_reason=None,
-            stop_sequence=None,
-            usage=wire.MessageUsage(self.usage.told(self._options.prompt_tokens, 0)[0], 0),
-        )
-        return _event("message_start", message=message)
+        stop = {"stop_reason": None, "stop_sequence": None}
+        usage: JsonObject = {
+            "input_tokens": self.usage.told(self._options.prompt_tokens, 0)[0],
+            "output_tokens": 0,
+        }
+        return _event("message_start", message=self._message([], stop, usage))
+
+    def _message(
+        self, content: list[JsonObject], stop: Mapping[str, object], usage: JsonObject
+    ) -> JsonObject:
+        head = {"id": self._meta.id, "type": "message", "role": "assistant", "content": content}
+        return {**head, "model": self._meta.model, **stop, "usage": usage}
 
     def _begin_block(self, segment: Segment) -> bytes:
         before, after = self._delta(*DELTAS[segment.kind], HOLE).split(GAP)
         self._around = before, after
-        block = wire.ThinkingBlock("") if segment.kind == "reasoning" else _block(segment, "")
+        block = _block(segment, "")
+        block.pop("signature", None)
         return _event("content_block_start", content_block=block, index=self._index)
 
     def _texts(self, segment: Segment, output: Tokens) -> bytes:
@@ -122,51 +123,44 @@ class MessageWriter(BlockWriter):
         end = _event("message_delta", delta=self._stop(), usage=self._usage())
         return b"".join((self._close(), end, _event("message_stop")))
 
-    def whole(self) -> wire.MessageResponse:
-        options, stop = self._options, self._stop()
+    def whole(self) -> JsonObject:
+        options = self._options
         blocks = [_block(segment, segment.text) for segment in self.choices[0].segments]
-        return wire.MessageResponse(
-            id=self._meta.id,
-            content=blocks or [wire.TextBlock("")],
-            model=self._meta.model,
-            stop_reason=_or_unset(stop.stop_reason),
-            stop_sequence=_or_unset(stop.stop_sequence),
-            usage=self._usage(),
-            kv_transfer_params=_or_unset(options.transfer),
-            ec_transfer_params=_or_unset(options.encoded_media),
-        )
+        stop = {name: value for name, value in self._stop().items() if value is not None}
+        transfers = {"kv_transfer_params": options.transfer, "ec_transfer_params": options.encoded_media}
+        message = self._message(blocks or [{"type": "text", "text": ""}], stop, self._usage())
+        return message | {name: value for name, value in transfers.items() if value is not None}
 
-    def _stop(self) -> wire.StopDelta:
+    def _stop(self) -> Mapping[str, str | None]:
         finish = self.choices[0].finish
+        reason, sequence = STOP_REASONS.get(finish.reason), None
         if finish.reason == "stop" and isinstance(finish.stop_reason, str):
-            return wire.StopDelta("stop_sequence", finish.stop_reason)
-        if finish.reason == "stop" and self.choices[0].called:
-            return wire.StopDelta("tool_use", None)
-        return wire.StopDelta(STOP_REASONS.get(finish.reason), None)
+            reason, sequence = "stop_sequence", finish.stop_reason
+        elif finish.reason == "stop" and self.choices[0].called:
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": sequence}
 
-    def _usage(self) -> wire.MessageUsage:
+    def _usage(self) -> JsonObject:
+        """Returns token counts; `input_tokens` excludes the cache's tokens when the server reports them."""
         prompt_tokens, tokens = self.usage.told(self._options.prompt_tokens, self.choices[0].tokens)
         if not self._options.prompt_details:
-            return wire.MessageUsage(prompt_tokens, tokens)
+            return {"input_tokens": prompt_tokens, "output_tokens": tokens}
         read, created = self.told_cached, self.told_created
-        return wire.MessageUsage(max(0, prompt_tokens - read - created), tokens, created, read)
+        counts = {"input_tokens": max(0, prompt_tokens - read - created), "output_tokens": tokens}
+        return {**counts, "cache_creation_input_tokens": created, "cache_read_input_tokens": read}
 
 
-def _or_unset(value: T | None) -> T | UnsetType:
-    return UNSET if value is None else value
-
-
-def _block(segment: Segment, text: str) -> wire.ContentBlock:
+def _block(segment: Segment, text: str) -> JsonObject:
     if segment.part is None:
-        return wire.TextBlock(text)
+        return {"type": "text", "text": text}
     if segment.part.kind == "reasoning":
-        return wire.ThinkingBlock(text, segment.id)
+        return {"type": "thinking", "thinking": text, "signature": segment.id}
     try:
         arguments = msgspec.json.decode(text)
     except msgspec.DecodeError:
         arguments = {}
     known = arguments if isinstance(arguments, dict) else {}
-    return wire.ToolUseBlock(segment.id, segment.part.name, known)
+    return {"type": "tool_use", "id": segment.id, "name": segment.part.name, "input": known}
 
 
 def _event(name: str, **fields: object) -> bytes:

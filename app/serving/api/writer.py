@@ -16,6 +16,7 @@ from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import SLICE, SomeEntries
 from app.serving.http.response import DONE, error_event
 from app.serving.protocol.chat import ChunkChoice, Delta
+from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import HOLE, ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode, template
 from app.serving.protocol.completions import CompletionChunkChoice
 
@@ -253,7 +254,7 @@ class ResponseWriter(ABC):
         return encode(self.whole())
 
     @abstractmethod
-    def whole(self) -> Struct: ...
+    def whole(self) -> Struct | JsonObject: ...
 
     def each_choice(self, make: Callable[[int, ChoiceState], T]) -> Sequence[T | Raw]:
         """Returns the result of `make` for each choice and its number, encoded when there are several."""

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from app.serving.http.errors import malformed
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject, Misfit
-from app.serving.protocol.common import ECTransferParams, KVTransferParams
 from app.serving.protocol.decoding import Request
 from app.serving.protocol.messages import Message
 from app.serving.protocol.options import (
@@ -333,62 +332,6 @@ def _tool_results(block: AnthropicBlock) -> Iterator[Message]:
         yield {"role": "user", "content": images}
     if references:
         yield {**answer, "content": references}
-
-
-class TextBlock(Struct, tag_field="type", tag="text"):
-    """Text of the reply."""
-
-    text: str
-
-
-class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
-    """Text of the model's reasoning."""
-
-    thinking: str
-    signature: str | UnsetType = UNSET
-    """UNSET at the start of a block in a stream."""
-
-
-class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
-    """A call of a tool; `input` is an object."""
-
-    id: str
-    name: str
-    input: Mapping[str, object]
-
-
-ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
-
-
-class MessageUsage(Struct):
-    """Token counts; `input_tokens` excludes the cache's tokens when the server reports them."""
-
-    input_tokens: int
-    output_tokens: int
-    cache_creation_input_tokens: int | UnsetType = UNSET
-    cache_read_input_tokens: int | UnsetType = UNSET
-
-
-class MessageResponse(Struct, kw_only=True):
-    """A whole message, or the message in a stream's first event."""
-
-    id: str
-    type: str = "message"
-    role: str = "assistant"
-    content: Sequence[ContentBlock]
-    model: str
-    stop_reason: str | None | UnsetType = UNSET
-    stop_sequence: str | None | UnsetType = UNSET
-    usage: MessageUsage
-    kv_transfer_params: KVTransferParams | UnsetType = UNSET
-    ec_transfer_params: ECTransferParams | UnsetType = UNSET
-
-
-class StopDelta(Struct):
-    """Reason for a message's end, and the matched stop sequence."""
-
-    stop_reason: str | None
-    stop_sequence: str | None
 
 
 class ErrorDetail(Struct):

@@ -16,7 +16,6 @@ from app.serving.protocol import rules
 from app.serving.protocol.coercion import JsonObject, Misfit, convert, convert_value, param_of
 from app.serving.protocol.common import (
     ECTransferParams,
-    ItemLogprob,
     KVTransferParams,
     PerRequestMetrics,
 )
@@ -324,74 +323,6 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         rules.check_cache_salt(self.cache_salt)
 
 
-class OutputText(Struct, kw_only=True):
-    """Text of a message."""
-
-    annotations: tuple[()] = ()
-    text: str | Raw
-    type: str = "output_text"
-    logprobs: Sequence[ItemLogprob] | Raw | None = None
-
-
-class ReasoningText(Struct, kw_only=True):
-    """Text of a reasoning item."""
-
-    text: str | Raw
-    type: str = "reasoning_text"
-
-
-class MessageItem(Struct, kw_only=True):
-    """A message; `content` is empty for an empty text."""
-
-    id: str
-    content: Sequence[OutputText]
-    role: str = "assistant"
-    status: str | None
-    type: str = "message"
-    phase: None = None
-
-
-class ReasoningItem(Struct, kw_only=True):
-    """An item with the model's reasoning."""
-
-    id: str
-    summary: tuple[()] = ()
-    type: str = "reasoning"
-    content: Sequence[ReasoningText] | None
-    encrypted_content: None = None
-    status: str | None
-
-
-class FunctionCallItem(Struct, kw_only=True):
-    """A call of a function; `arguments` is JSON as text."""
-
-    arguments: str | Raw
-    call_id: str
-    name: str
-    type: str = "function_call"
-    id: str
-    is_async: None = field(default=None, name="async")
-    caller: None = None
-    namespace: str | None = None
-    status: str | None
-
-
-class CustomCallItem(Struct, kw_only=True):
-    """A call of a custom tool; `payload` is a text."""
-
-    call_id: str
-    payload: str | Raw = field(name="input")
-    name: str
-    type: str = "custom_tool_call"
-    id: str
-    is_async: None = field(default=None, name="async")
-    caller: None = None
-    namespace: None = None
-
-
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
-
-
 class ResponseObject(Struct, kw_only=True):
     """A response in one of its states, with keys in vLLM's order. `created_at` is in Unix seconds.
 
@@ -405,7 +336,7 @@ class ResponseObject(Struct, kw_only=True):
     metadata: Mapping[str, str] | None
     model: str
     object: str = "response"
-    output: Sequence[OutputItem] | Sequence[Raw] | Raw = ()
+    output: Sequence[JsonObject] | Sequence[Raw] | Raw = ()
     parallel_tool_calls: bool
     temperature: float
     tool_choice: Raw

@@ -94,7 +94,6 @@ ANSWERS: Mapping[str, Any] = {
     "/v1/responses": responses.ResponseObject,
     "/v1/responses/{response_id}": responses.ResponseObject,
     "/v1/responses/{response_id}/cancel": responses.ResponseObject,
-    "/v1/messages": anthropic.MessageResponse,
     "/inference/v1/generate": generate.GenerateResponse,
     **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"), pooling.ItemList),
     "/generative_scoring": label_reads.ScoreList,

@@ -22,13 +22,6 @@ from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import GAP, HOLE, ECTransferParams, ItemLogprob, KVTransferParams, encode
 from app.serving.protocol.response_tools import CalledTool, custom_input
 from app.serving.protocol.responses import (
-    CustomCallItem,
-    FunctionCallItem,
-    MessageItem,
-    OutputItem,
-    OutputText,
-    ReasoningItem,
-    ReasoningText,
     ResponseObject,
     ResponsesRequest,
 )
@@ -43,36 +36,37 @@ Calls = Mapping[str, CalledTool]
 
 def item_of(
     segment: Segment, status: str | None, text: str | Raw | None, logprobs: Logprobs, calls: Calls
-) -> OutputItem:
+) -> JsonObject:
     """Returns the item of a part of the reply; `text` is None while it is in progress."""
     own_id = ID_PREFIXES[segment.kind] + segment.id
     if segment.part is None:
-        content = (OutputText(text=text, logprobs=logprobs),) if text is not None and segment.text else ()
-        return MessageItem(id=own_id, content=content, status=status)
+        content = [_content(segment, text, logprobs)] if text is not None and segment.text else []
+        end = {"role": "assistant", "status": status, "type": "message", "phase": None}
+        return {"id": own_id, "content": content, **end}
     if segment.kind == "reasoning":
-        thought = None if text is None else (ReasoningText(text=text),)
-        return ReasoningItem(id=own_id, content=thought, status=status)
+        thoughts = None if text is None else [_content(segment, text, None)]
+        begin: JsonObject = {"id": own_id, "summary": (), "type": "reasoning"}
+        return {**begin, "content": thoughts, "encrypted_content": None, "status": status}
     called = calls.get(segment.part.name, CalledTool(segment.part.name))
     call_id = segment.part.id or f"chatcmpl-tool-{segment.id}"
     if called.is_custom:
-        payload = "" if text is None else Raw(encode(custom_input(segment.text)))
-        return CustomCallItem(call_id=call_id, payload=payload, name=called.name, id="ctc_" + segment.id)
-    return FunctionCallItem(
-        arguments="" if text is None else text,
-        call_id=call_id,
-        name=called.name,
-        id=own_id,
-        namespace=called.namespace,
-        status=status,
-    )
+        payload = "" if text is None else custom_input(segment.text)
+        begin = {"call_id": call_id, "input": payload, "name": called.name, "type": CUSTOM_CALL}
+        return {**begin, "id": "ctc_" + segment.id, "async": None, "caller": None, "namespace": None}
+    begin = {"arguments": "" if text is None else text, "call_id": call_id, "name": called.name}
+    middle = {"type": "function_call", "id": own_id, "async": None, "caller": None}
+    return {**begin, **middle, "namespace": called.namespace, "status": status}
 
 
+def _content(segment: Segment, text: str | Raw, logprobs: Logprobs) -> JsonObject:
+    if segment.part is not None:
+        return {"text": text, "type": "reasoning_text"}
+    return {"annotations": (), "text": text, "type": "output_text", "logprobs": logprobs}
+
+
+CUSTOM_CALL = "custom_tool_call"
 TEXTS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
 """Names of an item's text in events, by kind of item."""
-
-
-def _content(segment: Segment, text: str | Raw, logprobs: Logprobs) -> OutputText | ReasoningText:
-    return OutputText(text=text, logprobs=logprobs) if segment.part is None else ReasoningText(text=text)
 
 
 def _event(kind: str, fields: Mapping[str, object]) -> bytes:
@@ -175,7 +169,7 @@ class ResponsesWriter(BlockWriter):
 
     def _begin_block(self, segment: Segment) -> bytes:
         item = item_of(segment, "in_progress", None, None, self._options.calls)
-        self._item_id, self._is_custom = item.id, isinstance(item, CustomCallItem)
+        self._item_id, self._is_custom = str(item["id"]), item["type"] == CUSTOM_CALL
         fields: dict[str, object] = {"delta": HOLE, "sequence_number": HOLE}
         if segment.kind != "call":
             fields["content_index"] = 0
@@ -242,7 +236,7 @@ class ResponsesWriter(BlockWriter):
         place = {"item_id": self._item_id, "output_index": self._index, "sequence_number": self._next()}
         return _event(kind, fields | place)
 
-    def _output_item(self, kind: str, item: OutputItem) -> bytes:
+    def _output_item(self, kind: str, item: JsonObject) -> bytes:
         fields = {"item": item, "output_index": self._index, "sequence_number": self._next()}
         return _event(f"output_item.{kind}", fields)
 
@@ -291,7 +285,7 @@ class ResponsesWriter(BlockWriter):
         if self._ended is not None:
             self._ended(response)
 
-    def _last_state(self, items: Sequence[OutputItem] | Sequence[Raw]) -> ResponseObject:
+    def _last_state(self, items: Sequence[JsonObject] | Sequence[Raw]) -> ResponseObject:
         choice, options = self.choices[0], self._options
         reason = choice.finish.reason
         status = STATUS.get(reason, "completed")
