@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from app.lab.fidelity.benchmark_files import read_recordings
 from app.lab.fidelity.fitting import MeasuredRun
-from app.lab.fidelity.record import Prompts, read_target
+from app.lab.fidelity.record import prompts, read_target
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
 from app.lab.load.recording_client import Measured, RecordingClient
 from app.lab.load.report import NAMES, quantile, twelve
@@ -72,7 +72,7 @@ def _live(port: int, recording: MeasuredRun, options: argparse.Namespace) -> lis
     gc.collect()
     gc.disable()  # a collection would make moments late
     try:
-        return client.run(Prompts(load, MODEL, TOKEN_IDS, seed=1))
+        return client.run(prompts(load, MODEL, TOKEN_IDS, seed=1))
     finally:
         gc.enable()
 

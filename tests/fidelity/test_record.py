@@ -67,14 +67,7 @@ def answering(pieces: Sequence[bytes]) -> Iterator[tuple[str, list[float]]]:
         thread.join(5)
 
 
-class Two:
-    """A load of two requests, one after another."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def wanted(self, number: int) -> Wanted:
-        return Wanted(0.05 * number, b"{}", 2)
+TWO = [Wanted(0.0, b"{}", 2), Wanted(0.05, b"{}", 2)]
 
 
 def client(url: str, now: Callable[[], float] = perf_counter) -> RecordingClient:
@@ -88,7 +81,7 @@ def test_moments_are_those_of_the_first_and_the_last_token(size: int) -> None:
     pieces = ANSWER if size == 1000 else shredded[:20] + [b"".join(shredded[20:])]
     with answering(pieces) as (url, sent_s):
         looked: list[float] = []  # first when the client starts
-        one, two = client(url, lambda: looked.append(perf_counter()) or looked[-1]).run(Two())  # type: ignore[func-returns-value]
+        one, two = client(url, lambda: looked.append(perf_counter()) or looked[-1]).run(TWO)  # type: ignore[func-returns-value]
     assert (one.number, two.number, one.input_tokens, one.output_tokens) == (0, 1, 7, 2)
     assert two.arrival_s == 0.05 <= two.send_s
     for measured in (one, two):
@@ -115,7 +108,7 @@ def test_moments_are_those_of_the_first_and_the_last_token(size: int) -> None:
 )
 def test_an_answer_that_is_none_ends_it(pieces: list[bytes], rule: str) -> None:
     with answering(pieces) as (url, _), pytest.raises(RecordError) as told:
-        client(url).run(Two())
+        client(url).run(TWO)
     assert rule in str(told.value) and "\n" not in str(told.value)
 
 

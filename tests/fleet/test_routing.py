@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 from app.lab.fleet.command import PolicySummary, draw, notes, summarize, table
 from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer, policies_of
 from app.lab.load.policies import BLIND, POLICIES, IndexerError, PrefixAware, RoundRobin
+from app.lab.load.recording_client import Wanted, completion
 from app.lab.load.workload import (
     TURNS,
-    Completions,
     Sample,
     Workload,
-    WorkloadRequest,
     arrivals,
     make_workload,
     play,
@@ -203,15 +202,11 @@ class Answers:
         return [self._text.encode()]
 
 
-def workload(count: int) -> Workload:
-    return Workload(tuple(WorkloadRequest(0, 0, k, f"prompt {k}") for k in range(count)), 10, 10)
-
-
 def played(
     address: str, count: int = 1, concurrency: int | None = None, step: Callable[[], None] = lambda: None
 ) -> list[Sample]:
-    completions = Completions(workload(count), "m", 4, [0.0] * count)
-    return play(completions, address, concurrency, time.perf_counter, step)
+    requests = [Wanted(0.0, completion("m", f"prompt {k}", 4)) for k in range(count)]
+    return play(requests, address, concurrency, time.perf_counter, step)
 
 
 def sampled(server: Callable[..., Any]) -> Sample:

@@ -6,14 +6,14 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase
 
 import msgspec
 
-from app.lab.load.recording_client import RecordError, RecordingClient, Wanted
+from app.lab.load.recording_client import RecordError, RecordingClient, Wanted, completion
 from app.lab.load.report import check_target, progress_of, whole_file, write_rows
 from app.lab.load.synthetic import Recipe, draw_load, lengths
 from app.lab.load.trace import MOST_TOKENS, LoadTrace, read_trace
@@ -43,13 +43,13 @@ def run(argv: Sequence[str]) -> int:
     target, load = read_target(given.target), _load(given)
     headers = {} if given.api_key is None else {"Authorization": f"Bearer {given.api_key}"}
     model = given.model or _first_model(target, headers)
-    prompts = Prompts(load, model, _token_ids(target, headers, model), given.seed)
+    token_ids = _token_ids(target, headers, model)
     gc.collect()
     gc.disable()  # a collection would delay measured times
     try:
         with progress_of(sys.stderr, "sent", len(load), "requests") as sent:
             recording = RecordingClient(target, headers, given.in_flight, time.perf_counter, sent)
-            measured = recording.run(prompts)
+            measured = recording.run(prompts(load, model, token_ids, given.seed))
     finally:
         gc.enable()
     rows = []
@@ -108,36 +108,17 @@ def _load(given: argparse.Namespace) -> LoadTrace:
     return draw_load(recipe, given.longest)
 
 
-class Prompts:
-    """The requests of a load, with random prompts; prompts of one group share a prefix."""
-
-    def __init__(self, load: LoadTrace, model: str, ids: Sequence[int], seed: int) -> None:
-        self._load, self._model, self._token_ids, self._seed = load, model, ids, seed
-
-    def __len__(self) -> int:
-        return len(self._load)
-
-    def wanted(self, number: int) -> Wanted:
-        load = self._load
-        count, output = load.input_tokens[number], load.output_tokens[number]
+def prompts(load: LoadTrace, model: str, ids: Sequence[int], seed: int) -> Iterator[Wanted]:
+    """Yields the requests of a load, with random prompts; prompts of one group share a prefix."""
+    for number, output in enumerate(load.output_tokens):
         prompt: list[int] = []
         if load.group and load.prefix_tokens[number]:
-            prompt = self._ids(f"group {load.group[number]}", load.prefix_tokens[number])
-        prompt += self._ids(f"request {number}", count - len(prompt))
-        body = {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": output,
-            "min_tokens": output,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        return Wanted(load.arrival_s[number], msgspec.json.encode(body), output)
-
-    def _ids(self, of: str, count: int) -> list[int]:
-        return Random(f"{self._seed}/{of}").choices(self._token_ids, k=count)
+            shared = Random(f"{seed}/group {load.group[number]}")
+            prompt = shared.choices(ids, k=load.prefix_tokens[number])
+        own = Random(f"{seed}/request {number}")
+        prompt += own.choices(ids, k=load.input_tokens[number] - len(prompt))
+        body = completion(model, prompt, output, min_tokens=output, temperature=0)
+        yield Wanted(load.arrival_s[number], body, output)
 
 
 class _Model(msgspec.Struct):

@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import accumulate, count, islice
+from itertools import accumulate, count, repeat
 from pathlib import Path
 from random import Random
 from typing import NoReturn, TextIO
@@ -24,8 +24,9 @@ from app.lab.fleet.fleet import HOST, REPLY_TOKENS, Fleet, FleetError, Processes
 from app.lab.fleet.proxy import Proxy, server_of
 from app.lab.fleet.routing import PolicyMaker, policies_of
 from app.lab.load.policies import POLICIES
+from app.lab.load.recording_client import Wanted, completion
 from app.lab.load.report import BLUE, GREY, RED, check_target, four, markdown, new_figure, progress_of
-from app.lab.load.workload import Completions, Sample, Workload, arrivals, make_workload, play
+from app.lab.load.workload import Sample, Workload, arrivals, make_workload, play
 from app.text import Tokenizer, TokenizerError
 from config import ConfigError, Settings
 from config.flags import FlagParser, number_of, whole_number
@@ -279,14 +280,16 @@ def demonstrate(
     for name, make in policies.items():
         fleet.forget()
         with phase(stream, name, len(workload.requests)) as step:
-            due_s = [0.0] * len(workload.requests)
+            due_s: Iterator[float] = repeat(0.0)
             if options.rate:
-                gaps_s = arrivals(options.rate, Random(f"{options.seed}/arrivals"))
-                due_s = list(accumulate(islice(gaps_s, len(due_s))))
-            completions = Completions(workload, fleet.model, REPLY_TOKENS, due_s)
+                due_s = accumulate(arrivals(options.rate, Random(f"{options.seed}/arrivals")))
+            requests = (
+                Wanted(at_s, completion(fleet.model, request.prompt, REPLY_TOKENS))
+                for request, at_s in zip(workload.requests, due_s, strict=False)
+            )
             with proxied(fleet, make, Random(f"{options.seed}/{name}")) as (address, proxy):
                 begun_s = now()
-                samples = play(completions, address, options.concurrency, now, step)
+                samples = play(requests, address, options.concurrency, now, step)
                 took_s = now() - begun_s
             summaries.append(summarize(name, samples, took_s, fleet.pods, proxy.policy.fallbacks))
         fleet.processes.check()

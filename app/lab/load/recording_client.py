@@ -7,14 +7,14 @@ engine, therefore delays no recorded time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import Protocol
 
 import gevent
 from gevent.pool import Pool
 from gevent.socket import wait
 from msgspec import Struct
+from msgspec.json import encode
 
 from app.serving.http.client import (
     COMPLETIONS,
@@ -66,12 +66,10 @@ class Measured(Struct):
     """Pod that a proxy chose; empty without a proxy."""
 
 
-class Load(Protocol):
-    """Requests in order of arrival."""
-
-    def __len__(self) -> int: ...
-
-    def wanted(self, number: int) -> Wanted: ...
+def completion(model: str, prompt: str | list[int], tokens: int, **more: object) -> bytes:
+    """Returns the body of a request for a stream of `tokens` tokens, with their usage."""
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, **more, "ignore_eos": True}
+    return encode({**body, "stream": True, "stream_options": {"include_usage": True}})
 
 
 class RecordingClient:
@@ -100,16 +98,16 @@ class RecordingClient:
         self._start_s = self._woken_s = 0.0
         self._measured: list[Measured] = []
 
-    def run(self, load: Load) -> list[Measured]:
-        """Returns the results in order of arrival. Raises RecordError, with the number of the request, at the
-        first failure.
+    def run(self, requests: Iterable[Wanted]) -> list[Measured]:
+        """Sends requests, which come in order of arrival, and returns the results in this order.
+
+        Raises RecordError, with the number of the request, at the first failure.
         """
         self._start_s = self._now()
         caller = gevent.getcurrent()
         try:
             with self._looking():
-                for number in range(len(load)):
-                    wanted = load.wanted(number)  # composed before it is due
+                for number, wanted in enumerate(requests):
                     while (left_s := wanted.arrival_s - self._passed_s()) > 0:
                         gevent.sleep(left_s)
                     self._running.spawn(self._measure, number, wanted, caller)

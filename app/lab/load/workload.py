@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 
-import msgspec
 from msgspec import Struct
 
 from app.lab.load.recording_client import RecordingClient, Wanted
@@ -107,31 +106,8 @@ class Sample(Struct, frozen=True):
     error: str = ""
 
 
-class Completions(Struct):
-    """The requests of a workload as streams of `tokens` tokens each, due at their times in seconds."""
-
-    workload: Workload
-    model: str
-    tokens: int
-    due_s: Sequence[float]
-
-    def __len__(self) -> int:
-        return len(self.workload.requests)
-
-    def wanted(self, number: int) -> Wanted:
-        body = {
-            "model": self.model,
-            "prompt": self.workload.requests[number].prompt,
-            "max_tokens": self.tokens,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        return Wanted(self.due_s[number], msgspec.json.encode(body))
-
-
 def play(
-    completions: Completions,
+    requests: Iterable[Wanted],
     address: str,
     concurrency: int | None,
     now: Callable[[], float],
@@ -148,7 +124,7 @@ def play(
 
     target = Target.of(f"http://{address}")
     client = RecordingClient(target, {}, concurrency, now, lambda sent: step(), failed)
-    for it in client.run(completions):
+    for it in client.run(requests):
         if it.text_s is None:
             failed("its stream has no text")
         else:
