@@ -84,15 +84,6 @@ def test_every_answer_of_an_application_passes_once(path: str, status: int) -> N
     assert ran == ["a begins", "b begins", f"b ends {status}", f"a ends {status}"]
 
 
-def test_who_refuses_a_request_is_answered_as_a_route_is() -> None:
-    ran: Ran = []
-    refusing = Named("refusing", ran, error=ApiError(429, "RateLimitError", "later"))
-    client = application([get("/", lambda context: Response())], Named("first", ran), refusing).test_client()
-    answer = client.get("/")
-    assert (answer.status_code, answer.json["error"]["type"]) == (429, "RateLimitError")
-    assert ran == ["first begins", "refusing begins", "refusing ends 429", "first ends 429"]
-
-
 def test_odd_requests_are_answered_and_counted_as_vllm_does() -> None:
     flags = ["--server-dev-mode", "--enable-scale-out", "--api-key", "k", "--enable-request-id-headers"]
     client = create_app(load(flags, {})).test_client()

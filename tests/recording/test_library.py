@@ -5,28 +5,23 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import closing
-from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.serving.middleware.masking import mask_text
 from app.serving.recording.exchange import (
-    DIGEST_BYTES,
     HiddenSecrets,
     RecordedAnswer,
     Recording,
     RecordingError,
     RequestForm,
     bytes_of,
-    digest,
     form_of,
-    json_object,
     line_of,
     masked_headers,
     masked_pieces,
@@ -129,29 +124,6 @@ def test_path_and_query_make_a_difference_but_for_secrets_and_escapes() -> None:
     assert form({}, "/v1/a").key != form({}, "/v1/b").key
     assert form({}, "/v1/a?api_key=1").key == form({}, "/v1/a?api_key=2").key
     assert form({}, "/v1/%61").key == form({}, "/v1/a").key
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
-)
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.dictionaries(st.text(), JSON, max_size=4), st.integers(0, 3))
-def test_however_a_body_is_written_its_hash_is_that_of_its_canonical_text(value: Any, indent: int) -> None:
-    for spread in (None, indent):
-        body = json.dumps(value, indent=spread).encode()
-        fields = json_object(body)
-        assert fields is not None
-        canonical = msgspec.json.Encoder(order="sorted").encode(value)
-        wanted = blake2b(canonical, digest_size=DIGEST_BYTES).digest()
-        assert digest(fields) == wanted
 
 
 def found(recording: Recording, body: Any) -> bytes | None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 
-from tests.console.conftest import until
 from tests.running_server import RunningServer, running_server
 
 if TYPE_CHECKING:
@@ -115,17 +114,3 @@ def test_a_name_that_leads_to_this_machine_is_not_its_own(browser: Browser, serv
     assert (told, page.evaluate("fetch('/console').then(it => it.status)")) == (403, 403)
     page.close()
     assert_untouched(server)
-
-
-@pytest.mark.parametrize(("name", "rate"), [("console.example", 1), ("localhost", 2)])
-def test_the_console_works_by_its_names(
-    browser: Browser, server: RunningServer, name: str, rate: int
-) -> None:
-    page = browser.new_page()
-    page.goto(f"http://{name}:{server.port}/console")
-    until(lambda: page.inner_text("#state") == "serving", "no picture came")
-    page.click("#tab-knobs")
-    page.fill("#knob-failure-injection-rate", str(rate))
-    page.keyboard.press("Tab")
-    until(lambda: "set" in page.inner_text("#tab-body"), "the knob does not answer")
-    page.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ import requests
 
 from tests.hostile.raw_client import wait_until
 from tests.running_server import RunningServer, running_gunicorn, running_server
-
-EVIL = "rules: [{when: {message: {regex: '(a|aa)+$'}}, then: {text: x}}, {then: {text: 'y{{ count }}'}}]"
 
 
 def said(server: RunningServer, text: str = "hello", **asked: Any) -> Any:
@@ -50,23 +47,6 @@ def test_a_changed_file_is_served_and_a_broken_one_is_not(tmp_path: Path) -> Non
         assert re.search(r"1 of 2 rules never answered: rule 2 \(unused\)", server.log())
 
 
-def test_a_regex_without_an_end_holds_nobody_up(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text(EVIL)
-    evil = "a" * 200 + "b"
-    with running_server("--script", str(path)) as server:
-        answers: list[Any] = []
-        threads = [threading.Thread(target=lambda: answers.append(said(server, evil))) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(answers) == [f"y{number}" for number in range(1, 9)]
-        report = requests.get(server.url + "/admin/script", timeout=10).json()
-        assert report["files"][0]["rules"][0]["too_slow"] == 8
-        assert server.log().count("takes too long, the rule is passed over") == 1
-
-
 def test_the_report_may_be_that_of_all_ranks(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("rules: [{then: {text: a}}]")
@@ -79,19 +59,3 @@ def test_the_report_may_be_that_of_all_ranks(tmp_path: Path) -> None:
 
         assert answered("GET") == {"0": 1, "1": 0}
         assert answered("DELETE") == {"0": 0, "1": 0}
-
-
-def test_conversations_go_on_with_kept_responses(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text("rules: [{when: {turn: 2}, then: {text: second}}, {then: {text: first}}]")
-    with running_server("--script", str(path), "--enable-responses-store") as server:
-
-        def respond(**asked: Any) -> Any:
-            return requests.post(
-                server.url + "/v1/responses", json={"input": "go on", **asked}, timeout=10
-            ).json()
-
-        first = respond()
-        second = respond(previous_response_id=first["id"])
-        texts = [each["output"][0]["content"][0]["text"] for each in (first, second)]
-        assert texts == ["first", "second"]
