@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config import ConfigError, Settings
-from config.document import OPTIONS, WHY, options_page
+from config.document import OPTIONS, options_page
 from config.loader import load, resolve
 from config.settings import BY_NAME
 from config.sources import Flags, as_environment
 from config.vllm.command_line import names_of, read
 from config.vllm.meanings import CONTEXT_LENGTH, MEANINGS, NO_LONGER, settings_of
-from config.vllm.options import Option, groups, options
+from config.vllm.options import Option, options
 
 Write = Callable[[str], str]
 ISSUE = [
@@ -124,7 +124,6 @@ def test_the_page_is_not_stale_and_has_a_row_for_every_option() -> None:
     page = OPTIONS.read_text("utf-8")
     assert page == options_page(), "run: python -m config.document"
     assert all(f"\n| `--{name}`" in page for name in options())
-    assert set(WHY) == set(groups())
     assert not any(options()[name].unplayed for name in MEANINGS)
 
 

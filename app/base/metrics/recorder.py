@@ -28,7 +28,7 @@ from app.base.metrics.families import (
     drafts,
     engine_table,
 )
-from app.base.metrics.instruments import Counter, Histogram
+from app.base.metrics.instruments import Counter
 
 LAYERS, HEADS, HEAD_SIZE, NUMBER_BYTES = 32, 8, 128, 2
 """Dimensions of a usual model, Llama 3.1 8B, for simulated transfers of KV caches."""
@@ -40,9 +40,7 @@ POST_S = 1e-6
 BLOCK = 512
 """Rows of one kind that are counted together; a block takes a millisecond at most."""
 STEPS_PER_S = 1000
-"""Most engine steps per second of simulated decoding."""
-SURELY_BELOW = 1 - 1e-12
-"""Factor that makes a time smaller by more than any rounding error."""
+"""Engine steps per second of decoding that has none: tokens of a millisecond are one step."""
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
@@ -177,7 +175,7 @@ class Recorder:
         self._generated = self._counter("generation_tokens_total")
         self._inter_token = self._histogram("inter_token_latency_seconds")
         self._iterations = self._histogram("iteration_tokens_total")
-        self._steps = None if steps else EngineSteps(self._iterations)
+        self._has_steps = steps
         self.sleeping(None)
         # Rows since the last fold.
         self._step_tokens: list[int] = []
@@ -332,8 +330,6 @@ class Recorder:
 
     def render(self) -> str:
         self.fold()
-        if self._steps is not None:
-            self._steps.flush()
         adapters = "" if self.adapter_series is None else self.adapter_series.render()
         return self._families.render() + adapters
 
@@ -363,8 +359,11 @@ class Recorder:
 
     def _fold_tokens(self) -> None:
         rows, self._tokens = self._tokens, []
-        if self._steps is not None:
-            self._steps.count(rows)
+        if not self._has_steps:
+            steps: Tally[int] = Tally()
+            for tokens, _, at_s in rows:
+                steps[int(at_s * STEPS_PER_S)] += tokens
+            self._iterations.observe_all(steps.values())
         bounds, counts, waited_s = self._inter_token.bounds, self._inter_token.counts, self._inter_token.sum
         single_gaps_s, generated = [], 0
         for tokens, gap_s, _ in rows:
@@ -398,31 +397,3 @@ class Recorder:
         count(by_source, source="local_cache_hit").value += local
         count("prompt_tokens_cached_by_source_total", source="p2p").value += fetched
         count("prompt_tokens_cached_by_source_total", source="device").value += local
-
-
-class EngineSteps:
-    """Tokens per engine step: tokens computed in the same millisecond belong to one step."""
-
-    def __init__(self, tokens: Histogram) -> None:
-        self._tokens = tokens
-        self._step = self._pending = 0
-        self._since_s = self._until_s = 0.0
-        """Range of times that surely belong to the present step; the end is exclusive."""
-
-    def count(self, rows: Sequence[TokenRow]) -> None:
-        """Counts rows, which must be in chronological order."""
-        since_s, until_s = self._since_s, self._until_s
-        for tokens, _, at_s in rows:
-            if not since_s <= at_s < until_s:
-                step = int(at_s * STEPS_PER_S)
-                if step != self._step:
-                    self.flush()
-                    self._step = step
-                since_s, until_s = at_s, (step + 1) / STEPS_PER_S * SURELY_BELOW
-            self._pending += tokens
-        self._since_s, self._until_s = since_s, until_s
-
-    def flush(self) -> None:
-        if self._pending:
-            self._tokens.observe(self._pending)
-            self._pending = 0
