@@ -31,7 +31,7 @@ def request_named(name: str) -> bytes:
 def test_connections_with_their_next_request_always_ready_do_not_starve_another(
     server: RunningServer,
 ) -> None:
-    crowd, requests, before = 30, 100, server.log().count('"request_id": "greedy"')
+    crowd, requests, before = 12, 60, server.log().count('"request_id": "greedy"')
     with ExitStack() as open_wires, Wire(server.port) as modest:
         greedy = [open_wires.enter_context(Wire(server.port)) for _ in range(crowd)]
         # Each has a reader, so that the server never has to wait for a greedy one.

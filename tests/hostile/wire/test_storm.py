@@ -17,14 +17,14 @@ from tests.hostile.raw_client import COMPLETIONS, Wire, aborts, ask, http_post, 
 from tests.hostile.stressed_server import assert_idle, stressed_server, workers_of
 from tests.running_server import RunningServer, running_gunicorn
 
-CONNECTIONS = 2000
+CONNECTIONS = 1000
 TOKENS = 5
 SPARE_FILES = 200
 
 
 @pytest.fixture(scope="module")
 def connections() -> Iterator[int]:
-    """As many connections as this process may open, at most 2,000."""
+    """As many connections as this process may open, at most 1,000."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield min(CONNECTIONS, hard - SPARE_FILES) if hard != resource.RLIM_INFINITY else CONNECTIONS
@@ -108,7 +108,7 @@ def test_a_crowd_that_leaves_at_every_stage_leaves_nothing_behind(
 ) -> None:
     counted = ("vllm:request_success_total", "vllm:request_prompt_tokens_count")
     before = [metric(server.port, name) for name in counted]
-    asyncio.run(everybody_leaves(server.port, min(700, connections), Random(7)))
+    asyncio.run(everybody_leaves(server.port, min(400, connections), Random(7)))
     assert_idle(server.port)
     finished, observed = (
         metric(server.port, name) - past for name, past in zip(counted, before, strict=True)

@@ -11,7 +11,7 @@ from tests.running_server import ROOT
 LATER = [
     *("jsonschema", "referencing", "sqlalchemy", "zmq", "yaml", "argparse", "app.serving.scripts", "pluggy"),
     *("app.serving.api.grpc", "app.serving.gunicorn.http2", "google.protobuf", "h2", "hpack", "hyperframe"),
-    *("grpc", "smg_grpc_proto", "app.plugins"),
+    *("grpc", "smg_grpc_proto", "app.plugins", "opentelemetry", "app.base.tracing"),
 ]
 """Loaded beside the event loop after the start, or when somebody asks for what needs it."""
 STEPS = ("app.engine.core.stepped", "app.lab.fidelity", "config.profile", "config.datasheet")
