@@ -9,17 +9,18 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import gevent
-from gevent.event import Event as Bell
+from msgspec import Struct
 from msgspec.structs import replace
 
 from app.base.clock.pause import Pace
 from app.engine.core.errors import Aborted, CallerLeft, QueueFull, TooManyRequests
-from app.engine.core.outputs import EngineOutput, Failed, Tokens
 from app.engine.core.request import EngineRequest
 from app.engine.vectors import PoolingModel
 from app.serving.api.chat.prompt import own_template
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline, priority_of
+from app.serving.api.responder import ResponseCollector
+from app.serving.api.writer import ResponseWriter
 from app.serving.faults.injector import fault_of
 from app.serving.http.connection import Connection
 from app.serving.http.context import RequestContext
@@ -249,53 +250,54 @@ class PoolingRunner:
             observers=context.observers,
             delays=(*((0, longest_s),) * bool(longest_s), *(() if fault is None else fault.delays)),
         )
-        numbered, load = enumerate(prompts), self.pipeline.responder.load
+        load, prompts, is_first = self.pipeline.responder.load, iter(prompts), True
         load.begin()
         try:
-            for number, ids in numbered:
+            for ids in prompts:
                 room = max(1, min(engine.room(first.adapter), BATCH))
-                group = chain([(number, ids)], islice(numbered, room - 1))
-                requests = [replace(first, index=index, prompt_ids=ids) for index, ids in self.paced(group)]
-                while not self._run(requests, context.connection):
+                group = self.paced(chain([ids], islice(prompts, room - 1)))
+                requests = [replace(first, index=at, prompt_ids=each) for at, each in enumerate(group)]
+                while not self._run(requests, is_first, context.connection):
                     gevent.sleep(RETRY_S)
+                is_first = False
         finally:
             load.end()
 
-    def _run(self, requests: Sequence[EngineRequest], connection: Connection | None) -> bool:
+    def _run(self, requests: Sequence[EngineRequest], is_first: bool, connection: Connection | None) -> bool:
         """Sleeps until the engine has run the requests. Raises the first error.
 
         Returns False where others have taken the room; EngineError if these are a client's first prompts.
         """
-        bell, errors = Bell(), list[Exception]()
-
-        def fail(error: Exception) -> None:
-            errors.append(error)
-            bell.set()
-
-        def emit(output: EngineOutput) -> None:
-            if type(output) is Failed:
-                fail(output.error)
-            elif type(output) is Tokens and output.finish is not None and output.finish.reason == "abort":
-                fail(Aborted())
-
         try:
-            handle = self.pipeline.responder.engine.submit(requests, emit)
+            collector = ResponseCollector(
+                self.pipeline.responder.engine, requests, PromptWriter(len(requests))
+            )
         except (QueueFull, TooManyRequests):
-            if requests[0].index:
-                return False
-            raise
-        if connection is not None:
-            connection.watch(lambda: fail(CallerLeft()))
-        handle.future.add_done_callback(lambda _: bell.set())
-        try:
-            bell.wait()
-        finally:
-            if connection is not None:
-                connection.unwatch()
-            handle.abort()
-        if errors:
-            raise errors[0]
+            if is_first:
+                raise
+            return False
+        if collector.unfinished:
+            collector.wait(connection)
+        if collector.gone:
+            raise CallerLeft()
+        collector.body()
         return True
+
+
+class PromptWriter(ResponseWriter):
+    """Takes the ends of prompts, which have no reply."""
+
+    def closing(self) -> bytes:
+        raise NotImplementedError
+
+    def whole(self) -> Struct:
+        raise NotImplementedError
+
+    def body(self) -> bytes:
+        """Returns nothing. Aborted for a prompt that an operator has ended."""
+        if any(choice.finish.reason == "abort" for choice in self.choices):
+            raise Aborted()
+        return b""
 
 
 def check_count(count: int, param: str) -> None:
