@@ -43,7 +43,7 @@ def generate_method(pipeline: RequestPipeline) -> RpcMethod:
     most = pipeline.limits.max_model_len
 
     def generate(context: RequestContext) -> RpcResponse:
-        message = read(context, engine.GenerateRequest, most)
+        message = read(context, engine.GenerateRequest)
         prompt = _given_prompt(message, most)
         request = completion_of(message, prompt, most)
         accepted = pipeline.admit(request, context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable
@@ -17,7 +16,15 @@ from app.engine.core.client import EngineClient
 from app.engine.core.lifecycle import Operations
 from app.engine.kvcache.publisher import EventSender
 from app.serving.api.grpc.generate import generate_method
-from app.serving.api.grpc.messages import SERVICE, answer, common, engine, read, unary
+from app.serving.api.grpc.messages import (
+    MOST_MESSAGE_BYTES,
+    SERVICE,
+    answer,
+    common,
+    engine,
+    read,
+    unary,
+)
 from app.serving.api.grpc.streams import (
     HEALTH,
     REFLECTIONS,
@@ -156,7 +163,7 @@ def embed_method(pipeline: RequestPipeline, settings: ModelSettings) -> RpcMetho
 
     def embed(context: RequestContext) -> RpcResponse:
         """The vector that POST /v1/embeddings gives for the same tokens."""
-        message = read(context, engine.EmbedRequest, pipeline.limits.max_model_len)
+        message = read(context, engine.EmbedRequest)
         given = message.tokenized.input_ids
         if not given:
             raise bad_request("tokenized input is needed", "tokenized")
@@ -169,11 +176,6 @@ def embed_method(pipeline: RequestPipeline, settings: ModelSettings) -> RpcMetho
         return answer(found)
 
     return RpcMethod(path, embed)
-
-
-MEBIBYTE = 1 << 20
-MOST_MESSAGE_MIB = 16
-"""Largest message in MiB, whatever the limit of HTTP bodies: parsing cannot be sliced."""
 
 
 def rpc_service(
@@ -191,5 +193,4 @@ def rpc_service(
         *health_methods(is_ready),
         *reflection_methods([SERVICE, HEALTH, *REFLECTIONS]),
     ]
-    most = min(MOST_MESSAGE_MIB, math.ceil(settings.server.max_request_body_size_mb)) * MEBIBYTE
-    return RpcService({method.path: method for method in methods}, most)
+    return RpcService({method.path: method for method in methods}, MOST_MESSAGE_BYTES)
