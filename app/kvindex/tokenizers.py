@@ -6,7 +6,7 @@ import os
 import re
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -125,16 +125,17 @@ class Tokenization:
     def _encode(self, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
         """Returns token ids, cached for tokenizers in this process; a remote tokenizer is always called."""
         began_s = self._clock()
-        known: array[int] | None = None
         if isinstance(tokenizer, LocalTokenizer):
             if tokenizer not in self._numbers:
                 self._numbers[tokenizer] = next(self._next_number)
             key = self._numbers[tokenizer], add_special_tokens, text
             known = self.prompts.get(key)
-        ids = tokenizer.encode(text, add_special_tokens) if known is None else known.tolist()
-        if isinstance(tokenizer, LocalTokenizer) and self.prompts.get(key) is None:
-            packed = array("I", ids)
-            self.prompts.put(key, packed, getsizeof(text) + getsizeof(packed))
+            if known is None:
+                known = array("I", tokenizer.encode(text, add_special_tokens))
+                self.prompts.put(key, known, getsizeof(text) + getsizeof(known))
+            ids = known.tolist()
+        else:
+            ids = tokenizer.encode(text, add_special_tokens)
         self._metrics.tokenized(tokenizer.name, self._clock() - began_s, len(ids))
         return ids
 
@@ -152,11 +153,9 @@ REPOSITORY, SNAPSHOTS = "models--", "snapshots"
 
 
 class Discovery:
-    """Finds models' tokenizer files, in native threads; rescans for a missing model after RESCAN_S.
+    """Finds models' tokenizer files below `directory`, in native threads; `now` is in monotonic seconds.
 
-    Args:
-        directory: mount point of the models; may be missing, or filled later.
-        now: monotonic clock, in seconds.
+    The directory may be missing, or filled later: it is scanned again for a missing model after RESCAN_S.
     """
 
     def __init__(self, directory: Path, now: Callable[[], float]) -> None:
@@ -171,21 +170,21 @@ class Discovery:
         """Returns the tokenizer file of `model`, after a scan if due; None if no file was found."""
         with self._scanning:
             if model not in self._found and self._now() >= self._scan_from_s:
-                self._found = dict(discover(self._directory))
+                self._found = discover(self._directory)
                 self._scan_from_s = self._now() + RESCAN_S
             return self._found.get(model)
 
 
-def discover(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Yields model name and file of every tokenizer below `directory`; for equal names, the current one last.
+def discover(directory: Path) -> dict[str, Path]:
+    """Returns model name -> file of every tokenizer below `directory`; of equal names the current one.
 
     Skips unreadable folders, and does not follow links to folders.
     """
-    files = [
-        Path(folder, TOKENIZER_FILE) for folder, _, names in os.walk(directory) if TOKENIZER_FILE in names
-    ]
-    for file in sorted(files, key=_age):
-        yield model_name(file.parent.relative_to(directory)) or directory.name, file
+    folders = [Path(folder) for folder, _, names in os.walk(directory) if TOKENIZER_FILE in names]
+    return {
+        model_name(folder.relative_to(directory)) or directory.name: folder / TOKENIZER_FILE
+        for folder in sorted(folders, key=_age)
+    }
 
 
 def model_name(folder: Path) -> str:
@@ -196,18 +195,14 @@ def model_name(folder: Path) -> str:
     return "/".join(folder.parts)
 
 
-def _age(file: Path) -> tuple[bool, float, str]:
+def _age(folder: Path) -> tuple[bool, float, str]:
     """Sort key: the snapshot of a repository's `refs/main` comes last, otherwise the latest file."""
-    snapshot = file.parent
-    try:
-        current = snapshot.parents[1].joinpath("refs", "main").read_text("utf-8").strip() == snapshot.name
-    except (OSError, ValueError, IndexError):
-        current = False
-    try:
-        written_s = file.stat().st_mtime
-    except OSError:
-        written_s = 0.0
-    return current, written_s, str(file)
+    is_current, written_s = False, 0.0
+    with suppress(OSError, ValueError, IndexError):
+        is_current = (folder.parents[1] / "refs" / "main").read_text("utf-8").strip() == folder.name
+    with suppress(OSError):
+        written_s = (folder / TOKENIZER_FILE).stat().st_mtime
+    return is_current, written_s, str(folder)
 
 
 LIMIT_BYTES = 2 << 30
@@ -237,15 +232,10 @@ class TokenizerLibrary:
     Requests for the same model share one load, which runs outside the event loop. A request waits at most
     `timeout_s`; the load continues, and later requests find the tokenizer.
 
-    Args:
-        load: folder, file or hub name -> tokenizer; may block and raise anything.
-        timeout_s: seconds that a request waits.
-        ready: tokenizers by model, such as the server's own; they are never dropped.
-        sources: model -> argument of `load`.
-        discovery: finds the tokenizer files of further models.
-        hub: also load all other models with names of the form `organisation/name`.
-        limit_bytes: memory of loaded tokenizers; above, the least recently used is dropped.
-        now: monotonic clock, seconds.
+    `load` gets a folder, file or hub name; it may block and raise anything. `ready` tokenizers are never
+    dropped, loaded ones are above `limit_bytes`, the least recently used first. `sources` has the argument of
+    `load` by model, `discovery` finds further files, and with `hub` all other names of the form
+    `organisation/name` are loaded, too. `now` is monotonic, in seconds.
     """
 
     def __init__(
@@ -260,12 +250,9 @@ class TokenizerLibrary:
         limit_bytes: int = LIMIT_BYTES,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._load = load
-        self._ready = dict(ready or {})
-        self._sources = dict(sources or {})
-        self._discovery = discovery
-        self._hub = hub
-        self._timeout_s = timeout_s
+        self._load, self._timeout_s = load, timeout_s
+        self._ready, self._sources = dict(ready or {}), dict(sources or {})
+        self._discovery, self._hub = discovery, hub
         self._loaded: LRUCache[str, Tokenizer] = LRUCache(limit_bytes, getsizeof=tokenizer_bytes)
         self._failed: TTLCache[str, TokenizerLoadError] = TTLCache(MOST_FAILURES, FAILURE_S, timer=now)
         self._loading: dict[str, AsyncResult[Tokenizer | TokenizerLoadError]] = {}
@@ -283,10 +270,8 @@ class TokenizerLibrary:
     def get(self, model: str) -> Tokenizer:
         """Returns the tokenizer of `model`.
 
-        Raises:
-            UnknownModelError: the model has no tokenizer.
-            TokenizerLoadError: the load failed, now or at most FAILURE_S ago.
-            TokenizerServiceError: the load takes too long, or too many models load already.
+        Raises UnknownModelError for a model without one, TokenizerLoadError for a load that failed, now or at
+        most FAILURE_S ago, and TokenizerServiceError if the load takes too long, or too many models load.
         """
         known = self._ready.get(model) or self._loaded.get(model) or self._failed.get(model)
         if known is None:
@@ -317,8 +302,13 @@ class TokenizerLibrary:
         try:
             with self._places:
                 outcome = call_off_hub(self._find_and_load, model)
+        except UnknownModelError as error:
+            outcome = error
         except BaseException as error:  # also the end of the greenlet
-            outcome = _failure(model, error)
+            reason = str(error) if isinstance(error, TokenizerError) else f"{type(error).__name__}: {error}"
+            outcome = TokenizerLoadError(
+                f"The tokenizer of the model {_shown(model)} cannot be loaded: {reason}"
+            )
         del self._loading[model]
         if not isinstance(outcome, TokenizerLoadError):
             with suppress(ValueError):  # larger than the limit: not remembered
@@ -328,28 +318,20 @@ class TokenizerLibrary:
         loading.set(outcome)
 
     def _find_and_load(self, model: str) -> Tokenizer:
-        source = self._sources.get(model)
+        source: str | Path | None = self._sources.get(model)
         if source is None and self._discovery is not None:
-            found = self._discovery.find(model)
-            source = None if found is None else str(found)
+            source = self._discovery.find(model)
         if source is None and self._is_on_hub(model):
             source = model
         if source is None:
             raise _unknown(model)
-        return self._load(source)
+        return self._load(str(source))
 
 
 def tokenizer_bytes(tokenizer: Tokenizer) -> int:
     """Returns the memory of a tokenizer, in bytes: its vocabulary, and its caches when full."""
     caches = sum(cache.limit_bytes for cache in tokenizer.caches.values())
     return caches + TOKEN_BYTES * (tokenizer.vocab_size or 0)
-
-
-def _failure(model: str, error: BaseException) -> TokenizerLoadError:
-    if isinstance(error, UnknownModelError):
-        return error
-    reason = str(error) if isinstance(error, TokenizerError) else f"{type(error).__name__}: {error}"
-    return TokenizerLoadError(f"The tokenizer of the model {_shown(model)} cannot be loaded: {reason}")
 
 
 def _unknown(model: str) -> UnknownModelError:
