@@ -184,7 +184,7 @@ def model_of_transformers(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     for name in model.state_dict():
         if name == "lm_head.weight" and config.tied:
             continue
-        tensor = checkpoint.weights.get(name)
+        tensor = checkpoint.weights[name]()
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_heads if "q_proj" in name else config.num_kv_heads
             tensor = tensor.reshape(heads, -1, 2, config.hidden_size).transpose(1, 2).reshape(tensor.shape)

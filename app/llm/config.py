@@ -1,11 +1,11 @@
-"""Sizes of a model, from config.json or the head of a GGUF file, and the interface of its weights."""
+"""Sizes of a model, from config.json or the head of a GGUF file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -15,7 +15,7 @@ from app.llm.errors import ModelLoadError
 if TYPE_CHECKING:
     import torch
 
-    from app.llm.gguf_file import GGUFFile
+    from app.llm.model_files import GGUFFile
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
     "LlamaForCausalLM": "llama",
@@ -86,24 +86,17 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             raise ModelLoadError(f"Heads of {self.head_dim} numbers cannot be rotated in pairs.")
 
 
-class NamedTensors(Protocol):
-    """Tensors by the names of Llama's tensors on the hub."""
-
-    interleaved: bool
-    """True when rotary pairs of queries and keys are neighbours; False when they are half a head apart."""
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def get(self, name: str) -> torch.Tensor:
-        """Returns a tensor. Raises ModelLoadError for a missing one."""
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Configuration and weights of a model; `file` is its GGUF file, whose head holds the tokenizer."""
+    """Configuration and weights of a model; `file` is its GGUF file, whose head holds the tokenizer.
+
+    `weights` read each tensor, by the hub's names for Llama's. With `interleaved`, rotary pairs of queries
+    and keys are neighbours, else they are half a head apart.
+    """
 
     config: ModelConfig
-    weights: NamedTensors
+    weights: Mapping[str, Callable[[], torch.Tensor]]
+    interleaved: bool = False
     eos_token_ids: frozenset[int] = frozenset()
     file: GGUFFile | None = None
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from app.llm.attention import StepAttention
-from app.llm.config import ModelConfig, NamedTensors
+from app.llm.config import Checkpoint, ModelConfig
 from app.llm.errors import ModelLoadError
 
 
@@ -87,11 +87,14 @@ class Rope:
 class Builder:
     """Reads tensors, with a check of their shapes, into the engine's dtype and device."""
 
-    def __init__(self, config: ModelConfig, weights: NamedTensors, dtype: torch.dtype, device: torch.device):
-        self.config, self._weights, self._dtype, self._device = config, weights, dtype, device
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device):
+        self.config, self._weights = checkpoint.config, checkpoint.weights
+        self._interleaved, self._dtype, self._device = checkpoint.interleaved, dtype, device
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        tensor = self._weights.get(name)
+        if name not in self._weights:
+            raise ModelLoadError(f"The weights lack the tensor {name}.")
+        tensor = self._weights[name]()
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
                 f"The tensor {name} is {list(tensor.shape)}, the configuration says {list(shape)}."
@@ -103,7 +106,7 @@ class Builder:
 
     def turned(self, tensor: torch.Tensor, heads: int) -> torch.Tensor:
         """Returns a tensor whose rotary pairs are neighbours: (0, half, 1, half + 1, ...) of each head."""
-        if self._weights.interleaved:
+        if self._interleaved:
             return tensor
         shape = tensor.shape
         return tensor.reshape(heads, 2, -1, *shape[1:]).transpose(1, 2).reshape(shape)
@@ -158,15 +161,14 @@ class Decoder:
 
     def __init__(
         self,
-        config: ModelConfig,
-        weights: NamedTensors,
+        checkpoint: Checkpoint,
         length: int,
         dtype: torch.dtype,
         device: torch.device,
         packed: bool = False,
     ) -> None:
-        self.config = config
-        build = Builder(config, weights, dtype, device)
+        self.config = config = checkpoint.config
+        build = Builder(checkpoint, dtype, device)
         shape = config.vocab_size, config.hidden_size
         self.embedding = build.tensor("model.embed_tokens.weight", *shape)
         self.layers = [Layer(number, build, packed) for number in range(config.num_layers)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,36 +16,9 @@ import torch
 
 from app.llm.config import ARCHITECTURES, Checkpoint, read_config
 from app.llm.errors import ModelLoadError
-from app.llm.gguf_file import GGUFFile
+from app.llm.model_files import GGUFFile
 
 INDEX = "model.safetensors.index.json"
-
-
-class SafetensorsWeights:
-    """The tensors of one or several files, each read at `get`."""
-
-    interleaved = False
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        self._stack = ExitStack()
-        self._files: dict[str, safe_open] = {}
-        for file in files:
-            try:
-                opened = self._stack.enter_context(safe_open(file, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise ModelLoadError(f"{file} is cut off or no safetensors file: {_line(error)}") from error
-            self._files |= dict.fromkeys(opened.keys(), opened)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._files
-
-    def get(self, name: str) -> torch.Tensor:
-        try:
-            return self._files[name].get_tensor(name)
-        except KeyError:
-            raise ModelLoadError(f"The weights lack the tensor {name}.") from None
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -58,7 +31,21 @@ def load_checkpoint(path: Path) -> Checkpoint:
     generation = read_json(path / "generation_config.json")
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     ids = ends if isinstance(ends, list) else [ends] if isinstance(ends, int) else []
-    return Checkpoint(read_config(config), SafetensorsWeights(files), frozenset(ids))
+    return Checkpoint(read_config(config), _safetensors(files), eos_token_ids=frozenset(ids))
+
+
+def _safetensors(files: Sequence[Path]) -> dict[str, Callable[[], torch.Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    weights: dict[str, Callable[[], torch.Tensor]] = {}
+    for file in files:
+        try:
+            opened = safe_open(file, framework="pt")  # closes with its last reference
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"{file} is cut off or no safetensors file: {_line(error)}") from error
+        names: list[str] = opened.keys()
+        weights |= {name: partial(opened.get_tensor, name) for name in names}
+    return weights
 
 
 def read_json(file: Path) -> Mapping[str, object]:
@@ -92,24 +79,23 @@ def _line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-LAYER_PARTS: Final[Mapping[str, str]] = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+HUB_PARTS: Final[Mapping[str, str]] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
 }
-OUTER_PARTS: Final[Mapping[str, str]] = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
+"""Names of tensors, or of their parts in a layer, in GGUF files and on the hub."""
 
 
 def _halves(blocks: torch.Tensor, count: int) -> torch.Tensor:
@@ -158,25 +144,9 @@ ENCODINGS: Final[Mapping[int, Encoding]] = {
 """Supported encodings by their numbers in GGUF files."""
 
 
-class GGUFWeights:
-    """Tensors of a GGUF file by the names of the hub, dequantised at `get`."""
-
-    def __init__(self, file: GGUFFile, interleaved: bool) -> None:
-        self.interleaved = interleaved
-        self._file = file
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and gguf_name(name) in self._file.tensors
-
-    def get(self, name: str) -> torch.Tensor:
-        return read_tensor(self._file, gguf_name(name))
-
-
 def read_tensor(file: GGUFFile, name: str) -> torch.Tensor:
     """Returns a float32 copy of a tensor, by its name in the file. Raises ModelLoadError."""
-    info = file.tensors.get(name)
-    if info is None:
-        raise ModelLoadError(f"The weights lack the tensor {name}.")
+    info = file.tensors[name]
     encoding = ENCODINGS.get(info.kind)
     if encoding is None:
         known = ", ".join(it.name for it in ENCODINGS.values())
@@ -188,13 +158,10 @@ def read_tensor(file: GGUFFile, name: str) -> torch.Tensor:
     return encoding.decode(content.view(-1, encoding.block_bytes)).view(info.shape)
 
 
-def gguf_name(name: str) -> str:
-    """Returns the GGUF name of a tensor: `blk.0.ffn_up.weight` for `model.layers.0.mlp.up_proj.weight`."""
-    stem, _, kind = name.rpartition(".")
-    if stem in OUTER_PARTS:
-        return f"{OUTER_PARTS[stem]}.{kind}"
-    layer, _, part = stem.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{LAYER_PARTS.get(part, part)}.{kind}"
+def hub_name(name: str) -> str:
+    """Returns the hub's name: `model.layers.0.mlp.up_proj.weight` for `blk.0.ffn_up.weight`."""
+    *layer, part, kind = name.removeprefix("blk.").split(".")
+    return ".".join([*(f"model.layers.{number}" for number in layer), HUB_PARTS.get(part, part), kind])
 
 
 GGUF_FIELDS: Final[Mapping[str, str]] = {
@@ -226,6 +193,7 @@ def read_gguf(path: Path) -> Checkpoint:
     document |= {"model_type": kind, "vocab_size": embedding.shape[0]}
     config = read_config(document | {"tie_word_embeddings": "output.weight" not in file.tensors})
     # Converters to GGUF reorder the queries and keys of Llama only.
-    weights = GGUFWeights(file, interleaved=kind == "llama")
+    weights = {hub_name(name): partial(read_tensor, file, name) for name in file.tensors}
     ends = {file.field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")}
-    return Checkpoint(config, weights, frozenset(it for it in ends if isinstance(it, int)), file)
+    ids = frozenset(it for it in ends if isinstance(it, int))
+    return Checkpoint(config, weights, kind == "llama", ids, file)

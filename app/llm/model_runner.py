@@ -134,9 +134,7 @@ class ModelRunner:
                 f"The weights take {needed >> 20} MiB in {device.info()['dtype']}, {free >> 20} MiB are free."
             )
         with torch.inference_mode():
-            self.model = Decoder(
-                *(config, checkpoint.weights, self._length, device.dtype, device.device, device.packs)
-            )
+            self.model = Decoder(checkpoint, self._length, device.dtype, device.device, device.packs)
 
     def make_cache(self) -> None:
         """Allocates keys and values. Raises ModelLoadError, with the number of blocks that fits."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from json import dumps
 from typing import Final
 
-from app.engine.core.wire import TextForm
+from msgspec.structs import asdict, force_setattr
+
+from app.engine.core.wire import Sampling, TextForm
 from app.llm.errors import RequestError
 
 MOST_STOPS: Final = 16
@@ -57,15 +59,11 @@ class StructuredOutputsParams:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(Sampling, frozen=True, kw_only=True):
     """Sampling parameters with the names and defaults of nano-qwen3-serving, further ones of vLLM."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
     top_k: int = -1
     """Most candidates; -1 and 0 are no limit."""
-    min_p: float = 0.0
     max_tokens: int | None = 100
     """Most output tokens; None is as many as the model's length allows."""
     min_tokens: int = 0
@@ -75,15 +73,6 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed_token_ids: Sequence[int] | None = None
-    """Only tokens that may be sampled; None allows all."""
-    bad_words: Sequence[str] = ()
-    """Texts banned by their tokens; other tokens may still spell them."""
     structured_outputs: StructuredOutputsParams | TextForm | None = None
     seed: int | None = None
     n: int = 1
@@ -101,7 +90,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("stop", "stop_sequences"):
             if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, (getattr(self, name),))
+                force_setattr(self, name, (getattr(self, name),))
         longest = math.inf if self.max_tokens is None else self.max_tokens
         some_allowed = self.allowed_token_ids is None or len(self.allowed_token_ids) > 0
         texts = all(isinstance(stop, str) and stop for stop in self.stops)

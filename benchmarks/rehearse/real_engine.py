@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from app.engine.core.batch import Batch
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.engine import EngineOptions, LLMEngine
-from app.llm.errors import LLMError, ModelLoadError
+from app.llm.errors import LLMError
 from app.llm.llm import make_engine
 from app.llm.model_runner import DeviceManager, ModelRunner
 from app.llm.sampling_params import SamplingParams
@@ -106,28 +107,18 @@ TINY_CONFIG: Final = ModelConfig(
 )
 
 
-class RandomWeights:
+def random_weights(config: ModelConfig, seed: int = 1) -> dict[str, Callable[[], torch.Tensor]]:
     """The tensors of a Llama with tied embeddings; the same ones each time."""
 
-    interleaved = False
+    def draw(place: int, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed + place)) * 0.2
 
-    def __init__(self, config: ModelConfig, seed: int = 1) -> None:
-        self._shapes = _shapes(config)
-        self._seed = seed
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._shapes
-
-    def get(self, name: str) -> torch.Tensor:
-        if name not in self._shapes:
-            raise ModelLoadError(f"The weights lack the tensor {name}.")
-        place = list(self._shapes).index(name)
-        generator = torch.Generator().manual_seed(self._seed + place)
-        return torch.randn(self._shapes[name], generator=generator) * 0.2
+    shapes = _shapes(config).items()
+    return {name: partial(draw, place, shape) for place, (name, shape) in enumerate(shapes)}
 
 
 def tiny_checkpoint() -> Checkpoint:
-    return Checkpoint(TINY_CONFIG, RandomWeights(TINY_CONFIG))
+    return Checkpoint(TINY_CONFIG, random_weights(TINY_CONFIG))
 
 
 def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from app.llm.engine import EngineOptions, LLMEngine, Output
 from app.llm.errors import ModelLoadError, QueueFull, RequestError

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from app.llm.errors import ModelLoadError
-from app.llm.gguf_file import GGUFFile
-from app.llm.loader import gguf_name, read_gguf, read_tensor
-from app.llm.model_files import load_tokenizer
+from app.llm.loader import HUB_PARTS, read_gguf, read_tensor
+from app.llm.model_files import GGUFFile, load_tokenizer
 from app.text import default_tokenizer
 from app.text.huggingface import EMBEDDED, LocalTokenizer
 from tests.llm.tiny import Shape, generate, make_engine, make_model, prompts
@@ -24,6 +23,18 @@ from tests.llm.tiny import Shape, generate, make_engine, make_model, prompts
 pytestmark = pytest.mark.engine
 
 HEADS, KV_HEADS = 4, 2
+
+
+GGUF_PARTS = {hub: own for own, hub in HUB_PARTS.items()}
+
+
+def gguf_name(name: str) -> str:
+    """`blk.0.ffn_up.weight` for `model.layers.0.mlp.up_proj.weight`."""
+    stem, _, kind = name.rpartition(".")
+    if stem in GGUF_PARTS:
+        return f"{GGUF_PARTS[stem]}.{kind}"
+    layer, _, part = stem.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{GGUF_PARTS.get(part, part)}.{kind}"
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
@@ -121,7 +132,7 @@ def test_refusals(tmp_path: Path) -> None:
     make_model(tmp_path)
     file, name = tmp_path / "model.gguf", "model.layers.0.mlp.down_proj.weight"
     for kind, changes, told in (
-        ("llama", {"leave_out": name}, r"lack the tensor blk.0.ffn_down.weight"),
+        ("llama", {"leave_out": name}, rf"lack the tensor {name}"),
         ("gemma", {}, "The architecture gemma is not supported"),
         ("llama", {"quantised": "Q5_0"}, r"token_embd.weight is of type 6; only F32, .* are read"),
         ("llama", {"feed_forward": 95}, r"mlp.gate_proj.weight is \[96, 64\], .* says \[95, 64\]"),
