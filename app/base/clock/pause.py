@@ -55,7 +55,6 @@ class Slices:
         self._pause = pause
 
     def spend(self, steps: int = 1) -> None:
-        """Counts steps that are done; pauses at the end of a slice."""
         self._left -= steps
         if self._left < 0:
             self._left = self._steps

@@ -47,13 +47,10 @@ class TokenBucket:
         self._full_at_s = self._after(amount, now_s)
 
     def remaining(self, now_s: float) -> float:
-        """Returns the available tokens, from 0 to `burst`."""
         return max(0.0, self.burst - self.full_in(now_s) / self._token_s)
 
     def full_in(self, now_s: float) -> float:
-        """Returns the seconds until the bucket is full, if nothing more is taken."""
         return max(0.0, self._full_at_s - now_s)
 
     def _after(self, amount: float, now_s: float) -> float:
-        """Returns the time at which the bucket would be full after taking `amount`."""
         return max(self._full_at_s, now_s) + amount * self._token_s

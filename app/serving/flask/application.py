@@ -118,14 +118,11 @@ class Understudy(Flask):
         self._other_server = OtherServer(self, self.begin, self.end)
         self._has_begun = False
 
-    # Routes.
-
     @property
     def routes(self) -> Iterator[Route]:
         return iter(self._routes.values())
 
     def add_routes(self, name: str, routes: Iterable[Route]) -> None:
-        """Serves `routes` as a blueprint of this name."""
         blueprint = Blueprint(name, __name__)
         for number, route in enumerate(routes):
             endpoint = f"route_{number}"
@@ -155,8 +152,6 @@ class Understudy(Flask):
         path = METRICS if context.path.startswith(METRICS) else context.path
         return DirectAdapter(self.url_map, self._static_rules, context.scheme, path, context.method)
 
-    # Requests.
-
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if CONTEXT in environ or TEST_CLIENT in environ:
             return self.wsgi_app(environ, start_response)
@@ -173,7 +168,6 @@ class Understudy(Flask):
         return f"{self._ids.getrandbits(128):032x}"
 
     def _begin_request(self) -> Response | None:
-        """Sets the context's route, then runs the middleware."""
         request = request_ctx.request
         context: RequestContext = request.environ[CONTEXT]
         current_request.set(context)
@@ -184,7 +178,6 @@ class Understudy(Flask):
         return self.middleware.begin(context, is_general=True)
 
     def make_response(self, rv: Any) -> Any:
-        """Passes a `Response` unchanged, and converts all other return values as Flask does."""
         return rv if isinstance(rv, Response) else super().make_response(rv)
 
     def process_response(self, response: Any) -> Any:
@@ -219,8 +212,6 @@ class Understudy(Flask):
             response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
         return response
 
-    # From the first request to the last.
-
     def begin(self) -> None:
         """Starts the services, once: before the worker accepts, or at the first request of another server."""
         if not self._has_begun:
@@ -243,7 +234,6 @@ class Understudy(Flask):
 
 
 def label_of(rule: Rule) -> str:
-    """Returns the path of `rule` with its variable parts in braces, as vLLM labels routes."""
     return _CONVERTER.sub(r"{\1}", rule.rule)
 
 

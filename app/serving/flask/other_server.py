@@ -109,7 +109,6 @@ class OtherServer:
         made: SimpleQueue[RunInLoop] = SimpleQueue()
 
         def run() -> None:
-            """Native thread: runs the loop; the endless sleep keeps it running."""
             share_loop()
             made.put(gevent.get_hub().loop.run_callback_threadsafe)
             while True:

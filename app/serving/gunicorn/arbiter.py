@@ -76,13 +76,11 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
                 self.log.error("%s; the certificate of before stays", error)
 
     def _hide(self, hidden: Callable[[Any], bool]) -> dict[int, Any]:
-        """Removes some workers, which the stock arbiter would count or wait for; returns them."""
         found = {pid: worker for pid, worker in self.WORKERS.items() if hidden(worker)}
         self.WORKERS = {pid: worker for pid, worker in self.WORKERS.items() if pid not in found}
         return found
 
     def handle_hup(self) -> None:
-        """Reloads, unless the new settings cannot be served."""
         try:
             settings = self._asked()
         except (Exception, SystemExit) as error:
@@ -111,7 +109,6 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             self.secure()
 
     def reload(self) -> None:
-        """Starts successors of the current workers."""
         replaced = self._hide(lambda worker: True)
         for worker in replaced.values():
             ranks.note(worker, REPLACED)
@@ -246,7 +243,6 @@ def say_model(log: Any, settings: Settings) -> None:
 
 
 def say_console(log: Any, settings: Settings) -> None:
-    """Logs the URL of each rank's console."""
     path = settings.server.root_path.rstrip("/") + "/console"
     urls = ", ".join(url + path for _, url in ranks.siblings(settings))
     log.info("console: %s", urls if settings.api.console else "none; --console serves one")

@@ -101,7 +101,6 @@ class FairSocket:
         return data
 
     def take_rest(self) -> bytes:
-        """Returns the part of `data` that was not received yet."""
         rest, self._data = self._data, b""
         return rest
 
@@ -151,7 +150,6 @@ class JoinedResponse(Response):  # type: ignore[misc]
                 self.sock.sendall(memoryview(data)[start : start + SENT_BYTES])
 
     def ended(self) -> None:
-        """Notes that the last chunk has been written past the server."""
         self._has_ended = True
 
     def close(self) -> None:
@@ -224,7 +222,6 @@ def discard_body(parser: Any) -> bool:
 
 
 def linger(client: Any) -> None:
-    """Greenlet: shuts the sending side down, then briefly reads and discards the client's bytes."""
     thrown_away = 0
     with suppress(OSError), gevent.Timeout(LINGER_S, False):
         client.shutdown(SHUT_WR)

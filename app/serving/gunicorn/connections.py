@@ -63,7 +63,6 @@ class HubConnection(StreamTransport):
         self._reader: Watcher = gevent.get_hub().loop.io(self.connection.fileno(), READ)
 
     def _receive(self) -> bytes:
-        """Returns the bytes that have arrived. The client's end or reset closes the connection."""
         received = self.path.received
         try:
             data = received[: self.client._sock.recv_into(received)].tobytes()
@@ -84,7 +83,6 @@ class HubConnection(StreamTransport):
             return False
 
     def _forget(self) -> None:
-        """Ends reading, and the worker's care for this connection."""
         self.is_open = False
         self.path.open.pop(self, None)
         self._reader.stop()
@@ -181,8 +179,6 @@ class FastConnection(HubConnection):
         """True while a body is incomplete."""
         self._reader.start(self._readable)
 
-    # The request.
-
     def _readable(self) -> None:
         if self.busy:  # the previous answer leaves first
             self._reader.stop()
@@ -222,8 +218,6 @@ class FastConnection(HubConnection):
                 self.has_head, self.since_s = True, time.monotonic()
         elif not self._answer(head, data[end:end_of_body], data[end_of_body:]):
             self.leave_to_general()
-
-    # The answer.
 
     def _answer(self, head: RequestHead, body: bytes, rest: bytes) -> bool:
         """Starts the answer; returns False, without side effects, when the request is not plain."""
@@ -309,12 +303,10 @@ class FastConnection(HubConnection):
         self.flush()
 
     def lag(self) -> None:
-        """Stops reading until the client has taken the answer."""
         self._reader.stop()
         super().lag()
 
     def all_sent(self) -> None:
-        """Ends the answer, and waits for the next request."""
         if self._source is not None:
             if not self._last:
                 return
@@ -346,10 +338,7 @@ class FastConnection(HubConnection):
             self._reader.start(self._readable)
             self._read_on(b"")
 
-    # The general path.
-
     def leave_to_general(self) -> None:
-        """Hands the buffer and the socket to a greenlet."""
         self._reader.stop()
         self.busy, self.is_new, self.has_head = True, False, False
         data, self._buffer = self._buffer, b""
@@ -359,8 +348,6 @@ class FastConnection(HubConnection):
         """Resumes after an answer of the general path, which read `data` beyond its request."""
         self._buffer = data
         self._await_request()
-
-    # The end.
 
     def client_gone(self) -> None:
         source, self._source = self._source, None

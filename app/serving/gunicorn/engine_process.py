@@ -146,7 +146,6 @@ class EngineProcess:
         return runs
 
     def _wait(self) -> Ready:
-        """Waits until the engine is ready. ConfigError: the engine failed, with its reason."""
         import zmq  # only servers with a real engine need it
 
         context, reason = zmq.Context(), "the engine has ended, and says why above"

@@ -33,8 +33,6 @@ def current_request_id() -> str:
 
 
 class RequestId(logging.Filter):
-    """Adds the current request's id to a record without one."""
-
     def filter(self, record: logging.LogRecord) -> bool:
         if not hasattr(record, "request_id"):
             record.request_id = current_request_id()
@@ -119,7 +117,6 @@ class ServerLogger(Statsd):  # type: ignore[misc]
             _have_lines(self._get_gunicorn_handler(self.access_log), own, AccessFields(), RequestId())
 
     def info(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Logs lines of USUAL as debug during the start."""
         write = super().debug if self.is_start and msg.startswith(USUAL) else super().info
         write(msg, *args, **kwargs)
 
@@ -135,7 +132,6 @@ def logger_class(settings: LogSettings) -> type[ServerLogger]:
 
 
 def log_exchange(log: Logger, context: RequestContext, response: Response) -> None:
-    """Writes the access line of an exchange that gunicorn has not seen."""
     answer = SimpleNamespace(status=response.status_line, sent=response.bytes_sent, headers=response.headers)
     took = timedelta(seconds=time.monotonic() - context.arrival_s)
     log.access(answer, context.headers, environ_of(context), took)

@@ -185,8 +185,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
         server.start()
         return server
 
-    # The end.
-
     def _drain(self, servers: list[ClientServer]) -> None:
         """Waits until no request runs. New requests go to the successor or, without one, are refused.
 
@@ -221,7 +219,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return sum(connection.busy for connection in self._open)
 
     def _is_expecting(self) -> bool:
-        """True while a request is unread, or may come on a new connection."""
         young_s = time.monotonic() - FIRST_REQUEST_S
         return any(
             (one.is_new and one.since_s > young_s) or (not one.busy and one.has_unread) for one in self._open
@@ -243,15 +240,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 connection.close()
 
     def _cut_at(self) -> float:
-        """Returns when a graceful end that begins now cuts requests (monotonic seconds)."""
         patience_s: float = self.cfg.graceful_timeout
         return time.monotonic() + patience_s - min(CUT_S, patience_s / 2)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         super().handle_exit(sig, frame)
         self._stopping.set()
-
-    # Requests.
 
     def handle(self, bound: Any, client: Any, addr: Any) -> None:
         """Greenlet: serves all requests of one connection outside the fast path, or with TLS.

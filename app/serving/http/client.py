@@ -44,7 +44,6 @@ class HttpConnection(HTTPConnection):
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def cut(self) -> None:
-        """Shuts the connection down; a greenlet that reads from it gets the end of the stream."""
         if self._open is not None:
             with suppress(OSError):
                 self._open.shutdown(socket.SHUT_RDWR)
@@ -84,7 +83,6 @@ class Target(Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """URL without user and password."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}{self.prefix}"
 

@@ -58,7 +58,6 @@ class Connection:
         self._watcher.start(self._readable, gone)
 
     def unwatch(self) -> None:
-        """Stops watching; does nothing when the connection is not watched."""
         if self._watcher is not None:
             self._watcher.stop()
             self._watcher.close()
@@ -80,7 +79,6 @@ class Connection:
             self._watcher.start(self._look_again, gone)
 
     def _look_again(self, gone: Callable[[], None]) -> None:
-        """Checks the TCP state: the end of the connection cannot be read behind unread data."""
         with suppress(OSError):  # a Unix socket has no TCP state
             if self._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != ESTABLISHED:
                 self.unwatch()

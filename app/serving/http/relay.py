@@ -116,7 +116,6 @@ def request_headers(environ: WSGIEnvironment) -> dict[str, str]:
 def refuse(
     start_response: StartResponse, status: str, message: str, pod: str | None = None
 ) -> Iterable[bytes]:
-    """Returns an error response in the format of vLLM."""
     code, _, kind = status.partition(" ")
     body = {"error": {"message": message, "type": kind, "param": None, "code": int(code)}}
     return reply(start_response, status, body, [(ROUTED_TO, pod)] if pod else [])

@@ -48,14 +48,12 @@ class StreamingBody:
 
     @property
     def is_cut_off(self) -> bool:
-        """True if the end is missing on purpose."""
         return False
 
     def __iter__(self) -> Iterator[bytes]:
         raise NotImplementedError
 
     def attach(self, transport: StreamTransport) -> None:
-        """Writes the pieces to `transport` from the hub, as they come."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -117,7 +115,6 @@ class Response:
         self.callbacks.append(callback)
 
     def close(self) -> None:
-        """Closes the body, then runs every callback, even after one has failed."""
         callbacks, self.callbacks = self.callbacks, None
         with ExitStack() as last_first:
             for callback in reversed(callbacks or ()):
@@ -194,7 +191,6 @@ def json_response(body: object, status: int = 200, headers: Mapping[str, str] | 
 
 
 def event_of(item: object) -> bytes:
-    """Returns one server-sent event (WHATWG HTML 9.2) with `item` as JSON."""
     return b"data: " + msgspec.json.encode(item) + b"\n\n"
 
 

@@ -103,8 +103,6 @@ class StreamTransport:
         self.is_open = True
         self.lags = False
 
-    # For the source.
-
     def start(self, source: StreamSource) -> None:
         self._source = source
 
@@ -129,14 +127,10 @@ class StreamTransport:
     send_soon = put
 
     def break_off(self) -> None:
-        """Ends the connection, on purpose."""
         self.connection.shut()
         self.client_gone()
 
-    # The socket.
-
     def flush(self) -> None:
-        """Hub: writes to the socket as much as it takes."""
         self._queued = False
         if self.lags or not self.is_open:
             return
@@ -176,7 +170,6 @@ class StreamTransport:
         self._timer.start(self.break_off)
 
     def _writable(self) -> None:
-        """Hub: sends into a socket with room. The transport lags until the source has no more."""
         if self._parts or self._refill():
             if self._parts:
                 self._send()
@@ -185,7 +178,6 @@ class StreamTransport:
             self.all_sent()
 
     def _refill(self) -> bool:
-        """Puts the source's next slice; False when there is none."""
         if self._last or self._source is None:
             return False
         try:
@@ -198,15 +190,12 @@ class StreamTransport:
         return bool(data) or more or last
 
     def catch_up(self) -> None:
-        """Stops waiting for the socket: all bytes are sent, or the client has gone."""
         self.lags = False
         for watcher in (self._watcher, self._timer):
             if watcher is not None:
                 watcher.stop()
                 watcher.close()
         self._watcher = self._timer = None
-
-    # The end.
 
     def all_sent(self) -> None:
         """Called when the socket has taken all bytes so far."""

@@ -90,8 +90,6 @@ class CallTransport(HubConnection):
         self._is_leaving = self._awaits_turn = False
         self._tasks: dict[Callable[[], None], None] = {}
 
-    # Turns.
-
     def soon(self, task: Callable[[], None]) -> None:
         """Schedules `task` for this connection's turn, once however often it is scheduled until then."""
         self._tasks[task] = None
@@ -103,7 +101,6 @@ class CallTransport(HubConnection):
             self.path.turns.put(self.share, self._work)
 
     def _work(self) -> None:
-        """Runs waiting tasks for at most SLICE_S."""
         self._awaits_turn = False
         until_s = time.monotonic() + SLICE_S
         while self._tasks and time.monotonic() < until_s:
@@ -123,8 +120,6 @@ class CallTransport(HubConnection):
             with suppress(ConnectionFailed):
                 self._say_goodbye(ErrorCodes.COMPRESSION_ERROR if is_coding else error.error_code, str(error))
             self.close()
-
-    # Sending.
 
     def send_headers(self, id: int, headers: Headers, ends: bool = False) -> None:
         self.h2.send_headers(id, headers, end_stream=ends)
@@ -208,8 +203,6 @@ class RpcCall:
             self._deadline = gevent.get_hub().loop.timer(limit_s)
             self._deadline.start(connection.soon, self._expire)
 
-    # Request.
-
     def take(self, data: bytes, is_end: bool) -> None:
         """Hub: receives the next bytes of the client's messages."""
         connection, most = self._connection, self._most_bytes
@@ -231,7 +224,6 @@ class RpcCall:
                 self._begin(message)
 
     def _message(self) -> bytes | None:
-        """Removes and returns the next message; None without a complete one. Invalid input ends the call."""
         body, end = self._body, self._end_of_message
         if len(body) < end:
             if self.has_request and (body or not self._begun):
@@ -269,8 +261,6 @@ class RpcCall:
             label="" if self._method is None else path,
             way="grpc",
         )
-
-    # Answer.
 
     def _handle(self, context: RequestContext, method: RpcMethod | None) -> None:
         connection = self._connection
@@ -354,7 +344,6 @@ class RpcCall:
             self._connection.send_data(self._stream, data)
 
     def _push(self) -> None:
-        """Sends as much as the client's windows allow; a rest waits until a window grows."""
         connection, unsent = self._connection, self._unsent
         size = min(len(unsent), connection.room(self._stream))
         if size > 0:
@@ -373,7 +362,6 @@ class RpcCall:
             self._finish()
 
     def lag(self) -> None:
-        """Starts taking slices of the answer, in turns with other calls."""
         if self._next_slice is not None:
             self._lagging = True
             self._connection.soon(self.ask)
@@ -401,8 +389,6 @@ class RpcCall:
             self._lagging = more
             if more:
                 connection.soon(self.ask)
-
-    # End.
 
     def _finish(self) -> None:
         response = self._response
@@ -432,7 +418,6 @@ class RpcCall:
         self.fail(RpcCode.DEADLINE_EXCEEDED, "The request did not come in time.")
 
     def cut_off(self) -> None:
-        """Resets the call: the client's windows had no room for too long."""
         if self.is_open:
             self._connection.reset(self.id, ErrorCodes.CANCEL)
             self.gone()

@@ -61,8 +61,6 @@ class Http2Connection(CallTransport):
         self.send_pending()
         self._wait()
 
-    # Frames from the client.
-
     def _readable(self) -> None:
         if not self.path.turns.has_time():
             self._wait()
@@ -87,7 +85,6 @@ class Http2Connection(CallTransport):
             self._read()
 
     def _read(self) -> None:
-        """Handles received frames one by one, for at most SLICE_S."""
         data, at, until_s = self._in, 0, time.monotonic() + SLICE_S
         if not self._settled:
             if not self._settle(data):
@@ -114,7 +111,6 @@ class Http2Connection(CallTransport):
         self._in = data[at:]
 
     def _settle(self, data: bytes) -> bool:
-        """Checks the preface and the first frame's head; False while they are incomplete."""
         if not data.startswith(PREFACE[: len(data)]):
             raise ConnectionFailed(ErrorCodes.PROTOCOL_ERROR, "no preface of HTTP/2")
         if len(data) < len(PREFACE) + HEAD_BYTES:
@@ -192,18 +188,14 @@ class Http2Connection(CallTransport):
             call.take(b"", True)
 
     def _feed(self) -> None:
-        """Lets stalled calls send as much as there is room for, the longest waiting first."""
         for call in list(self.stalled):
             call.go_on()
 
     def catch_up(self) -> None:
-        """Wakes every call: the socket takes bytes again."""
         super().catch_up()
         if self.is_open:
             for call in self.calls.values():
                 self.soon(call.lag)
-
-    # Called by the worker.
 
     @property
     def has_unread(self) -> bool:
