@@ -7,27 +7,25 @@ engine, therefore delays no recorded time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 
 import gevent
 from gevent.pool import Pool
 from gevent.socket import wait
-from msgspec import Struct
-from msgspec.json import encode
+from msgspec import UNSET, MsgspecError, Struct
+from msgspec.json import decode, encode
 
 from app.serving.http.client import (
     COMPLETIONS,
     JSON,
     ROUTED_TO,
     HttpConnection,
-    StreamError,
     Target,
-    one_line,
-    read_stream,
 )
 
 HEAD_END = b"\r\n\r\n"
+DATA, DONE = b"data: ", b"[DONE]"
 RECEIVE_BYTES = 1 << 18
 PATIENCE_S = 300.0
 """Longest pause of a response in seconds."""
@@ -39,6 +37,30 @@ Pieces = list[tuple[float, bytes]]
 
 class RecordError(Exception):
     """A failure of the server, in one line."""
+
+
+class StreamedChoice(Struct):
+    text: str | None = None
+
+
+class PromptDetails(Struct):
+    cached_tokens: int | None = None
+
+
+class StreamedUsage(Struct):
+    """Token counts in the last event of a stream."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class Event(Struct):
+    """An event of a stream, with the fields that are read."""
+
+    choices: Sequence[StreamedChoice] = ()
+    usage: StreamedUsage | None = None
+    error: object = UNSET
 
 
 class Wanted(Struct):
@@ -180,11 +202,7 @@ def _measured(number: int, wanted: Wanted, send_s: float, pieces: Pieces) -> Mea
     status, *headers = head.split(b"\r\n")
     if b" 200 " not in status + b" ":
         raise RecordError(f"{one_line(status) or 'no answer'}: {one_line(body)}")
-    try:
-        seen = read_stream(_lines(pieces))
-    except StreamError as error:
-        raise RecordError(str(error)) from None
-    usage = seen.usage
+    moments, text_s, usage = _read_stream(pieces)
     if wanted.output_tokens not in (0, usage.completion_tokens):
         raise RecordError(
             f"has {usage.completion_tokens} output tokens, not the {wanted.output_tokens} asked for"
@@ -196,14 +214,42 @@ def _measured(number: int, wanted: Wanted, send_s: float, pieces: Pieces) -> Mea
         number,
         wanted.arrival_s,
         send_s,
-        seen.first_s,
-        seen.last_s,
+        moments[0],
+        moments[-1],
         usage.prompt_tokens,
         usage.completion_tokens,
-        seen.text_s,
+        text_s,
         cached or 0,
         next(pods, b"").strip().decode("latin-1"),
     )
+
+
+def _read_stream(pieces: Pieces) -> tuple[list[float], float | None, StreamedUsage]:
+    """Returns the times of a whole stream's events and of its first text, and its token counts."""
+    moments: list[float] = []
+    text_s: float | None = None
+    usage: StreamedUsage | None = None
+    for at_s, line in _lines(pieces):
+        if not line.startswith(DATA):
+            continue
+        if (data := line.removeprefix(DATA).strip()) == DONE:
+            break
+        try:
+            event = decode(data, type=Event)
+        except MsgspecError as error:
+            raise RecordError(f"an event of its stream cannot be read: {error}") from None
+        if event.error is not UNSET:
+            raise RecordError(f"its stream has an error: {one_line(data)}")
+        if event.choices:
+            moments.append(at_s)
+        if text_s is None and any(choice.text for choice in event.choices):
+            text_s = at_s
+        usage = event.usage or usage
+    else:
+        raise RecordError("its stream broke off")
+    if not moments or usage is None:
+        raise RecordError("its stream has no tokens, or no usage")
+    return moments, text_s, usage
 
 
 def _lines(pieces: Pieces) -> Iterator[tuple[float, bytes]]:
@@ -212,3 +258,7 @@ def _lines(pieces: Pieces) -> Iterator[tuple[float, bytes]]:
     for at_s, data in pieces:
         *lines, rest = (rest + data).split(b"\n")
         yield from ((at_s, line) for line in lines)
+
+
+def one_line(text: bytes) -> str:
+    return " ".join(text.decode(errors="replace").split())[:200]

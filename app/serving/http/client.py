@@ -1,9 +1,9 @@
-"""An HTTP client that lets other greenlets run while it waits, and the reader of completion streams."""
+"""An HTTP client that lets other greenlets run while it waits."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException
 from types import MappingProxyType
@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 import gevent
 import gevent.socket
 import gevent.ssl
-import msgspec
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from config import ConfigError
 
@@ -21,12 +20,8 @@ COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
 ROUTED_TO = "x-routed-to"
 """Response header with the pod that a proxy chose."""
-PATIENCE_S = 120.0
-"""Longest pause of a response in seconds, before the request counts as failed."""
 PORTS = {"http": 80, "https": 443}
 NOTHING: Mapping[str, str] = MappingProxyType({})
-DATA = b"data: "
-DONE = b"[DONE]"
 
 
 class HttpConnection(HTTPConnection):
@@ -116,72 +111,3 @@ def exchange(
             return response.status, response.read()
         except HTTPException as error:
             raise ConnectionError(f"{address}: {error!r}") from error
-
-
-class StreamedChoice(Struct):
-    text: str | None = None
-
-
-class PromptDetails(Struct):
-    cached_tokens: int | None = None
-
-
-class StreamedUsage(Struct):
-    """Token counts in the last event of a stream."""
-
-    prompt_tokens: int
-    completion_tokens: int = 0
-    prompt_tokens_details: PromptDetails | None = None
-
-
-class Event(Struct):
-    """An event of a stream, with the fields that the clients read."""
-
-    choices: Sequence[StreamedChoice] = ()
-    usage: StreamedUsage | None = None
-    error: object = UNSET
-
-
-class StreamError(Exception):
-    """A stream broke off or holds an error; the text is one line."""
-
-
-class StreamedCompletion(Struct, frozen=True):
-    """A whole stream: times of its first event, first text and last event, and its token counts."""
-
-    first_s: float
-    text_s: float | None
-    last_s: float
-    usage: StreamedUsage
-
-
-def read_stream(lines: Iterable[tuple[float, bytes]]) -> StreamedCompletion:
-    """Reads the lines of a stream, each with its time in seconds. Raises StreamError."""
-    moments: list[float] = []
-    text_s: float | None = None
-    usage: StreamedUsage | None = None
-    for at_s, line in lines:
-        if not line.startswith(DATA):
-            continue
-        if (data := line.removeprefix(DATA).strip()) == DONE:
-            break
-        try:
-            event = msgspec.json.decode(data, type=Event)
-        except msgspec.MsgspecError as error:
-            raise StreamError(f"an event of its stream cannot be read: {error}") from None
-        if event.error is not UNSET:
-            raise StreamError(f"its stream has an error: {one_line(data)}")
-        if event.choices:
-            moments.append(at_s)
-        if text_s is None and any(choice.text for choice in event.choices):
-            text_s = at_s
-        usage = event.usage or usage
-    else:
-        raise StreamError("its stream broke off")
-    if not moments or usage is None:
-        raise StreamError("its stream has no tokens, or no usage")
-    return StreamedCompletion(moments[0], text_s, moments[-1], usage)
-
-
-def one_line(text: bytes) -> str:
-    return " ".join(text.decode(errors="replace").split())[:200]
