@@ -253,7 +253,7 @@ class ChatChoice(Struct):
     index: int
     message: ChatMessage
     logprobs: LogprobContent | None
-    finish_reason: str | None
+    finish_reason: str
     stop_reason: str | int | None
     token_ids: Sequence[int] | Raw | None
     routed_experts: None = None

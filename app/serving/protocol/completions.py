@@ -104,7 +104,7 @@ class CompletionChoice(Struct):
     index: int
     text: str | Raw
     logprobs: CompletionLogprobs | None
-    finish_reason: str | None
+    finish_reason: str
     stop_reason: str | int | None
     token_ids: Sequence[int] | Raw | None
     prompt_logprobs: PromptLogprobs | Raw | None

@@ -297,16 +297,12 @@ class Logprobs(Struct, kw_only=True):
 
 class RenderedChoice(Struct, kw_only=True):
     index: int
-    finish_reason: str | None = "stop"
+    finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[Natural] | None = None
     logprobs: Logprobs | None = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {"token_ids": non_negative}
-
-
-class StreamChoice(RenderedChoice, kw_only=True):
-    finish_reason: str | None = None
 
 
 class CountedTokens(Struct, kw_only=True):
@@ -315,23 +311,16 @@ class CountedTokens(Struct, kw_only=True):
 
 
 class GenerateOutput(Struct, kw_only=True):
-    """Common fields of whole answers and events of ``/inference/v1/generate`` with `output_mode` tokens."""
+    """A whole answer of ``/inference/v1/generate`` with `output_mode` tokens, or one event of its stream."""
 
     request_id: str = ""
+    choices: list[RenderedChoice]
+    usage: CountedTokens | None = None
+    prompt_logprobs: list[JsonObject | None] | None = None
     prompt_token_ids: list[Natural] | None = None
     metrics: JsonObject | None = None
-    output_mode: Literal["tokens"] = "tokens"
-
-
-class GenerateAnswer(GenerateOutput, kw_only=True):
-    choices: list[RenderedChoice]
-    prompt_logprobs: list[JsonObject | None] | None = None
     kv_transfer_params: JsonObject | None = None
-
-
-class GenerateEvent(GenerateOutput, kw_only=True):
-    choices: list[StreamChoice]
-    usage: CountedTokens | None = None
+    output_mode: Literal["tokens"] = "tokens"
 
 
 class StreamState(Struct, kw_only=True):
@@ -370,55 +359,52 @@ class DerenderRequest(Request, kw_only=True):
 
     stream: bool = False
     model: str | None = None
+    chat_request: ChatCompletionRequest | None = None
+    completion_request: CompletionRequest | None = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {"stream": _only(False)}
+
+    def check_converted(self) -> None:
+        for nested in (self.chat_request, self.completion_request):
+            if nested is not None:
+                nested.check_rules()
 
 
 class DerenderChatRequest(DerenderRequest, kw_only=True):
     """``POST /v1/chat/completions/derender`` of a whole answer."""
 
-    generate_response: GenerateAnswer
+    generate_response: GenerateOutput
     prompt_tokens: int | None = None
     prompt_token_ids: list[Natural] | None = None
-    chat_request: ChatCompletionRequest | None = None
 
     @classmethod
     def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
         return (cls.__name__, *path)
 
-    def check_converted(self) -> None:
-        if self.chat_request is not None:
-            self.chat_request.check_rules()
-
 
 class DerenderCompletionRequest(DerenderRequest, kw_only=True):
     """``POST /v1/completions/derender`` of one whole answer per prompt."""
 
-    generate_responses: list[GenerateAnswer]
+    generate_responses: list[GenerateOutput]
     prompt_tokens: list[int] | None = None
     prompt_token_ids: list[list[Natural] | None] | None = None
-    completion_request: CompletionRequest | None = None
 
     def check_converted(self) -> None:
         for name in ("prompt_tokens", "prompt_token_ids"):
             given = getattr(self, name)
             if given is not None and len(given) != len(self.generate_responses):
                 raise malformed(f"body: {name} must be as many as generate_responses", "body")
-        if self.completion_request is not None:
-            self.completion_request.check_rules()
+        super().check_converted()
 
 
-class DerenderStreamRequest(Request, kw_only=True):
+class DerenderStreamRequest(DerenderRequest, kw_only=True):
     """The body of both ``/derender`` routes with one event of a stream."""
 
     stream: bool
-    model: str | None = None
-    generate_chunk: GenerateEvent
+    generate_chunk: GenerateOutput
     stream_state: StreamState | None = None
     prompt_tokens: int | None = None
     prompt_token_ids: list[Natural] | None = None
-    chat_request: ChatCompletionRequest | None = None
-    completion_request: CompletionRequest | None = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {"stream": _only(True)}
 
@@ -428,6 +414,4 @@ class DerenderStreamRequest(Request, kw_only=True):
         if state is not None and sum(state.output_chunk_lens) != len(state.output_token_ids):
             where = "body.stream_state"
             raise malformed(f"{where}: output_chunk_lens do not sum up to the output_token_ids", where)
-        for nested in (self.chat_request, self.completion_request):
-            if nested is not None:
-                nested.check_rules()
+        super().check_converted()

@@ -98,7 +98,7 @@ class Derenderer:
                     choice.index,
                     self._message(chat, self._decode(_ids(choice), self._skips(chat))),
                     _content(self._named(choice.logprobs)),
-                    choice.finish_reason,
+                    choice.finish_reason or "stop",
                     choice.stop_reason,
                     choice.token_ids if self._shows_ids(chat) else None,
                 )
@@ -124,7 +124,7 @@ class Derenderer:
         skips, choices = self._skips(asked.completion_request), []
         for index, choice in enumerate(given):
             text, logprobs = self._decode(_ids(choice), skips), _lists(self._named(choice.logprobs), 0)
-            reasons = choice.finish_reason, choice.stop_reason
+            reasons = choice.finish_reason or "stop", choice.stop_reason
             choices.append(CompletionChoice(index, text, logprobs, *reasons, None, None, None))
         return Completion(
             **self._head(first.request_id, asked.model, "text_completion"),
