@@ -7,9 +7,8 @@ from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
-from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from app.engine.vectors import TASKS, Bag, logit, sigmoid
 from app.serving.api.identity import ResponseMeta
@@ -54,13 +53,6 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
 for one server with all tasks.
 """
 
-POOLED: Mapping[str, str] = {
-    "embed": "embed",
-    "score": "classify",
-    "classify": "classify",
-    "pooling": "embed",
-}
-"""Default task of POST /pooling, by the server's task."""
 WANTED: Mapping[str, str] = {"embed": "embedding", "classify": "classes"}
 """Kind of output for scripts, by task; single tokens (`token_embed`, `token_classify`) have none."""
 COHERE_TYPES = ("float", "binary", "ubinary", "base64")
@@ -69,7 +61,6 @@ INSTRUCTION_FILES = (("config.json", "task_instructions"), ("config_sentence_tra
 """Files and keys with a model's instructions for input types, in vLLM's order."""
 
 Pair = tuple[TokenIds, TokenIds]
-T = TypeVar("T")
 
 
 def served_routes(settings: ModelSettings) -> tuple[str, ...]:
@@ -96,7 +87,7 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         request = pipeline.decode(context, PoolingRequest)
         if request.dimensions is not None:
             raise bad_request("dimensions are for /v1/embeddings only", "dimensions")
-        own = POOLED.get(task, "")
+        own = "classify" if task in ("score", "classify") else "embed"
         chosen, possible = request.task or own, TASKS if task == "pooling" else (own,)
         if chosen not in possible:
             raise bad_request(f"this model does not do {chosen!r}, only {', '.join(possible)}", "task")
@@ -199,6 +190,7 @@ class Compared(NamedTuple):
     documents: Sequence[str]
     scores: list[float]
     tokens: int
+    """Tokens of all prompts."""
 
 
 def _compare(
@@ -213,26 +205,27 @@ def _compare(
     A cross-encoder reads each pair as one prompt, other models each text on its own.
     """
     name = runner.admit(request)
-    queries, documents = map(_texts, sides)
+    queries, first = _side(runner, request, sides[0], "max_tokens_per_query")
+    documents, second = _side(runner, request, sides[1], "max_tokens_per_doc")
     if len(queries) not in (1, len(documents)) or not documents:
         raise bad_request("one text goes with one or many, many with as many; there must be at least one")
-    check_count(len(documents), "documents")
-    first = _ids(runner, request, queries, "max_tokens_per_query")
-    second = _ids(runner, request, documents, "max_tokens_per_doc")
+    times = len(documents) // len(queries)
     if cross_encoder:
-        pairs = [_as_one_prompt(runner, request, *pair) for pair in runner.paced(_pairs(first, second))]
+        pairs = list(zip(first * times, second, strict=True))
+        pairs = [_as_one_prompt(runner, request, *pair) for pair in runner.paced(pairs)]
         prompts: Iterable[TokenIds] = (one + other for one, other in pairs)
         count, tokens = len(pairs), sum(len(one) + len(other) for one, other in pairs)
     else:
         first, second = ([runner.fitted(request, ids) for ids in side] for side in (first, second))
-        pairs, prompts = list(_pairs(first, second)), first + second
+        pairs, prompts = list(zip(first * times, second, strict=True)), first + second
         count, tokens = len(prompts), sum(map(len, prompts))
-    logits = list(_logits(runner.paced(pairs)))
-    scores = logits if request.use_activation is False else list(map(sigmoid, logits))
+    scores = list(_logits(runner.paced(pairs)))
+    if request.use_activation is not False:
+        scores = list(map(sigmoid, scores))
     meta = runner.pipeline.identity.response_meta("score", context, request.request_id, name)
     chats: Iterable[Sequence[Message]] = (
         [{"role": "user", "content": asked}, {"role": "document", "content": text}]
-        for asked, text in _pairs(queries, documents)
+        for asked, text in zip(queries * times, documents, strict=True)
     )
     answers = runner.decide(chats, len(pairs), "score", request.model or name, context)
     runner.go_through(context, request, meta, count, prompts, answers)
@@ -242,9 +235,22 @@ def _compare(
     return Compared(meta, documents, scores, told_tokens(answers, tokens))
 
 
-def _pairs(queries: Sequence[T], documents: Sequence[T]) -> Iterator[tuple[T, T]]:
-    first = repeat(queries[0], len(documents)) if len(queries) == 1 else queries
-    return zip(first, documents, strict=True)
+def _side(
+    runner: PoolingRunner, request: ScoringRequest, inputs: ScoreInputs, name: str
+) -> tuple[list[str], list[TokenIds]]:
+    """Returns the texts of one side, and their token ids, cut to the limit in the field `name`; 0: no limit.
+
+    ApiError 400 for content parts, which only multimodal models read.
+    """
+    given, limit = inputs if isinstance(inputs, list) else [inputs], getattr(request, name)
+    texts = [text for text in given if isinstance(text, str)]
+    if len(texts) < len(given):
+        raise bad_request("parts of content are for models that take more than text")
+    check_count(len(texts), "documents")
+    if not 0 <= limit < runner.most_tokens:
+        raise bad_request(f"{name} must be at least 0 and below {runner.most_tokens}, got {limit}")
+    bounded = not limit and request.truncate_prompt_tokens is None
+    return texts, [ids[: limit or None] for ids in runner.paced(runner.encode(texts, True, bounded))]
 
 
 def _logits(pairs: Iterable[Pair]) -> Iterator[float]:
@@ -266,26 +272,8 @@ def _as_one_prompt(
     if tokens <= (runner.most_tokens if keep is None or keep < 0 else keep):
         return query, document
     both = runner.fitted(request, query + document)
-    split = len(query) - (tokens - len(both) if request.truncation_side == "left" else 0)
-    return both[: max(0, split)], both[max(0, split) :]
-
-
-def _ids(runner: PoolingRunner, request: ScoringRequest, texts: list[str], name: str) -> list[TokenIds]:
-    """Returns the token ids of each text, cut to the limit in the field `name`; 0: no limit."""
-    limit: int = getattr(request, name)
-    if not 0 <= limit < runner.most_tokens:
-        raise bad_request(f"{name} must be at least 0 and below {runner.most_tokens}, got {limit}")
-    bounded = not limit and request.truncate_prompt_tokens is None
-    return [ids[: limit or None] for ids in runner.paced(runner.encode(texts, True, bounded))]
-
-
-def _texts(inputs: ScoreInputs) -> list[str]:
-    """Returns the texts of one side. ApiError 400 for content parts, which only multimodal models read."""
-    given = inputs if isinstance(inputs, list) else [inputs]
-    texts = [text for text in given if isinstance(text, str)]
-    if len(texts) < len(given):
-        raise bad_request("parts of content are for models that take more than text")
-    return texts
+    split = max(0, len(query) - (tokens - len(both) if request.truncation_side == "left" else 0))
+    return both[:split], both[split:]
 
 
 def _cohere_answer(
