@@ -384,6 +384,9 @@ def test_parts_wake_one_by_one_and_the_engine_says_when_all_is_back(play: Worker
     assert operated.stands == (True, True) and play.metric("engine_sleep_state", '"weights_offloaded"') == 1
     assert operated.does(lambda: operated.life.wake_up(["kv_cache"]))
     assert operated.stands == (False, False) and play.metric("engine_sleep_state", '"awake"') == 1
+    operated.does(lambda: operated.life.sleep(0, "keep", operated.left))
+    assert play.commands[-1].level == 0 and operated.stands == (True, True)
+    assert operated.does(lambda: operated.life.wake_up(None)) and operated.stands == (False, False)
 
 
 def test_what_the_engine_will_not_do_is_told_and_changes_nothing(play: Worker) -> None:
