@@ -267,8 +267,9 @@ class ReplySequence(Sequence):
             self._end(COUNTED_AS[finish.reason])
         return finish is None
 
-    def _empty(self, finish: Finish) -> None:
-        self._reply = Reply((), (), finish)
+    def _empty(self) -> None:
+        """Too little is cached: the reply becomes empty (simulator.md 13.7)."""
+        self._reply = Reply((), (), CACHE_THRESHOLD)
         self._texts = self._ids = ()
         self._part_end, self._part = 0, None
 

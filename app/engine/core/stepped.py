@@ -19,7 +19,7 @@ from app.engine.core.batch import Batch, Blocks, Drafts, Phase, SchedulerLimits,
 from app.engine.core.outputs import Emit
 from app.engine.core.request import EngineRequest, Reply
 from app.engine.core.scheduler import Scheduler, WaitingQueue
-from app.engine.core.sequence import CACHE_THRESHOLD, ReplySequence, SequenceContext, Submission
+from app.engine.core.sequence import ReplySequence, SequenceContext, Submission
 from app.engine.core.step_loop import CostModel, StepCost, StepLoop
 from app.engine.kvcache.block_pool import CountedBlocks
 from app.engine.kvcache.prompt import Prompt
@@ -77,8 +77,7 @@ class SteppedSequence(ReplySequence):
         if threshold:
             found = 0 if cache is None else cache.find(self, self.prompt_tokens) * cache.block_size
             if found / max(1, self.prompt_tokens) < threshold:
-                # Too little is cached: the reply is empty and immediate (simulator.md 13.7).
-                self._empty(CACHE_THRESHOLD)
+                self._empty()
                 self._scheduled_s = now_s = self._now()
                 self.take(now_s, 1)
                 return False

@@ -14,7 +14,7 @@ from app.engine.core.batch import Phase, SequenceStatus
 from app.engine.core.outputs import Emit, TakeToken
 from app.engine.core.request import EngineRequest, Reply
 from app.engine.core.scheduler import WaitingQueue
-from app.engine.core.sequence import CACHE_THRESHOLD, MOST_AT_ONCE, ReplySequence, SequenceContext, Submission
+from app.engine.core.sequence import MOST_AT_ONCE, ReplySequence, SequenceContext, Submission
 from app.engine.kvcache.prompt import Prompt
 from app.engine.lora import LoRASlots
 
@@ -66,8 +66,7 @@ class TimedSequence(ReplySequence):
             if context.cache is not None:
                 context.cache.allocate(self)
             if self.cached_tokens < request.cache_hit_threshold * prompt_tokens:
-                # Too little is cached: the reply is empty and immediate (simulator.md 13.7).
-                self._empty(CACHE_THRESHOLD)
+                self._empty()
                 self.fetched_tokens = self.created_tokens = 0
                 self._due_s = at_s
             else:
@@ -164,7 +163,7 @@ class TimedSequence(ReplySequence):
     def _withdraw(self) -> None:
         if self._queued:
             self._queued = False
-            self._pool.withdraw(self)
+            self._pool.queue.remove(self)
         if self.adapter is not None:
             self._recorder.adapter_moved(self, self.adapter, None)
 
@@ -194,45 +193,42 @@ class SequencePool:
         self.slots = slots
         self.running = 0
         self.paused = False
-        self._queue: WaitingQueue[TimedSequence] = WaitingQueue(lora, by_priority)
+        self.queue: WaitingQueue[TimedSequence] = WaitingQueue(lora, by_priority)
         self._later = later
         self._will_fill = False
 
     @property
     def waiting(self) -> int:
-        return len(self._queue.members)
+        return len(self.queue.members)
 
     queued = waiting
 
     def free(self, adapter: str | None = None) -> int:
-        if self.paused or adapter is not None and not self._queue.is_ready(adapter):
+        if self.paused or adapter is not None and not self.queue.is_ready(adapter):
             return 0
         return self.slots - self.running
 
     def submit(self, sequence: TimedSequence, soon: bool = False) -> bool:
         """Starts `sequence` once a slot is free, `soon` in a later turn; returns True if now."""
-        members = self._queue.members
+        members = self.queue.members
         if soon and self._later is not None:
-            self._queue.add(sequence)
+            self.queue.add(sequence)
             self._fill_later()
             return False
         if not members and self.free(sequence.adapter) > 0 and sequence.fits():
-            self._queue.hold(sequence)
+            self.queue.hold(sequence)
             self._run(sequence)
             if members:  # another sequence was queued meanwhile
                 self._fill()
             return True
-        self._queue.add(sequence)
+        self.queue.add(sequence)
         self._fill()
         return sequence not in members
-
-    def withdraw(self, sequence: TimedSequence) -> bool:
-        return self._queue.remove(sequence)
 
     def leave(self, sequence: TimedSequence) -> None:
         """Releases the slot of a started sequence, and starts waiting ones."""
         self._give_back(sequence)
-        if self._queue.members:
+        if self.queue.members:
             self._fill()
 
     def pause(self) -> None:
@@ -249,10 +245,10 @@ class SequencePool:
             if started == MOST_PER_TURN and self._later is not None:
                 self._fill_later()
                 return
-            sequence = self._queue.head()
+            sequence = self.queue.head()
             if sequence is None or not sequence.fits():
                 return
-            self._queue.pop(sequence)
+            self.queue.pop(sequence)
             started += 1
             self._run(sequence)
 
@@ -272,4 +268,4 @@ class SequencePool:
 
     def _give_back(self, sequence: TimedSequence) -> None:
         self.running -= 1
-        self._queue.left(sequence)
+        self.queue.left(sequence)

@@ -249,6 +249,8 @@ class EventSender:
         self.queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
         self.next_sequence = 0
         self._listeners: list[Listener] = []
+        self._wake, self._end = Event(), Event()
+        self._greenlets: list[gevent.Greenlet] = []
         self._quiet_until_s = -math.inf
         self.published = Published()
         self.addresses: dict[str, str] = {}
@@ -350,17 +352,6 @@ class EventSender:
 
 class Publisher(EventSender):
     """Publishes from a greenlet, in the process of `start` or of the first `put`."""
-
-    def __init__(
-        self,
-        settings: PublisherSettings,
-        wall: Callable[[], float] = time.time,
-        now: Callable[[], float] = time.monotonic,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
-    ) -> None:
-        super().__init__(settings, wall, now, context)
-        self._wake, self._end = Event(), Event()
-        self._greenlets: list[gevent.Greenlet] = []
 
     def start(self) -> None:
         """Opens the sockets, so that subscribers and replay requests find them."""
