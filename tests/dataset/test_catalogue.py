@@ -36,15 +36,6 @@ def test_a_known_prompt_gets_a_fitting_row_else_a_longer_one_else_a_shorter_one_
     assert drawn <= (fitting or {key for _, _, key in rows})
 
 
-def test_every_row_of_the_right_length_can_be_drawn_and_equally_often() -> None:
-    rows = [(HASHES[number % 2], number % 5 + 1, number) for number in range(50)]
-    catalogue, rng = Catalogue(rows), Random(1)
-    drawn = [catalogue.any(2, 3, rng) for _ in range(4000)]
-    counts = {key: drawn.count(key) for key in set(drawn)}
-    assert set(counts) == {key for _, length, key in rows if length in (2, 3)}
-    assert max(counts.values()) < 2 * min(counts.values())
-
-
 def test_rows_without_tokens_are_left_out_and_rows_without_a_hash_are_only_drawn_at_random() -> None:
     rows: list[tuple[object, object, int]] = [
         (HASHES[0], 0, 1), (HASHES[0], -3, 2), (HASHES[0], None, 3), (HASHES[0], "4", 4),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import socket
 from collections.abc import Callable
 from contextvars import copy_context
 from types import SimpleNamespace
@@ -93,45 +92,6 @@ def test_a_request_leaves_nothing_behind(app: Understudy, path: str, body: Any, 
 def test_a_fault_on_purpose_leaves_nothing_behind(app: Understudy, fault: str) -> None:
     body = {"messages": MESSAGES, "stream": True}
     assert leftovers(lambda: call(app, CHAT, body, HTTP_X_FAULT=fault)) < 1
-
-
-def call_over_socket(app: Understudy, body: Any, read: Callable[[Any], None], **environ: Any) -> bytes:
-    """As `call`, with a socket that may be taken over; the client reads with `read`, and then the rest."""
-    server, client = gevent.socket.socketpair()
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    received: list[bytes] = []
-
-    def receive() -> None:
-        read(client)
-        received.append(client.makefile("rb").read() if client.fileno() >= 0 else b"")
-
-    reader = gevent.spawn(receive)
-    call(app, CHAT, {"messages": MESSAGES, "max_tokens": 50, "ignore_eos": True, **body},
-         **{"gunicorn.socket": server, **environ})  # fmt: skip
-    server.close()
-    reader.join()
-    client.close()
-    return received[0]
-
-
-READERS: dict[str, Callable[[Any], None]] = {
-    "reads": lambda client: None,
-    "lags": lambda client: gevent.sleep(0.05),
-    "leaves": lambda client: (client.recv(10), client.close())[0],
-}
-
-
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("more", [{}, {"HTTP_X_FAULT": "truncated-json; chunk=5"}], ids=["", "damaged"])
-def test_a_stream_on_its_socket_leaves_nothing_behind(
-    paced: Understudy, reader: str, more: dict[str, str]
-) -> None:
-    def work() -> bytes:
-        return call_over_socket(paced, {"stream": True}, READERS[reader], **more)
-
-    if reader != "leaves" and not more:
-        assert work().endswith(b"[DONE]\n\n\r\n")
-    assert leftovers(work) < 1
 
 
 class FastClient:

@@ -14,7 +14,6 @@ from app.engine.core.batch import Phase, SequenceStatus
 from config.profile import read_profile
 from config.settings import StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
-from tests.engine.test_remote_sequence import Play
 
 SLOW = {"time_to_first_token": 1.0, "inter_token_latency": 0.5}
 PROMPT = list(range(3 * BLOCK_TOKENS))
@@ -83,14 +82,3 @@ def test_who_lost_its_blocks_is_preempted() -> None:
     for name in "abc":
         harness.ask(name, prompt_ids=[ord(name)] * 20, max_tokens=24)
     assert Phase.PREEMPTED in phases(harness, "c")
-
-
-@pytest.mark.parametrize("said", [False, True])
-def test_of_an_engine_in_a_process_of_its_own_only_what_it_tells_is_known(said: bool) -> None:
-    play = Play()
-    if said:
-        play.say("a", scheduled_s=100.5, preemptions=2)
-    expected = (Phase.DECODE, 10, 0, 100.5, 101.0) if said else (Phase.QUEUED, 10, 0, None, None)
-    assert play.choice.status() == SequenceStatus(*expected)
-    assert play.choice.preemptions == (2 if said else 0)
-    assert (play.choice.block_numbers(), play.choice.text) == ([], "")

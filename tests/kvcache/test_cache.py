@@ -162,39 +162,23 @@ def test_blocks_of_unloaded_adapters_go_between_empty_and_other_cached_ones_and_
 
 
 class Observed:
-    """Keeps what it is told."""
+    """Keeps what it is told: lifetimes, idle times, gaps."""
 
     def __init__(self) -> None:
-        self.lifetimes: list[float] = []
-        self.idle: list[float] = []
-        self.gaps: list[float] = []
+        self.told: list[tuple[float, float, list[float]]] = []
 
     def block_evicted(self, lifetime_s: float, idle_s: float, gaps_s: list[float]) -> None:
-        self.lifetimes.append(lifetime_s)
-        self.idle.append(idle_s)
-        self.gaps += gaps_s
+        self.told.append((lifetime_s, idle_s, gaps_s))
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock(100.0)
-
-
-@pytest.fixture
-def observed() -> Observed:
-    return Observed()
-
-
-def test_uses_and_the_gaps_between_the_last_four_of_them(clock: VirtualClock, observed: Observed) -> None:
+def test_uses_and_the_gaps_between_the_last_four_of_them() -> None:
+    clock, observed = VirtualClock(100.0), Observed()
     cache = small_cache(2, observer=Residency(observed, 1.0, Random(0), clock.now))
     serve(cache, tokens(0, 4))
     for pause in (1, 2, 3, 4, 5):
         clock.advance(pause)
         serve(cache, tokens(0, 5))
     clock.advance(6)
-    observed.lifetimes.clear()
-    observed.idle.clear()
+    observed.told.clear()
     begin(cache, tokens(50, 8))
-    assert sorted(observed.lifetimes) == [6, 1 + 2 + 3 + 4 + 5 + 6]
-    assert observed.idle == [6, 6]
-    assert observed.gaps == [3, 4, 5]
+    assert sorted(observed.told) == [(6, 6, []), (21, 6, [3, 4, 5])]

@@ -53,19 +53,6 @@ def test_a_listener_that_fails_harms_nobody(peers: Peers, caplog: pytest.LogCapt
     assert len(caplog.records) == 1 and "broken index" in caplog.text
 
 
-def test_few_events_wait_for_others_and_the_close_sends_them(peers: Peers) -> None:
-    subscriber, port = peers.listening()
-    publisher = peers.publisher(f"tcp://127.0.0.1:{port}", batch_events=2, flush_s=3600.0)
-    while not subscriber.poll(20):
-        publisher.put(many(2))
-    publisher.put(removed(7))
-    publisher.close()
-    last = None
-    while subscriber.poll(200):
-        last = received(subscriber)[2].events
-    assert last == removed(7)
-
-
 def test_what_comes_after_the_close_is_lost_and_counted(peers: Peers) -> None:
     publisher = peers.publisher("tcp://127.0.0.1:9")
     publisher.put(removed(1))

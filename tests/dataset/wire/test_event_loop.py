@@ -89,8 +89,3 @@ def test_greenlets_look_up_at_once_and_a_fork_is_outlived(file: Path) -> None:
         """,
         file,
     )
-
-
-def test_a_server_without_datasets_does_not_load_their_library() -> None:
-    script = "import app.engine.dataset, sys; assert not {'sqlalchemy', 'tqdm'} & {*sys.modules}"
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=60)

@@ -6,8 +6,6 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from app.cli import main
 from app.engine.dataset.dataset import text_hash
 from tests.dataset.file_server import open_shop
@@ -62,9 +60,3 @@ def test_a_known_prompt_gets_its_recorded_reply_and_another_some_recorded_one(tm
                 assert told["choices"][0]["finish_reason"] == "length"
                 assert told["usage"]["completion_tokens"] == count
     assert path.read_bytes() == content
-
-
-def test_a_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
-    flags = ("--dataset-path", str(tmp_path / "nowhere.sqlite3"))
-    with pytest.raises(RuntimeError, match="there is no file"), served(*flags):
-        pass

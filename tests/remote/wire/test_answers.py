@@ -7,14 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from app.engine.kvcache.events import BlockStored, EventBatch, encoder
 from app.wiring.factory import create_app
 from config.loader import load
-from tests.conformance.sdk import openai_client
 from tests.hostile.raw_client import Wire, get, is_error, post, wait_until
 from tests.remote.served import SENTENCE, Peer, new_peer, served
 from tests.running_server import RunningServer
@@ -214,32 +211,6 @@ def test_commands_of_operators_reach_the_engine(remote: RunningServer, peer: Pee
     names = [order["name"] for order in peer.orders if order["type"] == "command"]
     assert names == ["pause", "resume", "sleep", "wake_up", "resume", "reset_prefix_cache"]
     assert chat(remote)["choices"][0]["message"]["content"] == SENTENCE
-
-
-def test_the_openai_sdk_reads_it(remote: RunningServer, peer: Peer) -> None:
-    with openai_client(remote) as client:
-        whole = client.chat.completions.create(model="tiny", messages=HELLO["messages"])
-        assert whole.choices[0].message.content == SENTENCE
-        chunks = client.chat.completions.create(model="tiny", messages=HELLO["messages"], stream=True)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == SENTENCE
-        with pytest.raises(openai.NotFoundError):
-            client.chat.completions.create(model="nobody", messages=HELLO["messages"])
-
-
-def test_the_anthropic_sdk_reads_it(remote: RunningServer, peer: Peer) -> None:
-    peer.says('So.<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>')
-    tool: Any = {"name": "weather", "input_schema": WEATHER["function"]["parameters"]}  # type: ignore[index]
-    with anthropic.Anthropic(
-        base_url=remote.url, auth_token="x", max_retries=0, timeout=20, _strict_response_validation=True
-    ) as client:
-        asked: Any = {"model": "tiny", "max_tokens": 99, "messages": HELLO["messages"], "tools": [tool]}
-        whole = client.messages.create(**asked)
-        with client.messages.stream(**asked) as stream:
-            streamed = stream.get_final_message()
-    for message in (whole, streamed):
-        assert [block.type for block in message.content] == ["text", "tool_use"]
-        assert message.content[1].input == {"city": "Rome"}  # type: ignore[union-attr]
-        assert message.stop_reason == "tool_use"
 
 
 TOKENS = list(range(1, 33))
