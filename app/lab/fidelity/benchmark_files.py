@@ -93,7 +93,6 @@ def _text(path: str) -> str:
 
 
 def _documents(path: str, text: str) -> Iterator[tuple[str, Document]]:
-    """Yields place and content of the JSON object, or of each line's object."""
     lines: Sequence[tuple[str, str]] = [("", text)]
     try:
         msgspec.json.decode(text, type=msgspec.Raw)

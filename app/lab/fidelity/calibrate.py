@@ -194,7 +194,6 @@ def as_yaml(profile: Profile, known: Sequence[Certainty]) -> str:
 
 
 def errors_table(errors: Errors, unseen: Errors) -> str:
-    """Returns a table of errors in %, a row for each run."""
     width = max(len(name) for name in [*errors, *unseen, "run"])
     heads = "".join(f"{time + ' mean':>10}{'p50':>7}{'p90':>7}{'p99':>7}" for time in TIMES)
     lines = [f"{'run':<{width}}{heads}"]
@@ -208,7 +207,6 @@ def errors_table(errors: Errors, unseen: Errors) -> str:
 
 
 def constants_table(known: Sequence[Certainty]) -> str:
-    """Returns a table of the constants: start, fitted value, certainty."""
     lines = [f"{'constant':<16}{'start':>12}{'fitted':>12}{'off by':>9}"]
     for it in known:
         name = it.name.replace("_", "-")
@@ -219,7 +217,6 @@ def constants_table(known: Sequence[Certainty]) -> str:
 
 
 def warnings(problem: Problem, played: Sequence[SimulatedRun], known: Sequence[Certainty]) -> list[str]:
-    """Returns a line for each gap in the recordings."""
     limit, most = problem.start.engine.max_num_seqs, max(it.most_running for it in played)
     by_name = {it.name: it for it in known}
     whole = by_name.get("base + weights")

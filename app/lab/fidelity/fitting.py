@@ -116,7 +116,6 @@ class Run(Struct, frozen=True):
     figures: list[float]
 
     def replay(self, profile: Profile) -> SimulatedRun:
-        """Simulates the load of the recording."""
         idle, end_s = 0, -inf
 
         def watch(pod: Pod, batch: Batch[OfflineRequest], start_s: float, step_end_s: float) -> None:
@@ -154,7 +153,6 @@ class Problem(Struct, frozen=True):
         }
 
     def profile(self, x: Sequence[float]) -> Profile:
-        """Returns the start with the constants of a candidate."""
         given = self.candidate(x)
         given["p"] = max(1.0, given.get("p", self.start.cost.p))
 
@@ -181,7 +179,6 @@ class Problem(Struct, frozen=True):
 
 
 def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ()) -> Problem:
-    """Makes the problem of fitting all constants but the `fixed` ones."""
     values = msgspec.structs.asdict(start.cost) | msgspec.structs.asdict(start.front)
     constants = tuple(it for it in CONSTANTS if it.name not in fixed and (values[it.name] or it.least))
     starts = tuple(values[it.name] or it.least for it in constants)

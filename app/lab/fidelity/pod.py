@@ -90,7 +90,6 @@ class PrefixBlocks:
         self._kept.pop(sequence, None)
 
     def _found(self, sequence: OfflineRequest, most: int) -> list[Block]:
-        """Returns the longest prefix of the first `most` blocks that is in the pool."""
         shared, group = sequence.prefix_tokens // self.block_size, sequence.group
         return self.pool.longest_prefix(
             _group_key(group, place) if place < shared else _own_key(sequence, place)
@@ -99,7 +98,6 @@ class PrefixBlocks:
 
 
 def shared_keys(request: OfflineRequest, block_size: int) -> list[bytes]:
-    """Returns the keys of the whole shared blocks of a request."""
     return [_group_key(request.group, place) for place in range(request.prefix_tokens // block_size)]
 
 

@@ -144,7 +144,6 @@ def _first_model(target: Target, headers: dict[str, str]) -> str:
 
 
 def _token_ids(target: Target, headers: dict[str, str], model: str) -> Sequence[int]:
-    """Returns ids in the model's vocabulary that are not special."""
     question = msgspec.json.encode({"model": model, "prompt": WORDS, "add_special_tokens": False})
     status, body = _ask(target, headers, "POST", "/tokenize", question)
     if status != 200:

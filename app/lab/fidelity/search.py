@@ -73,7 +73,6 @@ def pooled(jobs: int) -> Iterator[Pool | None]:
 def spread(
     pool: Pool | None, function: Callable[[Vector], Result], candidates: Sequence[Vector]
 ) -> list[Result]:
-    """Returns a function's results for the candidates, in their order."""
     return [function(x) for x in candidates] if pool is None else pool.map(function, candidates, chunksize=1)
 
 
@@ -120,7 +119,6 @@ class Search:
         return weighted @ rows.T + 2 * PULL * numpy.eye(len(x)), weighted @ errors + 2 * PULL * x
 
     def _step_down(self) -> bool:
-        """Takes a Gauss-Newton step; returns True when the loss improved by a twentieth."""
         second, first = self._curvature()
         before, x = self._loss, numpy.array(self._best)
         step = numpy.linalg.solve(second, first).clip(-LONGEST, LONGEST)

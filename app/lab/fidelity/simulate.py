@@ -119,7 +119,6 @@ class Job:
         return load
 
     def at(self, name: str, value: float) -> Job:
-        """Returns the same job with another value of a swept setting."""
         if name == "rate":
             assert self.recipe is not None
             return replace(self, recipe=replace(self.recipe, rate=value))
@@ -173,7 +172,6 @@ def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
 
 
 def _plugin_settings(given: Namespace, kind: type[Settings]) -> Settings:
-    """Returns the settings with the flags of plugins."""
     table = table_of(kind)
     groups = plugin_groups(table)
     texts = {row: getattr(given, row.name) for row in table.rows if row.group in groups}
@@ -223,7 +221,6 @@ def _check_drawn(given: Namespace, rate_is_swept: bool) -> None:
 
 
 def _check_files(given: Namespace) -> None:
-    """Raises ConfigError for files that cannot be written, before the simulation."""
     for name in ("requests", "html"):
         if given.sweep is not None and getattr(given, name) is not None:
             raise UsageError(f"--{name} is of one run, not of --sweep")
@@ -303,7 +300,6 @@ def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
 
 
 def plugin_groups(table: Table) -> list[str]:
-    """Returns the sections of the settings that belong to plugins."""
     return ["plugins", *(name for name in table.sections if name not in PLAIN.sections)]
 
 

@@ -41,8 +41,6 @@ StepCosts = Callable[[Profile], CostModel]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationPlan:
-    """Options of a simulation besides the load."""
-
     profile: Profile
     pods: int = 1
     policy: str = RANDOM
@@ -79,7 +77,6 @@ class SimulationOutcome:
         self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
 
     def put(self, numbers: array[int], pod: int, part: SimulationOutcome) -> None:
-        """Adds the results of one pod, whose requests have these numbers."""
         columns = zip(numbers, part.send_s, part.first_s, part.last_s, strict=True)
         for number, send_s, first_s, last_s in columns:
             self.send_s[number], self.first_s[number], self.last_s[number] = send_s, first_s, last_s
@@ -119,7 +116,7 @@ class Simulation:
         """Heap of times and pods with work; an entry that differs from the pod's `due_s` is outdated."""
         self._places = None if plan.in_flight is None else [-math.inf] * plan.in_flight
         """Heap of times at which the client's places are free, as far as known; None without a limit."""
-        self._counts = [0] * plan.pods
+        self._counts = dict.fromkeys(range(plan.pods), 0)
         """Requests in flight by pod."""
         self._endings: list[tuple[float, int]] = []
         """Heap of the known ends of requests: times and pods."""
@@ -206,7 +203,7 @@ def simulate(
         return Simulation(load, plan, progress, watch=watch).run()
     policy = RandomChoice(plan.routing) if plan.policy == RANDOM else RoundRobin()
     numbers: list[array[int]] = [array("i") for _ in range(plan.pods)]
-    unloaded = [0] * plan.pods
+    unloaded = dict.fromkeys(range(plan.pods), 0)
     for number in range(len(load)):
         numbers[policy.choose(None, range(plan.pods), unloaded)].append(number)
     jobs: list[PodJob] = []
@@ -233,7 +230,6 @@ def _simulate_pod(job: PodJob) -> SimulationOutcome:
 
 
 def cores() -> int:
-    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

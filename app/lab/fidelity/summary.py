@@ -287,7 +287,6 @@ def draw_run(
 
 
 def draw_curves(axes: Sequence[Axes], name: str, points: Sequence[Point]) -> None:
-    """Draws latencies and throughput over the swept setting, into four axes."""
     values = [point.value for point in points]
     for its, latency in zip(axes, LATENCIES, strict=False):
         spreads = [point.summary.latency(latency) for point in points]

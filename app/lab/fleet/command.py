@@ -92,7 +92,6 @@ def summarize(
 
 
 def table(summaries: Sequence[PolicySummary]) -> str:
-    """Returns a Markdown table, a row for each policy."""
     rows: list[tuple[str, ...]] = [HEADINGS]
     for at in summaries:
         counts = at.per_pod.values()
@@ -110,7 +109,6 @@ def table(summaries: Sequence[PolicySummary]) -> str:
 
 
 def notes(summaries: Sequence[PolicySummary]) -> list[str]:
-    """Returns a line for each failure behind the table; most runs have none."""
     lines = []
     for at in summaries:
         if at.fallbacks:

@@ -81,7 +81,6 @@ class ServerProcess:
         return (errors or lines or ["it has logged nothing"])[-1]
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the process and its children, while it runs."""
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
@@ -133,7 +132,6 @@ class Processes:
         self._sleep(LOOK_AGAIN_S)
 
     def check(self) -> None:
-        """Raises FleetError when a server has ended."""
         for server in self.servers:
             server.check()
 
@@ -269,7 +267,6 @@ class Fleet:
             missing = [pod for pod in self.pods if pod not in scores]
 
     def _marked(self) -> Incoming:
-        """Returns a request with a new prompt, which every pod has served."""
         prompt = self._mark.format(number=next(self._marks))
         body = msgspec.json.encode({"model": self.model, "prompt": prompt, "max_tokens": 1})
         for pod in self.pods:
@@ -314,7 +311,6 @@ def running_fleet(
 
 
 def _post(pod: str, path: str, body: bytes) -> bytes:
-    """Returns the body of a pod's answer. Raises FleetError for anything but a 200."""
     try:
         status, answer = exchange(pod, "POST", path, body, timeout_s=30.0)
     except OSError as error:

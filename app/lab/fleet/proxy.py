@@ -83,8 +83,6 @@ class Proxy:
         environ: WSGIEnvironment,
         start_response: StartResponse,
     ) -> Iterable[bytes]:
-        """Returns the pod's response, which counts as in flight until it is closed."""
-
         def release() -> None:
             self.in_flight[pod] -= 1
 

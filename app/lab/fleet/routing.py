@@ -107,8 +107,6 @@ Scores = Callable[[Incoming], Mapping[str, float]]
 
 
 class Policy(Protocol):
-    """Chooses a pod for each request."""
-
     @property
     def fallbacks(self) -> int:
         """Requests routed without scores, because the indexer failed."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE = "random", "round-robin", "least-requests", "prefix-aware"
 POLICIES = (RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE)
@@ -20,18 +20,11 @@ A prefix of 2,000 tokens is 125 blocks: its pod gets its requests until it has f
 """
 
 Pod = TypeVar("Pod")
-PodIn = TypeVar("PodIn", contravariant=True)
 Request = TypeVar("Request")
 
 
 class IndexerError(Exception):
     """The indexer gave no scores: unreachable, an error status or an invalid response."""
-
-
-class InFlight(Protocol[PodIn]):
-    """Number of requests by pod: a mapping, or a sequence for numbered pods."""
-
-    def __getitem__(self, pod: PodIn, /) -> int: ...
 
 
 class RandomChoice:
@@ -40,7 +33,7 @@ class RandomChoice:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
-    def choose(self, incoming: object, pods: Sequence[Pod], in_flight: InFlight[Pod]) -> Pod:
+    def choose(self, incoming: object, pods: Sequence[Pod], in_flight: Mapping[Pod, int]) -> Pod:
         return self._rng.choice(pods)
 
 
@@ -50,7 +43,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turn = 0
 
-    def choose(self, incoming: object, pods: Sequence[Pod], in_flight: InFlight[Pod]) -> Pod:
+    def choose(self, incoming: object, pods: Sequence[Pod], in_flight: Mapping[Pod, int]) -> Pod:
         pod = pods[self._turn % len(pods)]
         self._turn += 1
         return pod
@@ -74,7 +67,7 @@ class PrefixAware(Generic[Request, Pod]):
         self._blocks_per_request = blocks_per_request
         self.fallbacks = 0
 
-    def choose(self, incoming: Request, pods: Sequence[Pod], in_flight: InFlight[Pod]) -> Pod:
+    def choose(self, incoming: Request, pods: Sequence[Pod], in_flight: Mapping[Pod, int]) -> Pod:
         """Waits for the indexer first; `in_flight` is read afterwards."""
         scores: Mapping[Pod, float] = {}
         try:

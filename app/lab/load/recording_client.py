@@ -141,7 +141,6 @@ class RecordingClient:
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
-        """Records the time of each poll of the event loop."""
         loop = gevent.get_hub().loop
         look = loop.check(ref=False, priority=loop.MAXPRI)
 
@@ -253,7 +252,6 @@ def _read_stream(pieces: Pieces) -> tuple[list[float], float | None, StreamedUsa
 
 
 def _lines(pieces: Pieces) -> Iterator[tuple[float, bytes]]:
-    """Yields the lines of a response, with the times of their last bytes."""
     rest = b""
     for at_s, data in pieces:
         *lines, rest = (rest + data).split(b"\n")

@@ -81,7 +81,6 @@ def read_lengths(text: str, which: str) -> Lengths:
 
 
 def lengths(which: str) -> Callable[[str], Lengths]:
-    """Returns the reader of the argument LENGTHS for "input" or "output"."""
     return as_argument(lambda text: read_lengths(text, which))
 
 
@@ -132,7 +131,6 @@ class Recipe:
 
     @property
     def expected(self) -> float:
-        """Expected number of requests."""
         most = math.inf if self.requests is None else self.requests
         if self.rate is None or self.seconds is None:
             return most
@@ -171,7 +169,6 @@ def draw_load(
 
 
 def _moments(recipe: Recipe, rng: Random) -> Iterator[float]:
-    """Returns the arrival times in seconds, up to the end of the load."""
     most = recipe.requests
     if recipe.rate is None:
         return repeat(0.0, most or 0)

@@ -50,7 +50,6 @@ class LoadTrace:
         return f"{self.origin}, {self.rows} {number + self.first_row}"
 
     def part(self, numbers: Sequence[int]) -> LoadTrace:
-        """Returns a load of only these requests."""
         part = LoadTrace(self.origin, rows=self.rows, first_row=self.first_row)
         part.arrival_s.extend(self.arrival_s[number] for number in numbers)
         for name in ("input_tokens", "output_tokens", "group", "prefix_tokens"):
@@ -84,7 +83,6 @@ def read_trace(path: Path, progress: Callable[[int], None] = lambda bytes_read: 
 
 
 def _read_rows(file: TextIO, load: LoadTrace, progress: Callable[[], None]) -> None:
-    """Adds the rows of `file` to `load`. Raises ConfigError for the first wrong row."""
     rows = csv.reader(file, strict=True)
     try:
         header = next(rows, [])

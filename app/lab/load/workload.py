@@ -88,7 +88,6 @@ def arrivals(rate: float, rng: Random) -> Iterator[float]:
 
 
 def _prompts(prefix: str, turns: int, rng: Random, compose: Compose) -> list[str]:
-    """Returns the prompts of a conversation; each begins with the previous one."""
     prompts = [prefix + SEPARATOR + compose(QUESTION_TOKENS, rng)]
     for _ in range(turns - 1):
         turn = (compose(ANSWER_TOKENS, rng), compose(QUESTION_TOKENS, rng))

@@ -38,7 +38,6 @@ class BlockWriter(ResponseWriter):
         return b"".join((end, self._begin_block(segment), self._texts(segment, output)))
 
     def _close(self) -> bytes:
-        """Returns the end of the open block, if there is one."""
         segment, self._open = self._open, None
         return b"" if segment is None else self._end_block(segment)
 
@@ -70,5 +69,4 @@ class BlockWriter(ResponseWriter):
 
 
 def named_event(name: str, fields: Mapping[str, object]) -> bytes:
-    """Returns a server-sent event with a name."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(fields))

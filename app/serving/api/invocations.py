@@ -37,7 +37,6 @@ ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 
 
 def routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -> list[Route]:
-    """Returns POST /invocations; `served` returns all routes of the server."""
     handlers: dict[type[Request], Handler] = {}
 
     def invocations(context: RequestContext) -> Response:

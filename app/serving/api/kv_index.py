@@ -120,7 +120,6 @@ def score_routes(
 
 
 def best_ranks(scores: Sequence[PodScore]) -> list[PodScore]:
-    """Returns each pod's best data parallel rank, the best pod first."""
     best: dict[str, PodScore] = {}
     for score in scores:
         best.setdefault(score.pod, score)
@@ -139,7 +138,6 @@ def _short(score: float) -> float:
 
 @contextmanager
 def errors_answered() -> Iterator[None]:
-    """Turns errors of the index into ApiError."""
     try:
         yield
     except UnknownModelError as error:

@@ -40,7 +40,6 @@ class ServedModels:
         raise not_found(f"No model `{asked}` is served here; served: {known}.", param)
 
     def rows(self) -> Iterator[tuple[str, str, str | None, int | None]]:
-        """Yields name, root, parent and context length of every listed model."""
         for name in self.names:
             yield name, self.root, None, self.max_model_len
         for adapter in self.adapters:
@@ -90,8 +89,6 @@ def _anthropic_list(now_s: int, models: ServedModels) -> dict[str, object]:
 
 
 def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
-    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter, and SageMaker's equivalents."""
-
     def load(asked: LoadAdapterRequest) -> None:
         asked.check_values()
         if asked.lora_name in models.names:

@@ -53,8 +53,6 @@ NO_RETRY = {"x-should-retry": "false"}
 
 @dataclass(frozen=True, slots=True)
 class ScriptResolver:
-    """Applies the decisions of scripts to each prompt of a request."""
-
     book: ScriptSet
     tokenizer: Tokenizer
     faults: FaultInjector
@@ -129,7 +127,6 @@ class ScriptResolver:
     def _conversations(
         self, asked: GenerationRequest, prompts: Sequence[BuiltPrompt]
     ) -> Iterator[Sequence[Message]]:
-        """Yields the messages of each prompt; a prompt without messages is one of the user."""
         if isinstance(asked, BatchChatRequest):
             yield from map(messages_of, asked.messages)
         elif isinstance(asked, ChatCompletionRequest):

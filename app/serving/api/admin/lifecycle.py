@@ -46,8 +46,6 @@ class PauseQuery(Struct):
 
 
 class ResetQuery(Struct):
-    """The query of POST /reset_prefix_cache."""
-
     reset_running_requests: bool = False
     reset_external: bool = False
     """Without effect: no connector keeps blocks beyond the cache."""
@@ -123,8 +121,6 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], Mapping[s
 
 
 def profiler(limits: BodyLimits) -> list[Route]:
-    """The routes of a profiler that has nothing to profile."""
-
     def start_profile(context: RequestContext) -> None:
         """Succeeds, if the options of the session are valid."""
         if body := limits.read(context):
@@ -140,7 +136,6 @@ DRAIN_TIMEOUT_S = 120
 
 
 def _object(body: BodyLimits, context: RequestContext, error: ApiError) -> JsonObject:
-    """Returns the body. Raises `error` for anything but a JSON object."""
     asked = read_json(body.read(context))
     if not isinstance(asked, dict):
         raise error

@@ -20,8 +20,6 @@ from config.plugins import API
 
 
 class Drains(Protocol):
-    """An engine that may be drained."""
-
     @property
     def draining(self) -> bool: ...
 

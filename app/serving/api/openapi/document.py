@@ -41,8 +41,6 @@ WHERE = {"openapi": DOCUMENT, "health": "/health", "metrics": "/metrics"}
 
 
 def root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, object]) -> list[Route]:
-    """GET /: `about` describes the server."""
-
     def root(context: RequestContext) -> Response:
         """A description of this server, with the paths of its documents."""
         paths = sorted({(route.path, method) for route in served() for method in route.methods})
@@ -234,7 +232,6 @@ class Schemas:
         return {"$ref": REFERENCE + self._names[kind]}
 
     def properties(self, kind: type[Struct]) -> dict[str, Schema]:
-        """Returns the schemas of a struct's fields, by name."""
         properties = {}
         for field in msgspec.structs.fields(kind):
             name = field.encode_name

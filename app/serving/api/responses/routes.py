@@ -24,8 +24,6 @@ from app.serving.protocol.validation import resolve_max_tokens
 
 
 class Retrieval(msgspec.Struct, kw_only=True):
-    """The query of GET /v1/responses/{id}."""
-
     starting_after: int = -1
     """Number of the last event that the client has."""
     stream: bool | None = False
@@ -89,7 +87,6 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
 
 
 def _renamed(error: ApiError) -> ApiError:
-    """Returns the error with this family's name for the limit of tokens."""
     if error.param != "max_completion_tokens":
         return error
     name = "max_output_tokens"

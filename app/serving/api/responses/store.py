@@ -68,7 +68,6 @@ class KeptResponse:
         self.ring()
 
     def ring(self) -> None:
-        """Wakes all followers."""
         self.changed.set()
         self.changed = Bell()
 
@@ -143,14 +142,11 @@ class ResponseStore:
 
 
 def invalid(message: str, param: str, status: int = 400) -> ApiError:
-    """Returns an error of this family's handlers in vLLM, with their own type."""
     return ApiError(status, "invalid_request_error", message, param)
 
 
 @dataclass(frozen=True, slots=True)
 class Background(Responder):
-    """Brings the outputs of one response into the store."""
-
     kept: KeptResponse
     store: ResponseStore
 

@@ -144,7 +144,6 @@ class ResponsesWriter(BlockWriter):
         return self._beginning()
 
     def _beginning(self) -> bytes:
-        """Returns the first events of a stream; none when they have been written."""
         response = self._options.response
         kinds = () if self._number else ("created", "in_progress")
         return b"".join([self._of_response(kind, response) for kind in kinds])
