@@ -14,43 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from app.lab.fidelity.simulation import (
-    Progress,
-    SimulationPlan,
-    StepCosts,
-    check_engine,
-    check_load,
-    cores,
-    each,
-    longest_tokens,
-    simulate,
-)
-from app.lab.fidelity.summary import (
-    MOST,
-    Point,
-    RunSummary,
-    Sweep,
-    best,
-    curve,
-    draw_curves,
-    draw_run,
-    read_objectives,
-    read_sweep,
-    summarize,
-    table,
-    write_requests,
-)
+from app.lab.fidelity import simulation
+from app.lab.fidelity import summary as summaries
+from app.lab.load import synthetic
 from app.lab.load.policies import POLICIES, RANDOM
 from app.lab.load.report import check_target, new_figure, progress_of, whole_file
-from app.lab.load.synthetic import (
-    ARRIVALS,
-    BURSTY,
-    RAMP,
-    Recipe,
-    draw_load,
-    lengths,
-    read_lengths,
-)
 from app.lab.load.trace import MOST_TOKENS, LoadTrace, read_trace
 from config import ConfigError, UsageError
 from config.datasheet import DEVICES, profile_of
@@ -82,7 +50,7 @@ SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-scheduling
 Group = argparse._ArgumentGroup
 PLAIN = table_of(Settings)
 STDOUT = Path("-")
-Plugged = Callable[[Settings, Profile], tuple[str, StepCosts] | None]
+Plugged = Callable[[Settings, Profile], tuple[str, simulation.StepCosts] | None]
 """Returns name and step costs of the plugin in the settings that supplies them for a profile, if any."""
 INPUT_TOKENS, OUTPUT_TOKENS = "1000:lognormal", "128:lognormal"
 """Default lengths, which vary, as equal lengths would favor policies that ignore load."""
@@ -104,18 +72,18 @@ class Job:
     """A load and the fleet that gets it; either `trace` or `recipe` is None."""
 
     profile_name: str
-    plan: SimulationPlan
+    plan: simulation.SimulationPlan
     trace: Path | None
-    recipe: Recipe | None
+    recipe: synthetic.Recipe | None
 
-    def load(self, progress: Progress = lambda done: None) -> LoadTrace:
+    def load(self, progress: simulation.Progress = lambda done: None) -> LoadTrace:
         engine = self.plan.profile.engine
         if self.recipe is not None:
-            load = draw_load(self.recipe, longest_tokens(engine), progress)
+            load = synthetic.draw_load(self.recipe, simulation.longest_tokens(engine), progress)
         else:
             assert self.trace is not None
             load = read_trace(self.trace, progress)
-        check_load(load, engine)
+        simulation.check_load(load, engine)
         return load
 
     def at(self, name: str, value: float) -> Job:
@@ -152,11 +120,11 @@ def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
         if value is not None
     }
     engine = msgspec.structs.replace(profile.engine, **changes)
-    check_engine(engine, f"profile {given.profile} with the flags")
+    simulation.check_engine(engine, f"profile {given.profile} with the flags")
     swept = "" if given.sweep is None else given.sweep.name
     if given.turnaround is not None and given.in_flight is None and swept != "in-flight":
         raise UsageError("--turnaround goes with --in-flight")
-    plan = SimulationPlan(
+    plan = simulation.SimulationPlan(
         profile=msgspec.structs.replace(profile, engine=engine),
         pods=given.pods,
         policy=given.policy,
@@ -182,7 +150,7 @@ def _plugin_settings(given: Namespace, kind: type[Settings]) -> Settings:
     return settings
 
 
-def _recipe(given: Namespace, rate_is_swept: bool) -> Recipe | None:
+def _recipe(given: Namespace, rate_is_swept: bool) -> synthetic.Recipe | None:
     flags = {name: getattr(given, name) for name in DRAWN}
     named = [name for name, value in flags.items() if value is not None]
     if given.trace is not None:
@@ -194,9 +162,9 @@ def _recipe(given: Namespace, rate_is_swept: bool) -> Recipe | None:
     fields = {"requests" if name == "num_requests" else name: flags[name] for name in named}
     if rate_is_swept:
         fields["rate"] = given.sweep.values[0]
-    usual = {"input_tokens": read_lengths(INPUT_TOKENS, "input")}
-    usual["output_tokens"] = read_lengths(OUTPUT_TOKENS, "output")
-    return Recipe(**{**usual, **fields}, seed=given.seed)
+    usual = {"input_tokens": synthetic.read_lengths(INPUT_TOKENS, "input")}
+    usual["output_tokens"] = synthetic.read_lengths(OUTPUT_TOKENS, "output")
+    return synthetic.Recipe(**{**usual, **fields}, seed=given.seed)
 
 
 def _check_drawn(given: Namespace, rate_is_swept: bool) -> None:
@@ -210,9 +178,9 @@ def _check_drawn(given: Namespace, rate_is_swept: bool) -> None:
         (rate_is_swept and given.rate is not None, "--rate must not be given with --sweep rate"),
         (needs_rate and not timed, "--seconds and --arrivals go with --rate"),
         (not has_seconds and not has_count, ENDLESS),
-        (given.arrivals == RAMP and not has_seconds, NO_TOP),
-        (shaped and given.arrivals != BURSTY, "--burstiness goes with --arrivals bursty"),
-        (ramped and given.arrivals != RAMP, "--ramp-from goes with --arrivals ramp"),
+        (given.arrivals == synthetic.RAMP and not has_seconds, NO_TOP),
+        (shaped and given.arrivals != synthetic.BURSTY, "--burstiness goes with --arrivals bursty"),
+        (ramped and given.arrivals != synthetic.RAMP, "--ramp-from goes with --arrivals ramp"),
         (grouped[0] != grouped[1], "--prefix-groups and --prefix-tokens go together"),
     ]
     for is_broken, rule in rules:
@@ -235,7 +203,7 @@ def _check_files(given: Namespace) -> None:
 def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
     """Makes the parser; flags without a default in help are None if absent. `table` has plugins' settings."""
     flags = FlagParser(prog=f"{COMMAND} simulate", description=ABOUT, allow_abbrev=False)
-    whole, rate = whole_number(1, MOST_TOKENS), partial(number_of, 0, MOST["rate"])
+    whole, rate = whole_number(1, MOST_TOKENS), partial(number_of, 0, summaries.MOST["rate"])
     costs = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
     flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=costs)
 
@@ -249,12 +217,13 @@ def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
 
     add = flags.add_argument_group("A load that is drawn").add_argument
     add("--rate", type=rate(), help="requests a second; without it they are there from the start")
-    add("--arrivals", choices=ARRIVALS, help="how they come [poisson]")
+    add("--arrivals", choices=synthetic.ARRIVALS, help="how they come [poisson]")
     shape = "of bursty gaps: 1 is as poisson, less is burstier [0.25]"
     add("--burstiness", type=number_of(0, 1000), metavar="SHAPE", help=shape)
     add("--ramp-from", type=rate(zero=True), metavar="RATE", help="with which a ramp to --rate begins [0]")
-    add("--input-tokens", type=lengths("input"), metavar="LENGTHS", help="of prompts [1000:lognormal]")
-    add("--output-tokens", type=lengths("output"), metavar="LENGTHS", help="of answers [128:lognormal]")
+    lengths = partial(add, metavar="LENGTHS")
+    lengths("--input-tokens", type=synthetic.lengths("input"), help="of prompts [1000:lognormal]")
+    lengths("--output-tokens", type=synthetic.lengths("output"), help="of answers [128:lognormal]")
     add("--seconds", type=number_of(0, MOST_SECONDS), help="how long requests come")
     add("--num-requests", type=whole, metavar="N", help="how many come at the most")
     add("--prefix-groups", type=whole, metavar="N", help="groups whose prompts begin alike [none]")
@@ -264,10 +233,10 @@ def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
 
     add = flags.add_argument_group("Client and fleet").add_argument
     places = "requests under way at the most; the next ones wait for a place [no limit]"
-    add("--in-flight", type=whole_number(1, MOST["in-flight"]), metavar="N", help=places)
+    add("--in-flight", type=whole_number(1, summaries.MOST["in-flight"]), metavar="N", help=places)
     pause = "from the end of a request until another one takes its place [0]"
     add("--turnaround", type=duration_of(3600), metavar="DURATION", help=pause)
-    add("--pods", type=whole_number(1, MOST["pods"]), default=1, metavar="N", help="engines [1]")
+    add("--pods", type=whole_number(1, summaries.MOST["pods"]), default=1, metavar="N", help="engines [1]")
     add("--policy", choices=POLICIES, default=RANDOM, help=f"which of them gets a request [{RANDOM}]")
 
     title = "Limits of the engine, vLLM's: the profile says what is not given"
@@ -284,12 +253,13 @@ def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
     picture = "latency, batch and cache over time; of a sweep its curve"
     add("--plot", type=Path, metavar="FILE.png", help=picture)
     add("--html", type=Path, metavar="FILE.html", help="the run as a page to look through, moment by moment")
-    sweep = f"a run for each value of one of {', '.join(MOST)}"
-    add("--sweep", type=as_argument(read_sweep), metavar="NAME=FROM:TO:STEP", help=sweep)
+    sweep = f"a run for each value of one of {', '.join(summaries.MOST)}"
+    add("--sweep", type=as_argument(summaries.read_sweep), metavar="NAME=FROM:TO:STEP", help=sweep)
     goals = "such as ttft_p99=500ms,itl_p99=50ms"
-    add("--slo", type=as_argument(read_objectives), metavar="LIMITS", help=goals)
+    add("--slo", type=as_argument(summaries.read_objectives), metavar="LIMITS", help=goals)
     count = whole_number(1, 1024)
-    add("--processes", type=count, default=cores(), metavar="N", help="of sweeps and fleets [one a core]")
+    own = "of sweeps and fleets [one a core]"
+    add("--processes", type=count, default=simulation.cores(), metavar="N", help=own)
 
     for name in plugin_groups(table):
         try:
@@ -343,39 +313,43 @@ def _run_once(job: Job, given: Namespace) -> None:
 
         film = Film(load, plan, title)
     with progress_of(sys.stderr, "simulated", len(load), "requests") as progress:
-        outcome = simulate(load, plan, given.processes, progress, None if film is None else film.watch)
-        summary = summarize(load, plan, outcome, job.profile_name)
+        watch = None if film is None else film.watch
+        outcome = simulation.simulate(load, plan, given.processes, progress, watch)
+        summary = summaries.summarize(load, plan, outcome, job.profile_name)
     verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in given.slo or ()]
-    with _given(given, summary, "\n".join([job.head(""), table(summary), *verdicts])) as parts:
+    with _given(given, summary, "\n".join([job.head(""), summaries.table(summary), *verdicts])) as parts:
         if given.requests is not None:
-            write_requests(parts.enter_context(whole_file(given.requests)), load, outcome)
+            summaries.write_requests(parts.enter_context(whole_file(given.requests)), load, outcome)
         if film is not None:
             page = film.page(outcome)
             parts.enter_context(whole_file(given.html)).write_text(page, "utf-8")
         if given.plot is not None:
-            draw_run(load, plan, outcome, title, parts.enter_context(whole_file(given.plot)))
+            summaries.draw_run(load, plan, outcome, title, parts.enter_context(whole_file(given.plot)))
 
 
-def _run_sweep(job: Job, given: Namespace, sweep: Sweep) -> None:
+def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
     jobs = [job.at(sweep.name, value) for value in sweep.values]
-    summaries: dict[int, RunSummary] = {}
+    found: dict[int, summaries.RunSummary] = {}
     with progress_of(sys.stderr, f"swept {sweep.name}", len(jobs), "points") as progress:
-        for number, summary in each(_summary, jobs, given.processes, lambda: progress(len(summaries))):
-            summaries[number] = summary
-    points = [Point.of(value, summaries[number], given.slo) for number, value in enumerate(sweep.values)]
-    word, value = best(sweep.name, points)
-    text = f"{job.head(sweep.name)}\n{curve(sweep.name, points, given.slo or ())}"
+        for number, summary in simulation.each(_summary, jobs, given.processes, lambda: progress(len(found))):
+            found[number] = summary
+    points = [
+        summaries.Point.of(value, found[number], given.slo) for number, value in enumerate(sweep.values)
+    ]
+    word, value = summaries.best(sweep.name, points)
+    text = f"{job.head(sweep.name)}\n{summaries.curve(sweep.name, points, given.slo or ())}"
     with _given(given, {"sweep": sweep.name, word: value, "points": points}, text) as parts:
         if given.plot is not None:
             canvas, axes = new_figure(job.profile_name)
-            draw_curves(axes, sweep.name, points)
+            summaries.draw_curves(axes, sweep.name, points)
             canvas.print_png(parts.enter_context(whole_file(given.plot)))
 
 
-def _summary(job: Job) -> RunSummary:
+def _summary(job: Job) -> summaries.RunSummary:
     gc.disable()
     load = job.load()
-    return summarize(load, job.plan, simulate(load, job.plan, 1, lambda done: None), job.profile_name)
+    outcome = simulation.simulate(load, job.plan, 1, lambda done: None)
+    return summaries.summarize(load, job.plan, outcome, job.profile_name)
 
 
 @contextmanager
