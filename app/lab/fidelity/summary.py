@@ -11,18 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
-from app.lab.load.report import (
-    BLUE,
-    RED,
-    Axes,
-    four,
-    latencies,
-    markdown,
-    milliseconds,
-    new_figure,
-    quantile,
-    write_rows,
-)
+from app.lab.load import report
 from app.lab.load.trace import COLUMNS, LoadTrace
 from config.durations import parse_duration
 
@@ -94,7 +83,10 @@ def summarize(load: LoadTrace, plan: SimulationPlan, outcome: SimulationOutcome,
     tokens_in, tokens_out = sum(load.input_tokens), sum(load.output_tokens)
     timeline, capacity = outcome.timeline, plan.profile.engine.num_gpu_blocks - 1
     pod_seconds_share, per_pod = per_s / plan.pods, Counter(outcome.pod)
-    spreads = [Spread(*(four(its) if its else [None] * 4)) for its in latencies(*columns, load.output_tokens)]
+    spreads = [
+        Spread(*(report.four(its) if its else [None] * 4))
+        for its in report.latencies(*columns, load.output_tokens)
+    ]
     return RunSummary(
         profile=profile,
         requests=len(load),
@@ -202,10 +194,10 @@ def best(name: str, points: Sequence[Point]) -> tuple[str, float | None]:
 def table(its: RunSummary) -> str:
     """Returns the latencies as a Markdown table, then the other figures, a line each."""
     spreads = [(name.upper(), its.latency(name)) for name in LATENCIES]
-    rows = [(name, *(milliseconds(getattr(it, part)) for part in STATISTICS)) for name, it in spreads]
+    rows = [(name, *(report.milliseconds(getattr(it, part)) for part in STATISTICS)) for name, it in spreads]
     pods = its.requests_per_pod
     lines = [
-        markdown([("", *STATISTICS), *rows]),
+        report.markdown([("", *STATISTICS), *rows]),
         f"requests: {its.requests:,} in {its.duration_s:,.1f} s, {its.requests_per_s:.2f}/s",
         f"tokens: {its.input_tokens_per_s:,.0f}/s in, {its.output_tokens_per_s:,.0f}/s out",
         f"KV cache: {its.kv_cache_usage.mean:.1%} used on average, {its.kv_cache_usage.peak:.1%} at the most",
@@ -230,13 +222,13 @@ def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -
             f"{point.value:g}",
             f"{its.requests_per_s:.2f}",
             f"{its.output_tokens_per_s:,.0f}",
-            *map(milliseconds, times),
+            *map(report.milliseconds, times),
             f"{its.running.mean:.1f}",
             f"{its.kv_cache_usage.peak:.0%}",
             f"{its.preemptions:,}",
         )
         rows.append((*row, "yes" if point.meets_slo else "no") if objectives else row)
-    lines = [markdown(rows)]
+    lines = [report.markdown(rows)]
     if objectives:
         (word, value), wanted = best(name, points), ", ".join(map(str, objectives))
         found = f"none meets {wanted}" if value is None else f"{value:g} meets {wanted}"
@@ -252,16 +244,16 @@ def write_requests(path: Path, load: LoadTrace, outcome: SimulationOutcome) -> N
         (f"{arrival:.6f}", tokens_in, tokens_out, *(f"{moment:.6f}" for moment in its), pod)
         for arrival, tokens_in, tokens_out, its, pod in zip(*columns, moments, outcome.pod, strict=True)
     )
-    write_rows(path, (*COLUMNS, "send_s", "first_s", "last_s", "pod"), rows)
+    report.write_rows(path, (*COLUMNS, "send_s", "first_s", "last_s", "pod"), rows)
 
 
 def draw_run(
     load: LoadTrace, plan: SimulationPlan, outcome: SimulationOutcome, title: str, path: Path
 ) -> None:
     """Writes a PNG: latencies by time of sending, sequences per step, use of the cache."""
-    canvas, axes = new_figure(title)
+    canvas, axes = report.new_figure(title)
     columns = outcome.send_s, outcome.first_s, outcome.last_s
-    ttft_s, _, e2e_s = latencies(*columns, load.output_tokens)
+    ttft_s, _, e2e_s = report.latencies(*columns, load.output_tokens)
     begin_s = min(outcome.send_s)
     width_s = max(outcome.send_s[-1] - begin_s, 1e-9) / BINS
     for its, name, values in ((axes[0], "TTFT", ttft_s), (axes[1], "E2E", e2e_s)):
@@ -269,35 +261,35 @@ def draw_run(
         for send_s, value in zip(outcome.send_s, values, strict=True):
             bins[int((send_s - begin_s) / width_s)].append(value)
         moments = [(place + 0.5) * width_s for place in sorted(bins)]
-        for share, label, color in ((0.5, "p50", BLUE), (0.99, "p99", RED)):
-            heights = [quantile(sorted(bins[place]), share) for place in sorted(bins)]
+        for share, label, color in ((0.5, "p50", report.BLUE), (0.99, "p99", report.RED)):
+            heights = [report.quantile(sorted(bins[place]), share) for place in sorted(bins)]
             its.plot(moments, heights, color=color, label=label)
         its.set(title=f"{name} of requests sent then", ylabel="s", ylim=(0, None))
         its.legend(frameon=False, loc="upper left")
     timeline, capacity = outcome.timeline, plan.profile.engine.num_gpu_blocks - 1
     times_s = [place * timeline.bin_s for place in range(len(timeline.blocks))]
     pod_bin_s = timeline.bin_s * plan.pods
-    axes[2].plot(times_s, [it / pod_bin_s for it in timeline.sequences], color=BLUE)
+    axes[2].plot(times_s, [it / pod_bin_s for it in timeline.sequences], color=report.BLUE)
     axes[2].set(title="sequences in a step", ylim=(0, None))
-    axes[3].plot(times_s, [it / pod_bin_s / capacity * 100 for it in timeline.blocks], color=BLUE)
+    axes[3].plot(times_s, [it / pod_bin_s / capacity * 100 for it in timeline.blocks], color=report.BLUE)
     axes[3].set(title="KV cache", ylabel="% used", ylim=(0, None))
     for its in axes:
         its.set_xlabel("s")
     canvas.print_png(path)
 
 
-def draw_curves(axes: Sequence[Axes], name: str, points: Sequence[Point]) -> None:
+def draw_curves(axes: Sequence[report.Axes], name: str, points: Sequence[Point]) -> None:
     values = [point.value for point in points]
     for its, latency in zip(axes, LATENCIES, strict=False):
         spreads = [point.summary.latency(latency) for point in points]
-        for part, color in (("p50", BLUE), ("p99", RED)):
+        for part, color in (("p50", report.BLUE), ("p99", report.RED)):
             seconds = [getattr(it, part) for it in spreads]
             heights = [None if it is None else it * 1000 for it in seconds]
             its.plot(values, heights, "o-", color=color, markersize=3, label=part)
         its.set(title=latency.upper(), ylabel="ms", yscale="log")
         its.legend(frameon=False, loc="upper left")
     throughput = [point.summary.output_tokens_per_s for point in points]
-    axes[3].plot(values, throughput, "o-", color=BLUE, markersize=3)
+    axes[3].plot(values, throughput, "o-", color=report.BLUE, markersize=3)
     axes[3].set(title="output tokens/s", ylim=(0, None))
     for its in axes:
         its.set_xlabel(name)

@@ -11,18 +11,8 @@ from gevent.pywsgi import WSGIServer
 
 from app.lab.fleet.fleet import HOST
 from app.lab.fleet.routing import GENERATING, Incoming, Policy
+from app.serving.http import relay as relays
 from app.serving.http.client import ROUTED_TO, HttpConnection
-from app.serving.http.relay import (
-    CLIENT,
-    HOP_BY_HOP,
-    READ_TIMEOUT_S,
-    ClientHandler,
-    Relay,
-    refuse,
-    reply,
-    request_headers,
-    watched,
-)
 
 
 class Proxy:
@@ -45,17 +35,17 @@ class Proxy:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         incoming = Incoming(path, environ["wsgi.input"].read())
         if method == "GET" and path in ("/health", "/routing"):
-            return reply(start_response, "200 OK", self.statistics())
+            return relays.reply(start_response, "200 OK", self.statistics())
         generates = method == "POST" and path in GENERATING
         if not generates and (method, path) != ("GET", "/v1/models"):
-            return refuse(start_response, "404 Not Found", f"{method} {path} is not forwarded")
+            return relays.refuse(start_response, "404 Not Found", f"{method} {path} is not forwarded")
         left = list(self.pods)
         while left:
             if generates:
                 pod = self.policy.choose(incoming, left, self.in_flight)
             else:
                 pod = min(left, key=self.in_flight.__getitem__)
-            connection = HttpConnection(pod, READ_TIMEOUT_S)
+            connection = HttpConnection(pod, relays.READ_TIMEOUT_S)
             self.in_flight[pod] += 1
             try:
                 connection.connect()
@@ -65,7 +55,7 @@ class Proxy:
                 left.remove(pod)
                 continue
             return self._relayed(pod, connection, incoming.body, environ, start_response)
-        return refuse(start_response, "502 Bad Gateway", "no pod can be reached")
+        return relays.refuse(start_response, "502 Bad Gateway", "no pod can be reached")
 
     def statistics(self) -> dict[str, object]:
         return {
@@ -87,22 +77,26 @@ class Proxy:
             self.in_flight[pod] -= 1
 
         self.routed[pod] += 1
-        relay = Relay(connection, watched(environ.get(CLIENT), connection.cut), release)
+        relay = relays.Relay(connection, relays.watched(environ.get(relays.CLIENT), connection.cut), release)
         target = "?".join(filter(None, (environ["PATH_INFO"], environ.get("QUERY_STRING"))))
         try:
-            connection.request(environ["REQUEST_METHOD"], target, body or None, request_headers(environ))
+            connection.request(
+                environ["REQUEST_METHOD"], target, body or None, relays.request_headers(environ)
+            )
             response = connection.getresponse()
         except (OSError, HTTPException) as error:
             relay.close()
-            return refuse(start_response, "502 Bad Gateway", f"{pod} gave no answer: {error!r}", pod)
+            return relays.refuse(start_response, "502 Bad Gateway", f"{pod} gave no answer: {error!r}", pod)
         except BaseException:
             relay.close()
             raise
-        headers = [(name, value) for name, value in response.getheaders() if name.lower() not in HOP_BY_HOP]
+        headers = [
+            (name, value) for name, value in response.getheaders() if name.lower() not in relays.HOP_BY_HOP
+        ]
         start_response(f"{response.status} {response.reason}", [*headers, (ROUTED_TO, pod)])
         return relay.of(response)
 
 
 def server_of(application: WSGIApplication, port: int = 0) -> WSGIServer:
     """Returns a loopback server, not yet started and without a log; port 0 is any free port."""
-    return WSGIServer((HOST, port), application, handler_class=ClientHandler, log=None, error_log=None)
+    return WSGIServer((HOST, port), application, handler_class=relays.ClientHandler, log=None, error_log=None)

@@ -11,25 +11,19 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response
 from app.serving.http.route import Handler, Route, post
+from app.serving.protocol import pooling
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.decoding import Request, check_content_type, first_fit, read_json
-from app.serving.protocol.pooling import (
-    ClassificationRequest,
-    EmbeddingRequest,
-    PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
-)
 
 FAMILIES: Mapping[str, type[Request]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
-    "/v1/embeddings": EmbeddingRequest,
-    "/classify": ClassificationRequest,
-    "/rerank": RerankRequest,
-    "/score": ScoreRequest,
-    "/pooling": PoolingRequest,
+    "/v1/embeddings": pooling.EmbeddingRequest,
+    "/classify": pooling.ClassificationRequest,
+    "/rerank": pooling.RerankRequest,
+    "/score": pooling.ScoreRequest,
+    "/pooling": pooling.PoolingRequest,
 }
 """Type of body by path, in vLLM's order of trial; only served paths count."""
 ADAPTER = "x-amzn-sagemaker-adapter-identifier"

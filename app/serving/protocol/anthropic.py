@@ -13,21 +13,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from app.serving.http.errors import malformed
+from app.serving.protocol import options
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject, Misfit
 from app.serving.protocol.decoding import Request
 from app.serving.protocol.messages import Message
-from app.serving.protocol.options import (
-    MAX_STOP_STRINGS,
-    Effort,
-    FunctionDefinition,
-    JsonSchema,
-    NamedFunction,
-    NamedToolChoice,
-    ResponseFormat,
-    SharedFields,
-    Tool,
-)
 
 Name = Annotated[str, Meta(min_length=1)]
 
@@ -129,7 +119,7 @@ class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive"):
 Thinking = ThinkingEnabled | ThinkingDisabled | ThinkingAdaptive
 
 
-class MessagesRequest(SharedFields, kw_only=True):
+class MessagesRequest(options.SharedFields, kw_only=True):
     """The body of ``POST /v1/messages``; `max_tokens` covers thoughts and reply together."""
 
     model: Name
@@ -138,7 +128,7 @@ class MessagesRequest(SharedFields, kw_only=True):
     metadata: JsonObject | None = None
     output_config: OutputConfig | None = None
     thinking: Thinking | None = None
-    stop_sequences: Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_sequences: Annotated[list[str], Meta(max_length=options.MAX_STOP_STRINGS)] | None = None
     system: str | list[AnthropicBlock] | None = None
     tool_choice: ToolChoiceParam | None = None
     tools: list[ToolParam] | None = None
@@ -185,7 +175,7 @@ Asked = MessagesRequest | CountTokensRequest
 
 
 def chat_request(
-    asked: Asked, merges_system: Callable[[], bool], disabled_effort: Callable[[], Effort]
+    asked: Asked, merges_system: Callable[[], bool], disabled_effort: Callable[[], options.Effort]
 ) -> ChatCompletionRequest:
     """Converts `asked` to a chat request. ApiError 400 when tools or salt break the rules of a chat.
 
@@ -199,24 +189,24 @@ def chat_request(
         messages=_messages(asked.system, asked.messages, inline and merges_system()),
         chat_template_kwargs=asked.chat_template_kwargs,
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
-        tools=[Tool(function=_function(tool)) for tool in asked.tools or ()] or None,
+        tools=[options.Tool(function=_function(tool)) for tool in asked.tools or ()] or None,
     )
     if choice is not None and choice.type == "tool":
-        chat.tool_choice = NamedToolChoice(function=NamedFunction(name=choice.name or ""))
+        chat.tool_choice = options.NamedToolChoice(function=options.NamedFunction(name=choice.name or ""))
     elif choice is not None:
         chat.tool_choice = CHOICES[choice.type]
     if chat.tools is None:
         chat.tool_choice = "none"
     if isinstance(asked, MessagesRequest):
-        for name in SharedFields.__struct_fields__:
+        for name in options.SharedFields.__struct_fields__:
             setattr(chat, name, getattr(asked, name))
         chat.max_tokens = chat.max_completion_tokens = asked.max_tokens
         chat.stop = asked.stop_sequences
     if asked.output_config is not None:
         form, chat.reasoning_effort = asked.output_config.format, asked.output_config.effort
         if form is not None and form.json_schema:
-            schema = JsonSchema(name=form.type, json_schema=form.json_schema)
-            chat.response_format = ResponseFormat(type=form.type, json_schema=schema)
+            schema = options.JsonSchema(name=form.type, json_schema=form.json_schema)
+            chat.response_format = options.ResponseFormat(type=form.type, json_schema=schema)
     if isinstance(asked.thinking, ThinkingDisabled):
         chat.reasoning_effort = disabled_effort()
     elif isinstance(asked.thinking, ThinkingEnabled):
@@ -225,8 +215,8 @@ def chat_request(
     return chat
 
 
-def _function(tool: ToolParam) -> FunctionDefinition:
-    return FunctionDefinition(
+def _function(tool: ToolParam) -> options.FunctionDefinition:
+    return options.FunctionDefinition(
         name=tool.name,
         description=tool.description,
         parameters=tool.input_schema,

@@ -9,27 +9,17 @@ from typing import Literal, cast
 from msgspec import convert
 
 from app.serving.http.errors import bad_request
+from app.serving.protocol import options
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.messages import Message
-from app.serving.protocol.options import (
-    AllowedTools,
-    FunctionDefinition,
-    JsonSchema,
-    NamedFunction,
-    NamedToolChoice,
-    ResponseFormat,
-    SamplingFields,
-    Tool,
-    ToolChoice,
-)
 from app.serving.protocol.response_tools import CUSTOM_INPUT, callable_functions, flat_name
 from app.serving.protocol.responses import Content, InputItem, ResponsesRequest
 
 CALLS = ("function_call", "custom_tool_call")
 RESULTS = ("function_call_output", "custom_tool_call_output")
 SAME = (
-    *SamplingFields.__struct_fields__,
+    *options.SamplingFields.__struct_fields__,
     *("chat_template_kwargs", "include_reasoning", "media_io_kwargs", "mm_processor_kwargs"),
 )
 """Fields with the same name and meaning in a chat."""
@@ -68,8 +58,8 @@ def chat_request(asked: ResponsesRequest) -> ResponsesChat:
             raise bad_request("structured_outputs and text.format exclude each other", "structured_outputs")
         schema = None
         if form.type == "json_schema":
-            schema = JsonSchema(name=form.name or "", json_schema=form.json_schema)
-        chat.response_format = ResponseFormat(type=form.type, json_schema=schema)
+            schema = options.JsonSchema(name=form.name or "", json_schema=form.json_schema)
+        chat.response_format = options.ResponseFormat(type=form.type, json_schema=schema)
     chat.check_rules()
     return chat
 
@@ -165,7 +155,7 @@ def _content(content: Content | None) -> str | list[JsonObject]:
 
 def _take_tools(chat: ResponsesChat, asked: ResponsesRequest) -> None:
     """Sets tools and tool choice; ``auto`` becomes ``required`` (simulator.md 7.1)."""
-    chat.tools = [Tool(function=function) for function, _ in callable_functions(asked.tools)] or None
+    chat.tools = [options.Tool(function=function) for function, _ in callable_functions(asked.tools)] or None
     must_call = asked.tool_choice == "required" or _is_named(asked.tool_choice)
     if asked.tools and chat.tools is None and must_call:
         raise bad_request("tool_choice asks for a call, and no tool can be called", "tool_choice")
@@ -181,20 +171,22 @@ def _answer_results(chat: ResponsesChat) -> None:
             chat.tool_choice = "auto"
 
 
-def _tool_choice(choice: str | JsonObject) -> ToolChoice:
+def _tool_choice(choice: str | JsonObject) -> options.ToolChoice:
     if isinstance(choice, str):
         return "none" if choice == "none" else "required"
     if _is_named(choice):
-        return NamedToolChoice(function=convert(choice, NamedFunction))
+        return options.NamedToolChoice(function=convert(choice, options.NamedFunction))
     if choice["type"] != "allowed_tools":
         return "auto"
     allowed = cast(list[JsonObject], choice["tools"])
     names = [name for tool in allowed if isinstance(name := tool.get("name"), str)]
     if not names:
         return "none"
-    tools = [Tool(function=FunctionDefinition(name=name)) for name in names]
+    tools = [options.Tool(function=options.FunctionDefinition(name=name)) for name in names]
     mode = cast(Literal["auto", "required"], choice["mode"])
-    return NamedToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=mode, tools=tools))
+    return options.NamedToolChoice(
+        type="allowed_tools", allowed_tools=options.AllowedTools(mode=mode, tools=tools)
+    )
 
 
 def _is_named(choice: str | JsonObject) -> bool:

@@ -15,15 +15,7 @@ from app.serving.http.connection import leaving
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, internal, malformed
 from app.serving.http.route import Route
-from app.serving.protocol.admin import (
-    FinishUpdateRequest,
-    InitTransferRequest,
-    StartProfileRequest,
-    UpdateWeightsRequest,
-    WeightCheckRequest,
-    WeightVersionRequest,
-    WorldSizeQuery,
-)
+from app.serving.protocol import admin as bodies
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.decoding import (
     Request,
@@ -124,7 +116,7 @@ def profiler(limits: BodyLimits) -> list[Route]:
     def start_profile(context: RequestContext) -> None:
         """Succeeds, if the options of the session are valid."""
         if body := limits.read(context):
-            decode(body, context.content_type, StartProfileRequest)
+            decode(body, context.content_type, bodies.StartProfileRequest)
 
     def stop_profile(context: RequestContext) -> None:
         """Succeeds."""
@@ -195,12 +187,12 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
 
     def finish_weight_update(context: RequestContext) -> object:
         """Ends an update; the weights then have a new version, if one is named."""
-        weights.finish(read(context, FinishUpdateRequest).weight_version)
+        weights.finish(read(context, bodies.FinishUpdateRequest).weight_version)
         return {"message": "Weight update finished"}
 
     def update_weight_version(context: RequestContext) -> object:
         """Sets the version of the weights."""
-        weights.version = read(context, WeightVersionRequest).new_version
+        weights.version = read(context, bodies.WeightVersionRequest).new_version
         return {"success": True, "new_version": weights.version}
 
     def weight_info(context: RequestContext) -> object:
@@ -209,7 +201,7 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
 
     def weight_checker(context: RequestContext) -> object:
         """Digests the weights, compares the digests with a baseline, or zeroes the weights."""
-        asked = read(context, WeightCheckRequest)
+        asked = read(context, bodies.WeightCheckRequest)
         if asked.action == "reset":
             weights.reset()
             return {"status": "reset"}
@@ -223,7 +215,7 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
 
     def get_world_size(context: RequestContext) -> object:
         """Devices of all ranks, or of one."""
-        asked = decode_query(context.query(), WorldSizeQuery)
+        asked = decode_query(context.query(), bodies.WorldSizeQuery)
         return {"world_size": weights.devices * (ranks if asked.include_dp else 1)}
 
     methods: Mapping[str, Callable[[], object]] = {
@@ -249,12 +241,15 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
     posts = (finish_weight_update, update_weight_version, weight_checker, collective_rpc)
     return [
         step(
-            "init_weight_transfer_engine", weights.connect, "Weight transfer initialized", InitTransferRequest
+            "init_weight_transfer_engine",
+            weights.connect,
+            "Weight transfer initialized",
+            bodies.InitTransferRequest,
         ),
         step("shutdown_weight_transfer_engine", weights.disconnect, "Weight transfer shut down"),
         step("start_weight_update", weights.start, "Weight update started"),
         step("start_draft_weight_update", weights.start_draft, "Draft weight update started"),
-        step("update_weights", weights.update, "Weights updated", UpdateWeightsRequest),
+        step("update_weights", weights.update, "Weights updated", bodies.UpdateWeightsRequest),
         *(action(f"POST /{work.__name__}", work) for work in posts),
         *(action(f"GET /{work.__name__}", work) for work in (weight_info, get_world_size)),
     ]
