@@ -166,6 +166,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "script": Command(_script, "check and try scripted replies, or make a script of a recording"),
     "record": Command(_record, "measure a real server, or keep its exchanges (--proxy)"),
+    "drift": Command(_runs("app.serving.recording.drift"), "compare a recording with a live server"),
     "calibrate": Command(
         _runs("app.lab.fidelity.calibrate"), "fit a profile to what was recorded of a real server"
     ),

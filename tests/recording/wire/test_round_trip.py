@@ -107,6 +107,24 @@ def test_a_recorder_that_is_killed_leaves_what_it_had(tmp_path: Path) -> None:
     assert len(exchanges_of(path)) == 1
 
 
+def drift(path: Path, server: RunningServer, *words: str) -> int:
+    return main(["drift", str(path), "--target", server.url, *words])
+
+
+def test_a_server_that_answers_otherwise_has_drifted(
+    recorded: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--model", "other", "--api-key", "k", "--tool-call-extra-call-probability", "0")
+    with running_server(*FLAGS, *flags) as server:
+        for words, code, line in (
+            ((), 1, "status 200 was recorded, status 401 came"),
+            (("--api-key", "k"), 1, "status 200 was recorded, status 404 came"),
+            (("--api-key", "k", "--model", "other"), 0, "2 of 2 exchanges agree\n"),
+        ):
+            assert drift(recorded[0], server, *words) == code
+            assert line in capsys.readouterr().out
+
+
 def test_a_recording_of_megabytes_in_one_answer_is_replayed_to_the_byte(tmp_path: Path) -> None:
     content = b'"\n' * (6 << 20)
     huge = exchange(chat("Hi"), (0, content), headers=[("content-type", "text/plain")])
