@@ -130,6 +130,11 @@ def refused(**fields: Any) -> Any:
     return request
 
 
+def pixels(**fields: Any) -> dict[str, Any]:
+    place = messages.PlaceholderRange(offset=0, length=2)
+    return {"mm_inputs": messages.MultimodalInputs(**{"mm_placeholders": [place], **fields})}
+
+
 BAD = {
     "no input": messages.GenerateRequest(),
     "no room": generate(max_tokens=0),
@@ -146,8 +151,9 @@ BAD = {
     "data_parallel_rank": refused(data_parallel_rank=1),
     "media_refs": refused(media_refs=messages.MediaRefs(items=[messages.MediaRef(url="http://a")])),
     "kv_transfer_params_json": refused(kv_transfer_params_json="[]"),
-    "mm_inputs": refused(mm_inputs=messages.MultimodalInputs(mm_hashes=["a"])),
-    "extra_mm_inputs": refused(extra_mm_inputs=[messages.MultimodalInputs(modality=3)]),
+    "a placeholder": refused(**pixels(mm_placeholders=[messages.PlaceholderRange(offset=9)])),
+    "a hash too many": refused(**pixels(mm_hashes=["a", "b"])),
+    "a tensor elsewhere": refused(**pixels(pixel_values=messages.TensorData(remote={"transport": "nixl"}))),
 }
 
 
@@ -169,6 +175,8 @@ def test_every_other_field_is_taken(engine: Engine) -> None:
     request.tokenized.original_text = "a b c d"
     request.data_parallel_rank = 0
     request.kv_transfer_params.remote_host = "a"
+    request.mm_inputs.MergeFrom(pixels(mm_hashes=["a"])["mm_inputs"])
+    request.extra_mm_inputs.add(modality=3, mm_placeholders=[messages.PlaceholderRange(offset=2, length=1)])
     [end] = ends_of(engine.said(request))
     assert end.prompt_tokens == 4
 

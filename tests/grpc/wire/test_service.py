@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import threading
+import zipfile
 from collections.abc import Iterator
 
 import grpc
@@ -104,6 +107,15 @@ def _hear(batches: Iterator[common_pb2.KvEventBatch], heard: list[common_pb2.KvC
         assert error.code() == Code.CANCELLED
 
 
+def test_a_gateway_gets_the_tokenizers_files(cached: tuple[RunningServer, Engine], engine: Engine) -> None:
+    chunks = list(cached[1].stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=LIMIT_S))
+    data = b"".join(chunk.data for chunk in chunks)
+    assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [hashlib.sha256(data).hexdigest()]
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert archive.read("tokenizer.json") == (EMBEDDED / "tokenizer.json").read_bytes()
+    assert failure(engine.stub.GetTokenizer, common_pb2.GetTokenizerRequest()) == Code.FAILED_PRECONDITION
+
+
 def test_health_is_told_in_both_ways(engine: Engine) -> None:
     assert engine.stub.HealthCheck(messages.HealthCheckRequest(), timeout=LIMIT_S).healthy
     health = health_pb2_grpc.HealthStub(engine.channel)
@@ -158,7 +170,6 @@ def test_what_is_not_there_is_unimplemented(engine: Engine) -> None:
         assert failure(engine.channel.unary_unary(path), message) == Code.UNIMPLEMENTED
     assert failure(engine.stub.SubscribeKvEvents, common_pb2.SubscribeKvEventsRequest()) == Code.UNIMPLEMENTED
     assert failure(engine.stub.Embed, messages.EmbedRequest()) == Code.UNIMPLEMENTED
-    assert failure(engine.stub.GetTokenizer, common_pb2.GetTokenizerRequest()) == Code.UNIMPLEMENTED
 
 
 def test_metrics_count_calls_as_they_count_requests(served: RunningServer, engine: Engine) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from math import isnan
 from typing import Any, cast
 
 import msgspec
 
-from app.serving.api.chat.media import BuiltPrompt
+from app.serving.api.chat.media import BuiltPrompt, Features
 from app.serving.api.grpc.messages import SERVICE, engine, read
 from app.serving.api.grpc.writer import RpcResponder, RpcWriter
 from app.serving.api.identity import ResponseMeta, address_of
@@ -22,7 +23,8 @@ from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.options import MAX_STOP_STRINGS, StructuredOutputs
 from app.serving.protocol.validation import check_prompt_length
 
-MEDIA = frozenset(("mm_inputs", "extra_mm_inputs", "media_refs"))
+MODALITIES = ("image", "image", "audio", "video")
+"""Modalities by their numbers; a message without one means images."""
 SAME = (
     *("top_k", "min_p", "frequency_penalty", "presence_penalty", "min_tokens", "skip_special_tokens"),
     *("spaces_between_special_tokens", "ignore_eos", "include_stop_str_in_output"),
@@ -78,15 +80,13 @@ def _given_prompt(message: Any, most: int) -> str | list[int]:
 def _built_prompt(
     pipeline: RequestPipeline, message: Any, request: CompletionRequest, given: str | list[int]
 ) -> BuiltPrompt:
-    if given_media := MEDIA & {field.name for field, _ in message.ListFields()}:
-        name = min(given_media)
-        raise bad_request(f"{name} need a processor of media, and this server has none.", name)
     if isinstance(given, str):
+        features_of(message, 0)
         pipeline.check_text(given)
         ids = pipeline.fit(request, pipeline.tokenizer.encode(given, True))
         return BuiltPrompt(ids, given, (("user", given),) if pipeline.keeps_turns else ())
     ids = pipeline.fit(request, given)
-    return BuiltPrompt(ids, pipeline.tokenizer.decode(ids, False))
+    return BuiltPrompt(ids, pipeline.tokenizer.decode(ids, False), (), features_of(message, len(ids)))
 
 
 def completion_of(message: Any, prompt: str | list[int], max_model_len: int) -> CompletionRequest:
@@ -148,3 +148,41 @@ def _transfer_of(message: Any) -> JsonObject | None:
         at = message.kv_transfer_params
         return {"do_remote_prefill": True, "remote_host": at.remote_host, "remote_port": at.remote_port}
     return None
+
+
+def features_of(message: Any, tokens: int) -> Features | None:
+    """Returns hashes and placeholders of media from a gateway; blocks are cached under the hashes.
+
+    Items without hashes get hashes of the whole batch. ApiError 400 for media that no server of this version
+    could fetch, and for placeholders outside the prompt.
+    """
+    if message.HasField("media_refs"):
+        raise bad_request("media_refs need a media processor, and this server has none.", "media_refs")
+    batches = [message.mm_inputs] if message.HasField("mm_inputs") else []
+    batches += message.extra_mm_inputs
+    if not batches:
+        return None
+    if message.WhichOneof("input") != "tokenized":
+        raise bad_request("mm_inputs need tokenized input", "mm_inputs")
+    found: Features = {"mm_hashes": {}, "mm_placeholders": {}, "kwargs_data": {}}
+    for batch in batches:
+        tensors = (batch.pixel_values, *batch.model_specific_tensors.values())
+        if any(it.WhichOneof("payload") == "remote" for it in tensors):
+            raise bad_request("tensors of mm_inputs cannot be fetched from elsewhere", "mm_inputs")
+        if batch.modality >= len(MODALITIES):
+            raise bad_request(f"mm_inputs.modality {batch.modality} is unknown", "mm_inputs")
+        modality, places, names = MODALITIES[batch.modality], batch.mm_placeholders, list(batch.mm_hashes)
+        if not names:
+            whole = hashlib.sha256(batch.SerializeToString()).hexdigest()
+            names = [f"{whole}-{number}" for number in range(len(places))]
+        if len(names) != len(places):
+            raise bad_request(
+                f"mm_inputs has {len(names)} hashes and {len(places)} placeholders", "mm_inputs"
+            )
+        if any(not place.length or place.offset + place.length > tokens for place in places):
+            raise bad_request("a placeholder of mm_inputs is not within the prompt", "mm_inputs")
+        found["mm_placeholders"].setdefault(modality, []).extend(
+            {"offset": place.offset, "length": place.length} for place in places
+        )
+        found["mm_hashes"].setdefault(modality, []).extend(names)
+    return found

@@ -31,6 +31,7 @@ from app.serving.api.grpc.streams import (
     events_method,
     health_methods,
     reflection_methods,
+    tokenizer_method,
     unimplemented,
 )
 from app.serving.api.pipeline import RequestPipeline
@@ -188,7 +189,7 @@ def rpc_service(
         generate_method(pipeline) if settings.model.task == "generate" else generate,
         embed_method(pipeline, settings.model),
         events_method(publisher),
-        unimplemented(f"/{SERVICE}/GetTokenizer", "The tokenizer is not sent: gateways load their own."),
+        tokenizer_method(settings),
         *facts.methods(),
         *health_methods(is_ready),
         *reflection_methods([SERVICE, HEALTH, *REFLECTIONS]),

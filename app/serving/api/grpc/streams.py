@@ -1,17 +1,23 @@
-"""Streams beside Generate: KV events, a watched health; and reflection."""
+"""Streams beside Generate: KV events, the tokenizer's files, a watched health; and reflection."""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gevent
+from gevent.lock import BoundedSemaphore
 from google.protobuf import descriptor_pool
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from app.base.clock.pause import call_off_hub
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.engine.kvcache.hashing import low64
 from app.engine.kvcache.publisher import EventSender
@@ -21,6 +27,7 @@ from app.serving.http.errors import ApiError, not_found
 from app.serving.http.response import StreamingBody
 from app.serving.http.rpc import RpcCode, RpcMethod, RpcOutcome, RpcResponse
 from app.serving.http.stream import StreamTransport
+from config.settings import Settings
 
 health: Any = health_pb2
 reflected: Any = reflection_pb2
@@ -35,6 +42,11 @@ MOST_SUBSCRIBERS = 32
 MOST_WAITING_BYTES = 4 << 20
 """Most bytes of batches that a subscriber may lag behind; then its stream ends."""
 NO_EVENTS = "There are no KV events: the server has no prefix cache of its own, or --enable-kvcache is off."
+FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+"""Files of a tokenizer in its folder, which may also hold an index of weights."""
+CHUNK_BYTES = 1 << 16
+MOST_BYTES = 64 << 20
+"""Most bytes of all files of a tokenizer together."""
 
 
 def unimplemented(path: str, text: str) -> RpcMethod:
@@ -161,6 +173,46 @@ def _key(key: object) -> dict[str, object]:
 def _signed(names: Sequence[int | bytes]) -> list[int]:
     numbers = (name if isinstance(name, int) else low64(name) for name in names)
     return [number - (1 << 64) if number >= 1 << 63 else number for number in numbers]
+
+
+def tokenizer_method(settings: Settings) -> RpcMethod:
+    """GetTokenizer, for a gateway that tokenizes itself. As in vLLM it needs a local folder."""
+    folder = Path(settings.tokenizer.tokenizer or settings.model.model)
+    made: list[bytes] = []
+    one_at_a_time = BoundedSemaphore(1)
+
+    def get_tokenizer(context: RequestContext) -> RpcResponse:
+        """The archive in chunks, which is made once for all clients."""
+        read(context, common.GetTokenizerRequest)
+        with one_at_a_time:
+            if not made:
+                made.append(call_off_hub(zipped, folder))
+        return RpcResponse(made[0])
+
+    return RpcMethod(f"/{SERVICE}/GetTokenizer", get_tokenizer)
+
+
+def zipped(folder: Path) -> bytes:
+    """Returns an archive of the tokenizer's files as messages; the last has its SHA-256.
+
+    ApiError 412 for no files, or too large ones.
+    """
+    paths = sorted({path for pattern in FILES for path in folder.glob(pattern)})
+    paths = [path for path in paths if path.is_file() and not path.name.endswith(".index.json")]
+    if not paths or sum(path.stat().st_size for path in paths) > MOST_BYTES:
+        text = "The server's tokenizer is no local folder (--tokenizer names one), or has too large files."
+        raise ApiError(412, "PreconditionFailed", text)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as into:
+        for path in paths:
+            # An entry without a date: the same files give the same archive.
+            into.writestr(zipfile.ZipInfo(path.name), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    data = archive.getvalue()
+    chunks = [
+        common.GetTokenizerChunk(data=data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)
+    ]
+    chunks[-1].sha256 = hashlib.sha256(data).hexdigest()
+    return b"".join(map(framed_message, chunks))
 
 
 def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
