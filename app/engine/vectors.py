@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -166,3 +167,46 @@ def logit(query: Bag, document: Bag) -> float:
 
 def sigmoid(logit: float) -> float:
     return 1 / (1 + math.exp(-logit))
+
+
+Pack = Callable[["array[float]"], bytes]
+BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+"""Bytes of one number."""
+LETTERS: Mapping[str, str] = {"float32": "f", "float16": "e", "bfloat16": "H"}
+"""Codes of `struct`; B for others."""
+SMALL: Mapping[str, tuple[int, int]] = {"bfloat16": (8, 7), "fp8_e4m3": (4, 3), "fp8_e5m2": (5, 2)}
+"""Bits of exponent and of mantissa of formats that Python does not know."""
+
+
+def packing(dtype: str, endianness: str, pace: Pace) -> Pack:
+    """Returns a function that packs numbers as `dtype` (see `BYTES`), byte order native, big or little."""
+    little = (sys.byteorder if endianness == "native" else endianness) == "little"
+    letter = LETTERS.get(dtype, "B")
+
+    def pack(numbers: array[float]) -> bytes:
+        pace()
+        values = small_floats(numbers, *SMALL[dtype]) if dtype in SMALL else numbers
+        return struct.pack(f"{'<' if little else '>'}{len(values)}{letter}", *values)
+
+    return pack
+
+
+def small_floats(numbers: array[float], exponent_bits: int, mantissa_bits: int) -> list[int]:
+    """Codes of the nearest floating point numbers of these bits and a sign; ties go to the even one.
+
+    For finite 32-bit numbers within the range of the format, which has fewer bits of mantissa.
+    """
+    bias = (1 << exponent_bits - 1) - 1
+    smallest_normal, steps_of_one = 2.0 ** (1 - bias), 2.0 ** (bias - 1 + mantissa_bits)
+    dropped = 23 - mantissa_bits
+    below_half = (1 << dropped - 1) - 1
+    rebias = (127 - bias) << mantissa_bits
+    sign_to = exponent_bits + mantissa_bits
+    codes = []
+    for number, bits in zip(numbers, array("I", numbers.tobytes()), strict=True):
+        sign, bits = bits >> 31 << sign_to, bits & 0x7FFF_FFFF
+        if -smallest_normal < number < smallest_normal:
+            codes.append(sign | round(abs(number) * steps_of_one))
+        else:  # a carry out of the mantissa is a step of the exponent, as it should be
+            codes.append(sign | (bits + below_half + (bits >> dropped & 1) >> dropped) - rebias)
+    return codes

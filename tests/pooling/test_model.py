@@ -11,8 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.vectors import TASKS, Bag, PoolingModel, embedding, logit, sigmoid
-from app.serving.api.pooling.writer import BYTES, packing, small_floats
+from app.engine.vectors import (
+    BYTES,
+    TASKS,
+    Bag,
+    PoolingModel,
+    embedding,
+    logit,
+    packing,
+    sigmoid,
+    small_floats,
+)
 from app.text import default_tokenizer
 
 

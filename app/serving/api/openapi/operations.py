@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from app.serving.api import tokens
+from app.serving.api import label_reads, tokens
 from app.serving.api.admin import lifecycle
 from app.serving.api.responses.routes import Retrieval
 from app.serving.protocol import (
     admin,
     anthropic,
     generate,
-    label_reads,
     pooling,
     responses,
     tokenize,

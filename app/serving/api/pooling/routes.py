@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from app.engine.vectors import TASKS, Bag, logit, sigmoid
+from msgspec import Raw
+
+from app.engine.vectors import BYTES, TASKS, Bag, Pace, Pack, logit, packing, sigmoid
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.pooling.runner import PoolingJob, PoolingRunner, check_count, told_tokens
-from app.serving.api.pooling.writer import Pooled, list_reply, packing, vector_reply
 from app.serving.faults.fault import damage
 from app.serving.faults.injector import fault_of
 from app.serving.http.context import RequestContext
@@ -22,11 +25,14 @@ from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Handler, Route, post
 from app.serving.protocol.coercion import JsonObject
+from app.serving.protocol.common import Usage, encode
 from app.serving.protocol.messages import Message
 from app.serving.protocol.pooling import (
     ClassificationRequest,
     CohereEmbedRequest,
     EmbeddingRequest,
+    EncodedRequest,
+    ItemList,
     PoolingRequest,
     RerankRequest,
     ScoreInputs,
@@ -55,6 +61,8 @@ for one server with all tasks.
 
 WANTED: Mapping[str, str] = {"embed": "embedding", "classify": "classes"}
 """Kind of output for scripts, by task; single tokens (`token_embed`, `token_classify`) have none."""
+MOST_NUMBERS = 2**22
+"""Most numbers in one answer: about 80 MB of JSON."""
 COHERE_TYPES = ("float", "binary", "ubinary", "base64")
 """Forms of a vector in the order of an answer."""
 INSTRUCTION_FILES = (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts"))
@@ -158,6 +166,79 @@ def _damaged(handler: Callable[[RequestContext], Response]) -> Handler:
         return damage(handler(context), fault_of(context), context)
 
     return damaged
+
+
+class Pooled(NamedTuple):
+    """Rows of numbers for each input, computed on reading; shapes and tokens are known before."""
+
+    inputs: Iterable[Iterable[array[float]]]
+    shapes: Sequence[tuple[int, ...]]
+    tokens: int
+
+    def check_size(self) -> None:
+        """Raises ApiError 400 for more numbers than one answer holds."""
+        if (numbers := sum(map(math.prod, self.shapes))) > MOST_NUMBERS:
+            raise bad_request(f"the answer would have {numbers} numbers, more than {MOST_NUMBERS}")
+
+
+def list_reply(
+    meta: ResponseMeta, items: Iterable[object], tokens: int, headers: Mapping[str, str]
+) -> Response:
+    data, usage = [Raw(encode(item)) for item in items], Usage(tokens, tokens, 0, None, None)
+    told = ItemList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
+    return json_response(told, 200, headers)
+
+
+def vector_reply(
+    request: EncodedRequest,
+    meta: ResponseMeta,
+    field: str,
+    pooled: Pooled,
+    headers: Mapping[str, str],
+    pace: Pace,
+) -> Response:
+    """Returns the numbers in the request's encoding; an item of a list has them under `field`.
+
+    ApiError 400 for more numbers than one answer holds.
+    """
+    pooled.check_size()
+    form, kind = request.encoding_format, "pooling" if field == "data" else field
+    pack = packing(request.embed_dtype, request.endianness, pace)
+    if form in ("float", "base64"):
+        values = (
+            _value(rows, len(shape) > 1, pack if form == "base64" else None)
+            for rows, shape in zip(pooled.inputs, pooled.shapes, strict=True)
+        )
+        items = ({"index": index, "object": kind, field: value} for index, value in enumerate(values))
+        return list_reply(meta, items, pooled.tokens, headers)
+    if form == "bytes":
+        headers = {**headers, "metadata": _metadata(request, meta, pooled)}
+    body = b"".join(pack(row) for rows in pooled.inputs for row in rows)
+    return Response(body, 200, headers, content_type="application/octet-stream")
+
+
+def _value(rows: Iterable[array[float]], nested: bool, pack: Pack | None) -> object:
+    if pack is not None:
+        return b64encode(b"".join(map(pack, rows))).decode()
+    lists = [row.tolist() for row in rows]
+    return lists if nested else lists[0]
+
+
+def _metadata(request: EncodedRequest, meta: ResponseMeta, pooled: Pooled) -> str:
+    """Returns the header that describes a body of bytes: JSON in ASCII.
+
+    The numbers of an input are from byte `start` up to `end`.
+    """
+    same = {"embed_dtype": request.embed_dtype, "endianness": request.endianness}
+    sizes = (BYTES[request.embed_dtype] * math.prod(shape) for shape in pooled.shapes)
+    places = pairwise(accumulate(sizes, initial=0))
+    items = [
+        {"index": index, **same, "start": start, "end": end, "shape": shape}
+        for index, ((start, end), shape) in enumerate(zip(places, pooled.shapes, strict=True))
+    ]
+    usage = {"prompt_tokens": pooled.tokens, "total_tokens": pooled.tokens}
+    told = {"id": meta.id, "created": meta.created, "model": meta.model, "data": items, "usage": usage}
+    return json.dumps(told)
 
 
 def pooled(runner: PoolingRunner, request: ClassificationRequest, job: PoolingJob, task: str) -> Pooled:
