@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 from app.engine.core.outputs import Started, Tokens
 from app.serving.api.chat.media import BuiltPrompt
@@ -17,7 +17,7 @@ from app.serving.http.errors import bad_request
 from app.serving.http.response import Response
 from app.serving.http.route import PlainHandler, Route, post
 from app.serving.protocol import common as wire
-from app.serving.protocol.common import HOLE, KVTransferParams, PromptTokensDetails, Usage
+from app.serving.protocol.common import HOLE, PromptTokensDetails, Usage
 from app.serving.protocol.completions import (
     Completion,
     CompletionChoice,
@@ -43,7 +43,6 @@ class CompletionResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     prompt_only: bool = False
     """`echo` with `max_tokens` 0: the prompt is the whole text."""
     logprobs: bool = False
-    transfer: KVTransferParams | None = None
 
 
 class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
@@ -78,7 +77,8 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         return shown
 
     def _usage_so_far(self, index: int) -> Usage:
-        return self._usage((self._options.prompts[index // self._options.n],), (self.choices[index],))
+        prompt = self._options.prompts[index // self._options.n]
+        return self._usage_of(len(prompt.ids), (self.choices[index],))
 
     def _texts_of(self, prompt: EchoedPrompt, texts: Sequence[str], echoes: bool) -> Sequence[str]:
         """Returns the parts of a choice's text. With token ids, vLLM leaves out the prompt's text."""
@@ -103,32 +103,16 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
             names = [token_name(token_id, "", True) for token_id in prompt.ids]
         return logprobs.lists([of_prompt, *(() if options.prompt_only else spans)], names)
 
-    def _whole_usage(self) -> Usage:
+    def _whole_usage(self, missing: None | UnsetType) -> Usage:
         options = self._options
-        usage = self._usage(options.prompts, self.choices)
+        usage = self._usage_of(sum([len(prompt.ids) for prompt in options.prompts]), self.choices)
+        usage.prompt_tokens_details = usage.completion_tokens_details = missing
         if options.prompt_details and options.prompts:
-            usage.prompt_tokens_details = PromptTokensDetails(self.told_cached)
+            usage.prompt_tokens_details = PromptTokensDetails(self.told_cached, missing, missing)
         return usage
 
-    def _usage(self, prompts: Sequence[EchoedPrompt], choices: Sequence[ChoiceState]) -> Usage:
-        return self._usage_of(sum([len(prompt.ids) for prompt in prompts]), choices)
-
     def whole(self) -> Completion:
-        meta, options = self._meta, self._options
-        usage = self._usage(options.prompts, self.choices)
-        usage.prompt_tokens_details = usage.completion_tokens_details = None
-        if options.prompt_details and options.prompts:
-            usage.prompt_tokens_details = PromptTokensDetails(self.told_cached, None, None)
-        return Completion(
-            id=meta.id,
-            created=meta.created,
-            model=meta.model,
-            choices=self.each_choice(self._choice),
-            system_fingerprint=meta.fingerprint,
-            usage=usage,
-            kv_transfer_params=options.transfer,
-            metrics=self.timing() if options.metrics else None,
-        )
+        return Completion(**self._answer(), choices=self.each_choice(self._choice))
 
     def _choice(self, index: int, choice: ChoiceState) -> CompletionChoice:
         options = self._options

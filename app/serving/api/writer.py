@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -296,11 +296,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         return (self._texts[index], self.plain_text.end) if self._plain else None
 
     def _tokens(self, output: Tokens) -> bytes:
-        number = 0
-        if self._plain and (output.part is None or output.part.kind == "reasoning"):
-            if output.finish is None:
-                return self._plain_chunks(output, len(output.texts))
-            number = max(0, len(output.texts) - 1)
+        plain = self._plain and (output.part is None or output.part.kind == "reasoning")
+        number = max(0, len(output.texts) - (output.finish is not None)) if plain else 0
         chunks = [self._plain_chunks(output, number)] if number else []
         return b"".join(chunks + [self._special(output, i) for i in places(output)[number:]])
 
@@ -346,11 +343,28 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         if not options.include_usage or self.has_failed:
             return DONE
         timing = (self.timing(UNSET) or UNSET) if options.metrics else UNSET
-        return self._head + _end(ChunkTail(self._whole_usage(), self._meta.signature, metrics=timing)) + DONE
+        return (
+            self._head
+            + _end(ChunkTail(self._whole_usage(UNSET), self._meta.signature, metrics=timing))
+            + DONE
+        )
 
     @abstractmethod
-    def _whole_usage(self) -> Usage:
-        """Returns the usage at the end of a stream."""
+    def _whole_usage(self, missing: None | UnsetType) -> Usage:
+        """Returns the usage of an answer, with `missing` for unknown fields."""
+
+    def _answer(self) -> dict[str, Any]:
+        """Returns the fields of a whole answer that chats and completions share."""
+        meta, options = self._meta, self._options
+        return {
+            "id": meta.id,
+            "created": meta.created,
+            "model": meta.model,
+            "system_fingerprint": meta.fingerprint,
+            "usage": self._whole_usage(None),
+            "kv_transfer_params": options.transfer,
+            "metrics": self.timing() if options.metrics else None,
+        }
 
 
 class PlainChoice:

@@ -28,7 +28,6 @@ from app.serving.protocol.common import (
     ChunkTail,
     CompletionTokensDetails,
     ECTransferParams,
-    KVTransferParams,
     LogprobContent,
     PromptTokensDetails,
     Usage,
@@ -65,7 +64,6 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """`include_reasoning`; hidden thoughts also hide tokens and log probabilities."""
     blocks: bool = False
     """The reply has an image, so its text comes as content blocks, too."""
-    transfer: KVTransferParams | None = None
     encoded_media: ECTransferParams | None = None
     media_tokens: Mapping[str, int] | None = None
 
@@ -96,7 +94,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             return b""
         options, head = self._options, self._head
         self.begin(output)
-        usage = self._usage((), UNSET, None) if options.continuous_usage else UNSET
+        usage = self._usage(()) if options.continuous_usage else UNSET
         ids = options.prompt_ids if options.token_ids else None
         tail = ChunkTail(usage, UNSET, ids, options.prompt_text)
         opening = chunk_events(head, wire.Delta(options.role, ""), options.n, tail)
@@ -141,7 +139,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         return shown
 
     def _usage_so_far(self, index: int) -> Usage:
-        return self._usage((self.choices[index],), UNSET, None)
+        return self._usage((self.choices[index],))
 
     def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> wire.Delta | None:
         """Returns a token's addition to the message; None for markup or a hidden thought."""
@@ -167,47 +165,34 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             return "tool_calls"
         return reason
 
-    def _whole_usage(self) -> Usage:
-        options = self._options
-        details: PromptTokensDetails | UnsetType = UNSET
+    def _whole_usage(self, missing: None | UnsetType) -> Usage:
+        options, usage = self._options, self._usage(self.choices, missing)
+        usage.prompt_tokens_details = missing
         if options.prompt_details:
-            details = PromptTokensDetails(self.told_cached, self.told_created, options.media_tokens or UNSET)
-        return self._usage(self.choices, details, UNSET)
+            media = options.media_tokens or missing
+            usage.prompt_tokens_details = PromptTokensDetails(self.told_cached, self.told_created, media)
+        return usage
 
-    def _usage(
-        self,
-        choices: Sequence[ChoiceState],
-        prompt_details: PromptTokensDetails | None | UnsetType,
-        no_thoughts: None | UnsetType,
-    ) -> Usage:
+    def _usage(self, choices: Sequence[ChoiceState], no_thoughts: None | UnsetType = None) -> Usage:
         usage = self._usage_of(len(self._options.prompt_ids), choices)
-        usage.prompt_tokens_details, usage.completion_tokens_details = prompt_details, no_thoughts
+        usage.completion_tokens_details = no_thoughts
         if self._options.reasons:
             thoughts = sum(choice.reasoning_tokens for choice in choices)
             usage.completion_tokens_details = CompletionTokensDetails(thoughts)
         return usage
 
     def whole(self) -> wire.ChatCompletion:
-        meta, options = self._meta, self._options
+        options = self._options
         if options.parsed is not None:
             for choice in self.choices:
                 options.parsed(False, choice.called, 1)
-        details = None
-        if options.prompt_details:
-            details = PromptTokensDetails(self.told_cached, self.told_created, options.media_tokens)
         return wire.ChatCompletion(
-            id=meta.id,
-            created=meta.created,
-            model=meta.model,
+            **self._answer(),
             choices=self.each_choice(self._choice),
-            system_fingerprint=meta.fingerprint,
-            usage=self._usage(self.choices, details, None),
             prompt_logprobs=prompt_entries(self.prompt_logprobs),
             prompt_token_ids=options.prompt_ids if options.token_ids else None,
             prompt_text=options.prompt_text,
-            kv_transfer_params=options.transfer,
             ec_transfer_params=options.encoded_media,
-            metrics=self.timing() if options.metrics else None,
         )
 
     def _choice(self, index: int, choice: ChoiceState) -> wire.ChatChoice:

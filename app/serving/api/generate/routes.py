@@ -36,7 +36,6 @@ class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     prompt_ids: Sequence[int]
     text: bool = False
     logprobs: bool = False
-    transfer: wire.KVTransferParams | None = None
     encoded_media: wire.ECTransferParams | None = None
     weights: Callable[[], str]
     """Returns the present version of the weights."""
