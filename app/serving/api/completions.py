@@ -151,10 +151,13 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
             shows_entries = request.echo and request.logprobs is not None
             entries = tokens * asked.entries_per_prompt_token if shows_entries else 0
             check_repeated("echo" if request.echo else "return_token_ids", tokens, entries)
+        echoed = [EchoedPrompt(prompt.ids) for prompt in prompts]
+        if request.echo:
+            echoed = [echoed_prompt(pipeline, prompt.ids, request.logprobs is not None) for prompt in prompts]
         meta = pipeline.identity.response_meta("cmpl", context, request.request_id, asked.model)
         options = CompletionResponseOptions(
             **pipeline.options(asked),
-            prompts=[_echoed(pipeline, request, prompt) for prompt in prompts],
+            prompts=echoed,
             echo=bool(request.echo),
             prompt_only=request.max_tokens == 0,
             logprobs=request.logprobs is not None,
@@ -176,9 +179,7 @@ def completion_prompt(
     return BuiltPrompt(pipeline.fit(request, prompt), ",".join(map(str, prompt)))
 
 
-def _echoed(pipeline: RequestPipeline, request: CompletionRequest, prompt: BuiltPrompt) -> EchoedPrompt:
-    if not request.echo:
-        return EchoedPrompt(prompt.ids)
-    pipeline.slices.spend(len(prompt.ids))
-    texts = pipeline.tokenizer.token_texts(prompt.ids) if request.logprobs is not None else ()
-    return EchoedPrompt(prompt.ids, pipeline.tokenizer.decode(prompt.ids), texts)
+def echoed_prompt(pipeline: RequestPipeline, ids: Sequence[int], shows_tokens: bool) -> EchoedPrompt:
+    pipeline.slices.spend(len(ids))
+    tokenizer = pipeline.tokenizer
+    return EchoedPrompt(ids, tokenizer.decode(ids), tokenizer.token_texts(ids) if shows_tokens else ())

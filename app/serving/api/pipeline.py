@@ -90,7 +90,6 @@ class RequestPipeline:
     """Admits requests, submits them to the engine, and has answers written."""
 
     settings: Settings
-    """The settings of now: some may change while the server runs."""
     body: BodyLimits
     models: ServedModels
     tokenizer: Tokenizer
@@ -116,8 +115,7 @@ class RequestPipeline:
 
     def decode(self, context: RequestContext, kind: type[T]) -> T:
         """Returns the request in the body. ApiError 400, 408 or 413."""
-        body = self.body.read(context)
-        return decode(body, context.content_type, kind)
+        return decode(self.body.read(context), context.content_type, kind)
 
     def admit(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
         """Validates the request as far as possible before its prompts are tokens."""
@@ -311,11 +309,7 @@ def every_choice(
 
 
 def check_answer_size(asked: Asked, prompt_tokens: int) -> None:
-    """Raises ApiError 400 when a whole answer may have too many tokens or log probabilities.
-
-    The limit is 1,398,101 tokens, or 838,860 log probabilities, including alternatives and prompts. A
-    stream has no such limit: nothing is kept.
-    """
+    """Raises ApiError 400 when a whole answer may have too many tokens or log probabilities."""
     tokens = asked.n * sum(asked.max_tokens)
     entries = tokens * asked.entries_per_token + asked.n * prompt_tokens * asked.entries_per_prompt_token
     size = tokens * TOKEN_BYTES + entries * ENTRY_BYTES
@@ -329,20 +323,15 @@ def check_answer_size(asked: Asked, prompt_tokens: int) -> None:
 
 def check_repeated(param: str, values: int, entries: int = 0) -> None:
     """Raises ApiError 400 for a stream that repeats too many values or log probabilities of its prompts."""
-    for count, most, what in (
-        (values, MOST_REPEATED, "token ids and characters"),
-        (entries, MOST_REPEATED_LOGPROBS, "log probabilities"),
-    ):
-        if count > most:
-            raise bad_request(f"A stream repeats at most {most} {what} of prompts, not {count}.", param)
+    if values > MOST_REPEATED or entries > MOST_REPEATED_LOGPROBS:
+        limits = f"{MOST_REPEATED} token ids and characters, and {MOST_REPEATED_LOGPROBS} log probabilities"
+        raise bad_request(f"Of its prompts a stream repeats at most {limits}.", param)
 
 
 def check_rank(context: RequestContext, rank: int) -> None:
     """Raises ApiError 400 for a request that is pinned to a data parallel rank other than `rank`.
 
-    vLLM takes a whole number as the rank's index, ignores other values, and refuses an index without an
-    engine with a BadRequestError. Our ranks are processes with one port each, so each has only its own index.
-    vLLM checks when the engine takes the request, so the error of a stream comes in the stream.
+    As in vLLM, other values than whole numbers are ignored. Each of our ranks has a port of its own.
     """
     try:
         pinned = int(context.headers.get(RANK, rank))
@@ -354,9 +343,7 @@ def check_rank(context: RequestContext, rank: int) -> None:
 
 def priority_of(context: RequestContext, own: int) -> int:
     """Returns the priority of the header, else `own`. ApiError 400 when the header is no integer."""
-    given = context.headers.get(PRIORITY)
-    if given is None:
-        return own
+    given = context.headers.get(PRIORITY, str(own))
     try:
         return int(given)
     except ValueError:

@@ -51,40 +51,34 @@ class BuiltPrompt(Struct, frozen=True):
 
 def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]) -> Features | None:
     """Returns media by modality; None without any. They share the prompt's tokens evenly, in order."""
-    found = list(items(messages))
-    if not found:
+    media, total = list(items(messages)), len(prompt_ids)
+    if not media:
         return None
-    hashes: dict[str, list[str]] = {}
-    spans: dict[str, list[MediaTokens]] = {}
-    data: dict[str, list[str]] = {}
-    total = len(prompt_ids)
-    span = max(total // len(found), 1)
-    for number, (modality, identifier) in enumerate(found):
-        place = len(hashes.setdefault(modality, []))
-        name = f"sim_{SHORT[modality]}_{place}_{fnv1a32(identifier):x}"
+    found: Features = {"mm_hashes": {}, "mm_placeholders": {}, "kwargs_data": {}}
+    span = max(total // len(media), 1)
+    for number, (modality, identifier) in enumerate(media):
+        hashes = found["mm_hashes"].setdefault(modality, [])
+        name = f"sim_{SHORT[modality]}_{len(hashes)}_{fnv1a32(identifier):x}"
+        hashes.append(name)
         offset = max(min(number * span, total - 1), 0)
-        hashes[modality].append(name)
-        data.setdefault(modality, []).append(base64.b64encode(name.encode()).decode())
-        length = max(min(span, total - offset), 1)
-        spans.setdefault(modality, []).append({"offset": offset, "length": length})
-    return {"mm_hashes": hashes, "mm_placeholders": spans, "kwargs_data": data}
+        place: MediaTokens = {"offset": offset, "length": max(min(span, total - offset), 1)}
+        found["mm_placeholders"].setdefault(modality, []).append(place)
+        found["kwargs_data"].setdefault(modality, []).append(base64.b64encode(name.encode()).decode())
+    return found
 
 
 def media_tokens(
     messages: Sequence[Message], modalities: Iterable[str], count: Callable[[Sequence[Message]], int]
 ) -> dict[str, int]:
     """Returns the prompt tokens that items of each modality add; `count` returns those of messages."""
-
-    def is_of(part: object, modality: str) -> bool:
-        return isinstance(part, Mapping) and MODALITIES.get(str(part.get("type"))) == modality
-
     whole, added = count(messages), {}
     for modality in modalities:
+        types = {kind for kind, of in MODALITIES.items() if of == modality}
         others: list[Message] = []
         for message in messages:
             content = message.get("content")
             if isinstance(content, list):
-                content = [part for part in content if not is_of(part, modality)]
+                content = [part for part in content if type_of(part) not in types]
             others.append({**message, "content": content})
         added[modality] = max(0, whole - count(others))
     return added
@@ -100,13 +94,16 @@ def placeholders(media: Features | None) -> tuple[tuple[str, int, int], ...]:
     )
 
 
+def type_of(part: object) -> str:
+    return str(part.get("type")) if isinstance(part, Mapping) else ""
+
+
 def items(messages: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]:
     """Yields modality and identifier of every item that is not empty, in order."""
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if isinstance(kind, str) and kind in FIELDS:
+            if (kind := type_of(part)) in FIELDS:
                 modality, key = FIELDS[kind]
                 value = part.get(kind)
                 identifier = value.get(key) if isinstance(value, Mapping) else value
