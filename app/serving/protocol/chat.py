@@ -5,7 +5,7 @@ Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is enco
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -113,7 +113,7 @@ def _check_tools(tools: object, choice: object) -> None:
         listed = part(part(choice, "allowed_tools"), "tools")
         if not isinstance(listed, list) or not listed:
             raise bad_request("tool_choice.allowed_tools needs tools", "tool_choice.allowed_tools")
-        if not set(_names(listed)) <= set(_names(tools)):
+        if not _names(listed) <= _names(tools):
             raise bad_request("tool_choice allows a tool that is not among tools", "tool_choice")
         return
     function = part(choice, "function")
@@ -122,23 +122,20 @@ def _check_tools(tools: object, choice: object) -> None:
     name = part(function, "name")
     if not isinstance(name, str) or not name:
         raise bad_request("tool_choice.function needs a name", "tool_choice.function.name")
-    functions = list(_functions(tools))
-    if not isinstance(tools, list) or any(isinstance(function, str | int | float) for function in functions):
+    if not isinstance(tools, list) or not all(map(_has_function, tools)):
         raise bad_request("tools must be a list of objects")
     if name not in _names(tools):
         raise bad_request("tool_choice names a tool that is not among tools", "tool_choice")
 
 
-def _names(tools: object) -> Iterator[str | None]:
-    """Yields the name of each tool; None for a name that the schema refuses."""
-    for function in _functions(tools):
-        name = part(function, "name")
-        yield name if isinstance(name, str) else None
+def _names(tools: object) -> set[str | None]:
+    """Returns the names of tools; None stands for names that the schema refuses."""
+    names = [part(part(tool, "function"), "name") for tool in (tools if isinstance(tools, list) else ())]
+    return {name if isinstance(name, str) else None for name in names}
 
 
-def _functions(tools: object) -> Iterator[object]:
-    for tool in tools if isinstance(tools, list) else ():
-        yield part(tool, "function") if isinstance(tool, dict | Tool) else 0
+def _has_function(tool: object) -> bool:
+    return isinstance(tool, dict | Tool) and not isinstance(part(tool, "function"), str | int | float)
 
 
 def _check_logprobs(request: ChatCompletionRequest | RawRequest) -> None:

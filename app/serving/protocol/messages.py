@@ -50,14 +50,7 @@ def check_tool_calls(messages: Sequence[Message]) -> None:
     for message in messages:
         calls = message.get("tool_calls") if message.get("role") == "assistant" else None
         for index, call in enumerate(calls if isinstance(calls, list) else ()):
-            is_custom = (
-                isinstance(call, dict)
-                and call.get("type") == "custom"
-                and isinstance(call.get("id"), str)
-                and isinstance(call.get("custom"), dict)
-                and _has_strings(call["custom"], "input", "name")
-            )
-            if not is_custom and (path := _wrong_function_call(call)):
+            if not _is_custom_call(call) and (path := _wrong_function_call(call)):
                 where = param_of((index, *path))
                 raise malformed(f"{where}: a tool call of a message is incomplete", where)
 
@@ -83,18 +76,18 @@ def _is_content(content: object) -> bool:
 def _is_known_kind(message: Message) -> bool:
     role, content = message.get("role"), message.get("content")
     if role == "tool":
-        return _is_content(content) and isinstance(message.get("tool_call_id"), str)
+        return _is_content(content) and _has(message, "tool_call_id")
     if role == "function":
-        has_content = "content" in message and (content is None or isinstance(content, str))
-        return has_content and isinstance(message.get("name"), str)
+        return "content" in message and isinstance(content, str | None) and _has(message, "name")
     if not isinstance(message.get("name", ""), str):
         return False
+    audio, call = message.get("audio"), message.get("function_call")
     if role == "assistant":
         return (
             (content is None or _is_content(content))
             and isinstance(message.get("refusal"), str | None)
-            and _has_strings(message.get("audio"), "id")
-            and _has_strings(message.get("function_call"), "arguments", "name")
+            and (audio is None or _has(audio, "id"))
+            and (call is None or _has(call, "arguments", "name"))
             and isinstance(message.get("tool_calls", []), list)
         )
     return role in ("developer", "system", "user") and _is_content(content)
@@ -117,18 +110,19 @@ def _is_custom_kind(message: Message) -> bool:
     )
 
 
-def _has_strings(value: object, *keys: str) -> bool:
-    """True for None, or an object with a string under each of `keys`."""
-    return value is None or isinstance(value, dict) and all(isinstance(value.get(key), str) for key in keys)
+def _has(value: object, *keys: str) -> bool:
+    """True for an object with a string under each of `keys`."""
+    return isinstance(value, dict) and all([isinstance(value.get(key), str) for key in keys])
+
+
+def _is_custom_call(call: object) -> bool:
+    is_custom = _has(call, "id") and isinstance(call, dict) and call.get("type") == "custom"
+    return is_custom and isinstance(call, dict) and _has(call.get("custom"), "input", "name")
 
 
 def _is_tool(tool: object) -> bool:
-    return (
-        isinstance(tool, dict)
-        and tool.get("type") == "function"
-        and isinstance(tool.get("function"), dict)
-        and isinstance(tool["function"].get("name"), str)
-    )
+    is_function = isinstance(tool, dict) and tool.get("type") == "function"
+    return is_function and isinstance(tool, dict) and _has(tool.get("function"), "name")
 
 
 def _wrong_function_call(call: object) -> tuple[str, ...]:
@@ -136,12 +130,12 @@ def _wrong_function_call(call: object) -> tuple[str, ...]:
     if not isinstance(call, dict):
         return (_TOOL_CALL,)
     function = call.get("function")
-    if not isinstance(call.get("id"), str):
+    if not _has(call, "id"):
         return (_TOOL_CALL, "id")
     if not isinstance(function, dict):
         return (_TOOL_CALL, "function")
     for key in ("arguments", "name"):
-        if not isinstance(function.get(key), str):
+        if not _has(function, key):
             return (_TOOL_CALL, "function", key)
     return () if call.get("type") == "function" else (_TOOL_CALL, "type")
 
@@ -152,17 +146,12 @@ def content_text(content: object) -> str:
         return content
     if not isinstance(content, list | dict):
         return ""
-    texts = map(_part_text, content)
-    return "\n".join(text for text in texts if text is not None)
-
-
-def _part_text(part: object) -> str | None:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict):
-        return None
-    if part.get("type") == "image_url":
-        image = part.get("image_url")
-        return f"image: {image.get('url') if isinstance(image, dict) else image}"
-    text = part.get("text")
-    return text if isinstance(text, str) else None
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(part, dict) and part.get("type") == "image_url":
+            image = part.get("image_url")
+            text = f"image: {image.get('url') if isinstance(image, dict) else image}"
+        if isinstance(text, str):
+            texts.append(text)
+    return "\n".join(texts)

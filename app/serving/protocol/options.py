@@ -63,15 +63,8 @@ class StructuredOutputs(Struct, kw_only=True):
     structural_tag: str | None = None
 
     def __post_init__(self) -> None:
-        constraints = (
-            self.json,
-            self.regex,
-            self.choice,
-            self.grammar,
-            self.json_object,
-            self.structural_tag,
-        )
-        given = sum(constraint is not None for constraint in constraints)
+        constraints = (self.json, self.regex, self.choice, self.grammar, self.json_object)
+        given = sum(constraint is not None for constraint in (*constraints, self.structural_tag))
         if given != 1:
             raise bad_request(f"structured_outputs takes exactly one constraint, {given} are given")
 
