@@ -67,6 +67,9 @@ class Watcher(Protocol):
 
     def start(self, callback: Callable[..., None], *args: object) -> None: ...
 
+    def again(self, callback: Callable[..., None]) -> None:
+        """Restarts a timer."""
+
     def stop(self) -> None: ...
 
     def close(self) -> None: ...

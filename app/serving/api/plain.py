@@ -126,6 +126,9 @@ class PlainGeneration(Generic[P]):
         self._names: frozenset[str | None] = frozenset()
         """Names of the served model; while empty, no request is plain."""
         self._least_hit_rate = 0.0
+        self._forced_usage = False
+        self.options: dict[str, Any] = {}
+        """Fields of `ResponseOptions` that all requests share."""
 
     def on_settings(self, settings: Settings) -> None:
         """Decides if any request can be plain now. Subscribe it after the fault injector."""
@@ -145,6 +148,13 @@ class PlainGeneration(Generic[P]):
         )
         self._names = frozenset() if special else frozenset((None, "", *pipeline.models.names))
         self._least_hit_rate = settings.kvcache.global_cache_hit_threshold
+        self._forced_usage = settings.api.enable_force_include_usage
+        self.options = {
+            "n": 1,
+            "continuous_usage": self._forced_usage,
+            "prompt_details": settings.api.enable_prompt_tokens_details,
+            "metrics": settings.api.enable_per_request_metrics,
+        }
 
     def recognise(self, body: bytes) -> Recognised[P] | None:
         """Returns the request in `body`; None, with nothing drawn or counted, when not plain."""
@@ -170,18 +180,7 @@ class PlainGeneration(Generic[P]):
             return None
         return Recognised(request, ids, most, limit is not None)
 
-    def options(self, request: P) -> dict[str, Any]:
-        api, options = self._pipeline.settings.api, request.stream_options
-        forced = api.enable_force_include_usage
-        return {
-            "n": 1,
-            "include_usage": forced or (options is not None and options.include_usage),
-            "continuous_usage": forced,
-            "prompt_details": api.enable_prompt_tokens_details,
-            "metrics": api.enable_per_request_metrics,
-        }
-
-    def writer(self, recognised: Recognised[P], meta: ResponseMeta) -> ResponseWriter:
+    def writer(self, recognised: Recognised[P], meta: ResponseMeta, usage: bool) -> ResponseWriter:
         raise NotImplementedError
 
     def answer(self, context: RequestContext, recognised: Recognised[P]) -> Response | PendingResponse:
@@ -209,7 +208,9 @@ class PlainGeneration(Generic[P]):
             cache_hit_threshold=self._least_hit_rate,
             observers=context.observers,
         )
-        writer = self.writer(recognised, meta)
+        stream_options = request.stream_options
+        usage = self._forced_usage or (stream_options is not None and stream_options.include_usage)
+        writer = self.writer(recognised, meta, usage)
         return pipeline.responder.respond_soon((wanted,), writer, bool(request.stream), context)
 
 
@@ -219,10 +220,11 @@ class PlainChats(PlainGeneration[PlainChat]):
     def __init__(self, pipeline: RequestPipeline) -> None:
         super().__init__(pipeline, PlainChat, KnownChats(pipeline.tokenizer))
 
-    def writer(self, recognised: Recognised[PlainChat], meta: ResponseMeta) -> ChatWriter:
+    def writer(self, recognised: Recognised[PlainChat], meta: ResponseMeta, usage: bool) -> ChatWriter:
         pipeline = self._pipeline
         options = ChatResponseOptions(
-            **self.options(recognised.request),
+            **self.options,
+            include_usage=usage,
             prompt_ids=recognised.prompt_ids,
             role=pipeline.settings.api.response_role,
             parses=pipeline.limits.parses,
@@ -236,7 +238,9 @@ class PlainCompletions(PlainGeneration[PlainCompletion]):
     def __init__(self, pipeline: RequestPipeline) -> None:
         super().__init__(pipeline, PlainCompletion, KnownTexts(pipeline.tokenizer))
 
-    def writer(self, recognised: Recognised[PlainCompletion], meta: ResponseMeta) -> CompletionWriter:
+    def writer(
+        self, recognised: Recognised[PlainCompletion], meta: ResponseMeta, usage: bool
+    ) -> CompletionWriter:
         prompts = (EchoedPrompt(recognised.prompt_ids),)
-        options = CompletionResponseOptions(**self.options(recognised.request), prompts=prompts)
+        options = CompletionResponseOptions(**self.options, include_usage=usage, prompts=prompts)
         return CompletionWriter(meta, options)

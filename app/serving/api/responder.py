@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 import gevent
 from gevent.event import Event as Bell
@@ -45,12 +44,12 @@ TakeOver = Callable[[Connection, Callable[[], None]], StreamTransport]
 """Makes the writer of a stream to a connection, and calls back at the end."""
 
 
+@dataclass(slots=True)
 class ServerLoad:
     """Counts requests being answered now, for GET /load, when tracking is on."""
 
-    def __init__(self, tracked: bool) -> None:
-        self.count = 0
-        self.tracked = tracked
+    tracked: bool
+    count: int = 0
 
     def begin(self) -> None:
         self.count += self.tracked
@@ -223,13 +222,6 @@ class ResponseCollector:
             self._abort()  # only where the waiting greenlet was killed
 
 
-class IdleTimer(Watcher, Protocol):
-    """A repeating timer of gevent's loop."""
-
-    def again(self, callback: Callable[..., None]) -> None:
-        """Restarts the timer."""
-
-
 class EventStream(StreamingBody):
     """Writes the outputs of `choices` sequences with `writer`.
 
@@ -261,7 +253,7 @@ class EventStream(StreamingBody):
         self._slice_tokens = max(1, SLICE_TOKENS // entries_per_token)
         self.transport: StreamTransport | None = None
         self._keep_alive_s = keep_alive_s
-        self._idle_timer: IdleTimer | None = None
+        self._idle_timer: Watcher | None = None
         self._pending: list[EngineOutput] = []
         self._bell: Bell | None = None
         self.handle: Handle | None = None
@@ -346,8 +338,10 @@ class EventStream(StreamingBody):
         """Returns all events and the end, if the generation is over and fits one slice; else None."""
         if self.unfinished:
             return None
-        size = sum([len(output.texts) if type(output) is Tokens else 1 for output in self._pending])
-        if size > self._slice_tokens:
+        room = self._slice_tokens
+        for output in self._pending:
+            room -= len(output.texts) if type(output) is Tokens else 1
+        if room < 0:
             return None
         return b"".join([*map(self.writer.chunk, self._pending), self.writer.closing()])
 

@@ -296,15 +296,21 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         return (self._texts[index], self.plain_text.end) if self._plain else None
 
     def _tokens(self, output: Tokens) -> bytes:
-        plain = self._plain and (output.part is None or output.part.kind == "reasoning")
-        number = max(0, len(output.texts) - (output.finish is not None)) if plain else 0
-        chunks = [self._plain_chunks(output, number)] if number else []
-        return b"".join(chunks + [self._special(output, i) for i in places(output)[number:]])
+        index, part, texts, number, chunks = output.index, output.part, output.texts, 0, list[bytes]()
+        if self._plain and (part is None or part.kind == "reasoning"):
+            number = max(0, len(texts) - (output.finish is not None))
+        if number and part is None:
+            self.choices[index].tokens += number
+            chunks.append(self.plain_text.events(self._texts[index], texts[:number]))
+        elif number:
+            chunks.append(self._plain_thoughts(output, number))
+        for i in range(number, max(len(texts), output.finish is not None)):
+            chunks.append(self._special(output, i))
+        return b"".join(chunks)
 
-    def _plain_chunks(self, output: Tokens, number: int) -> bytes:
-        """Returns the chunks of the first `number` tokens, which are plain."""
-        self.choices[output.index].tokens += number
-        return self.plain_text.events(self._texts[output.index], output.texts[:number])
+    def _plain_thoughts(self, output: Tokens, number: int) -> bytes:
+        """Returns the chunks of the first `number` tokens, which are plain thoughts of a chat."""
+        raise NotImplementedError
 
     def _special(self, output: Tokens, i: int) -> bytes:
         """Returns the chunk of token `i`; the last one is signed, unless the stream's usage follows."""

@@ -11,16 +11,8 @@ from typing import ClassVar, Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.serving.http.errors import bad_request
-from app.serving.protocol import rules
+from app.serving.protocol import common, rules
 from app.serving.protocol.coercion import JsonObject, Misfit
-from app.serving.protocol.common import (
-    ECTransferParams,
-    KVTransferParams,
-    LogprobContent,
-    PerRequestMetrics,
-    PromptLogprobs,
-    Usage,
-)
 from app.serving.protocol.decoding import RawRequest
 from app.serving.protocol.messages import Message, check_tool_calls, convert_messages, normalize_messages
 from app.serving.protocol.options import Effort, GenerationFields, Tool, ToolChoice
@@ -249,7 +241,7 @@ class ChatMessage(Struct):
 class ChatChoice(Struct):
     index: int
     message: ChatMessage
-    logprobs: LogprobContent | None
+    logprobs: common.LogprobContent | None
     finish_reason: str
     stop_reason: str | int | None
     token_ids: Sequence[int] | Raw | None
@@ -266,13 +258,13 @@ class ChatCompletion(Struct, kw_only=True):
     choices: Sequence[ChatChoice | Raw]
     service_tier: None = None
     system_fingerprint: str | None
-    usage: Usage
-    prompt_logprobs: PromptLogprobs | Raw | None = None
+    usage: common.Usage
+    prompt_logprobs: common.PromptLogprobs | Raw | None = None
     prompt_token_ids: Sequence[int] | Raw | None = None
     prompt_text: str | None = None
-    kv_transfer_params: KVTransferParams | None = None
-    ec_transfer_params: ECTransferParams | None = None
-    metrics: PerRequestMetrics | None = None
+    kv_transfer_params: common.KVTransferParams | None = None
+    ec_transfer_params: common.ECTransferParams | None = None
+    metrics: common.PerRequestMetrics | None = None
 
 
 class Delta(Struct):
@@ -285,7 +277,7 @@ class Delta(Struct):
 class ChunkChoice(Struct):
     index: int | Raw
     delta: Delta
-    logprobs: LogprobContent | None = None
+    logprobs: common.LogprobContent | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None | UnsetType = UNSET
     token_ids: Sequence[int] | None | UnsetType = UNSET

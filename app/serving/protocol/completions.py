@@ -8,15 +8,8 @@ from typing import ClassVar, cast
 from msgspec import Raw, Struct
 
 from app.serving.http.errors import bad_request
-from app.serving.protocol import rules
+from app.serving.protocol import common, rules
 from app.serving.protocol.coercion import convert_value
-from app.serving.protocol.common import (
-    CompletionLogprobs,
-    KVTransferParams,
-    PerRequestMetrics,
-    PromptLogprobs,
-    Usage,
-)
 from app.serving.protocol.decoding import RawRequest
 from app.serving.protocol.options import GenerationFields, Natural
 
@@ -103,11 +96,11 @@ def _check_logprobs(request: CompletionRequest | RawRequest) -> None:
 class CompletionChoice(Struct):
     index: int
     text: str | Raw
-    logprobs: CompletionLogprobs | None
+    logprobs: common.CompletionLogprobs | None
     finish_reason: str
     stop_reason: str | int | None
     token_ids: Sequence[int] | Raw | None
-    prompt_logprobs: PromptLogprobs | Raw | None
+    prompt_logprobs: common.PromptLogprobs | Raw | None
     prompt_token_ids: Sequence[int] | Raw | None
     routed_experts: None = None
 
@@ -122,16 +115,16 @@ class Completion(Struct, kw_only=True):
     choices: Sequence[CompletionChoice | Raw]
     service_tier: None = None
     system_fingerprint: str | None
-    usage: Usage
-    kv_transfer_params: KVTransferParams | None = None
+    usage: common.Usage
+    kv_transfer_params: common.KVTransferParams | None = None
     ec_transfer_params: None = None
-    metrics: PerRequestMetrics | None = None
+    metrics: common.PerRequestMetrics | None = None
 
 
 class CompletionChunkChoice(Struct):
     index: int | Raw
     text: str | Raw
-    logprobs: CompletionLogprobs | None = None
+    logprobs: common.CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     prompt_token_ids: Sequence[int] | Raw | None = None

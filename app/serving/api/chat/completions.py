@@ -22,16 +22,9 @@ from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
 from app.serving.http.route import PlainHandler, Route, post
 from app.serving.protocol import chat as wire
+from app.serving.protocol import common
 from app.serving.protocol.chat import BATCH_LATE, BatchChatRequest, ChatCompletionRequest
-from app.serving.protocol.common import (
-    HOLE,
-    ChunkTail,
-    CompletionTokensDetails,
-    ECTransferParams,
-    LogprobContent,
-    PromptTokensDetails,
-    Usage,
-)
+from app.serving.protocol.common import HOLE
 from app.serving.protocol.messages import Message, content_text
 from app.serving.protocol.options import NamedToolChoice
 from app.serving.protocol.validation import ValidatedRequest
@@ -64,7 +57,7 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """`include_reasoning`; hidden thoughts also hide tokens and log probabilities."""
     blocks: bool = False
     """The reply has an image, so its text comes as content blocks, too."""
-    encoded_media: ECTransferParams | None = None
+    encoded_media: common.ECTransferParams | None = None
     media_tokens: Mapping[str, int] | None = None
 
     @property
@@ -96,25 +89,25 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         self.begin(output)
         usage = self._usage(()) if options.continuous_usage else UNSET
         ids = options.prompt_ids if options.token_ids else None
-        tail = ChunkTail(usage, UNSET, ids, options.prompt_text)
+        tail = common.ChunkTail(usage, UNSET, ids, options.prompt_text)
         opening = chunk_events(head, wire.Delta(options.role, ""), options.n, tail)
         if not options.echo:
             return opening
-        return opening + chunk_events(head, wire.Delta(content=options.echo), options.n, ChunkTail(usage))
+        return opening + chunk_events(
+            head, wire.Delta(content=options.echo), options.n, common.ChunkTail(usage)
+        )
 
     @cached_property
     def _thoughts(self) -> Sequence[bytes]:
         return PLAIN_THOUGHT.begins(self._head, self._options.n)
 
-    def _plain_chunks(self, output: Tokens, number: int) -> bytes:
-        if output.part is None:
-            return super()._plain_chunks(output, number)
-        choice, texts = self.choices[output.index], output.texts[:number]
+    def _plain_thoughts(self, output: Tokens, number: int) -> bytes:
+        choice = self.choices[output.index]
         choice.tokens += number
         choice.reasoning_tokens += number
         if not self._options.show_reasoning:
             return b""
-        shown = texts if self._options.empty_thoughts else [text for text in texts if text]
+        shown = [text for text in output.texts[:number] if text or self._options.empty_thoughts]
         return PLAIN_THOUGHT.events(self._thoughts[output.index], shown)
 
     def _shown(self, choice: ChoiceState, output: Tokens, of: slice, ends: bool) -> wire.ChunkChoice | None:
@@ -135,10 +128,10 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if options.token_ids and not options.hides:
             shown.token_ids = ids
         if self._logprobs is not None and output.logprobs is not None:
-            shown.logprobs = LogprobContent([*map(self._logprobs.chat_entry, output.logprobs[of])])
+            shown.logprobs = common.LogprobContent([*map(self._logprobs.chat_entry, output.logprobs[of])])
         return shown
 
-    def _usage_so_far(self, index: int) -> Usage:
+    def _usage_so_far(self, index: int) -> common.Usage:
         return self._usage((self.choices[index],))
 
     def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> wire.Delta | None:
@@ -165,20 +158,22 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             return "tool_calls"
         return reason
 
-    def _whole_usage(self, missing: None | UnsetType) -> Usage:
+    def _whole_usage(self, missing: None | UnsetType) -> common.Usage:
         options, usage = self._options, self._usage(self.choices, missing)
         usage.prompt_tokens_details = missing
         if options.prompt_details:
             media = options.media_tokens or missing
-            usage.prompt_tokens_details = PromptTokensDetails(self.told_cached, self.told_created, media)
+            usage.prompt_tokens_details = common.PromptTokensDetails(
+                self.told_cached, self.told_created, media
+            )
         return usage
 
-    def _usage(self, choices: Sequence[ChoiceState], no_thoughts: None | UnsetType = None) -> Usage:
+    def _usage(self, choices: Sequence[ChoiceState], no_thoughts: None | UnsetType = None) -> common.Usage:
         usage = self._usage_of(len(self._options.prompt_ids), choices)
         usage.completion_tokens_details = no_thoughts
         if self._options.reasons:
             thoughts = sum(choice.reasoning_tokens for choice in choices)
-            usage.completion_tokens_details = CompletionTokensDetails(thoughts)
+            usage.completion_tokens_details = common.CompletionTokensDetails(thoughts)
         return usage
 
     def whole(self) -> wire.ChatCompletion:
@@ -199,7 +194,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         message = self._message(choice)
         logprobs = ids = None
         if self._logprobs is not None:
-            logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.chat_entry))
+            logprobs = common.LogprobContent(rendered(choice.logprobs, self._logprobs.chat_entry))
         if self._options.token_ids and not self._options.hides:
             ids = choice.ids
         return wire.ChatChoice(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -71,17 +70,12 @@ TOOLS_AT_ONCE = 1_000
 """Tools converted to dicts between two pauses: about 2 ms."""
 
 
-class BringsTemplate(Protocol):
-    chat_template: str | None
-    chat_template_kwargs: JsonObject | None
-
-
-def own_template(asked: BringsTemplate, rules: ChatRules) -> str | None:
+def own_template(template: str | None, kwargs: JsonObject | None, rules: ChatRules) -> str | None:
     """Returns the request's chat template, if any. ApiError 400 where requests may not bring one."""
-    given = asked.chat_template, (asked.chat_template_kwargs or {}).get("chat_template")
+    given = template, (kwargs or {}).get("chat_template")
     if given != (None, None) and not rules.trusts_templates:
         raise bad_request("A chat template in the request needs --trust-request-chat-template.")
-    return asked.chat_template or None
+    return template or None
 
 
 def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest, rules: ChatRules) -> ChatOptions:
@@ -89,7 +83,7 @@ def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest, rules: Chat
     template = asked.chat_template
     kwargs: Mapping[str, object] | None = asked.chat_template_kwargs
     if template is not None or kwargs:
-        template = own_template(asked, rules)
+        template = own_template(template, asked.chat_template_kwargs, rules)
     if kwargs or rules.template_kwargs or getattr(asked, "reasoning_effort", None) is not None:
         kwargs = template_kwargs(asked, rules.template_kwargs)
     wanted, documents = asked.tools, getattr(asked, "documents", None)

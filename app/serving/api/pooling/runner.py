@@ -160,7 +160,9 @@ class PoolingRunner:
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 add_special_tokens=bool(request.add_special_tokens),
-                chat_template=own_template(request, self.pipeline.chat_rules),
+                chat_template=own_template(
+                    request.chat_template, request.chat_template_kwargs, self.pipeline.chat_rules
+                ),
                 chat_template_kwargs=request.chat_template_kwargs,
             )
             yield from (tokenizer.encode_chat(chat, options) for chat in request.conversations)
