@@ -114,7 +114,7 @@ class KvIndex:
         kept = {**self._further_caches, "prompt tokens": self.tokenization.prompts, **self.index.caches}
         if isinstance(self.index.backend, MemoryBackend):
             kept["index blocks"] = self.index.backend
-        return kept | {"index messages": self._pool, "index topics": self._subscriber.topics}
+        return kept | {"index messages": self._pool}
 
     @property
     def queued(self) -> int:

@@ -15,7 +15,6 @@ from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
 from app.engine.kvcache.endpoints import is_ipv6, is_name
-from app.engine.kvcache.memo import Memo
 from app.engine.kvcache.publisher import address_of, affinity
 from app.kvindex.metrics import Losses
 from app.kvindex.pods import (
@@ -39,8 +38,6 @@ Frame: TypeAlias = zmq.Frame
 SEQUENCE_BYTES = 8
 COPIED_BYTES = 1 << 20
 """Larger payloads, in bytes, stay in ZMQ's memory: copying 128 MB takes a tenth of a second."""
-TOPICS_BYTES = 8 << 20
-"""Memory of parsed topics, in bytes."""
 LOOK_AGAIN_S = 2.0
 """Time between two looks at files and host names with pods, in seconds."""
 FULL_S = 0.01
@@ -96,7 +93,6 @@ class Subscriber:
         sources: Sequence[TargetSource] = (),
         resolve: Resolve = resolve_host,
     ) -> None:
-        self.topics: Memo[bytes, Topic] = Memo(TOPICS_BYTES)
         self._resolve = resolve
         self._pool, self._losses = pool, losses
         self._context: Context | None = None
@@ -231,9 +227,7 @@ class Subscriber:
             self._losses.message("bad_frames")
             return
         name = frames[0].bytes
-        topic = self.topics.get(name)
-        if topic is None and (topic := parse_topic(name)) is not None:
-            self.topics.put(name, topic, 6 * len(name))
+        topic = parse_topic(name)
         if topic is None and (target is None or name):
             self._losses.message("bad_topic")
             return

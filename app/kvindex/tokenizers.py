@@ -8,11 +8,9 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from sys import getsizeof
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 import gevent
 from cachetools import LRUCache, TTLCache
@@ -81,15 +79,14 @@ class Tokenization:
     ) -> None:
         self._find, self._settings = find, settings
         self._metrics, self._clock = metrics or IndexMetrics(), clock
-        self.prompts: Memo[tuple[int, bool, str], array[int]] = Memo(settings.prompts_bytes)
-        self._numbers: WeakKeyDictionary[LocalTokenizer, int] = WeakKeyDictionary()
-        self._next_number = count()
+        self.prompts: Memo[tuple[str, bool, str], array[int]] = Memo(settings.prompts_bytes)
+        """Model, special tokens or not, and text -> token ids."""
         self._workers = BoundedSemaphore(settings.workers)
         self._unfinished = 0
 
     def encode(self, model: str, text: str, add_special_tokens: bool = True) -> list[int]:
         tokenizer = self._find(model)
-        return self._in_time(lambda: self._encode(tokenizer, text, add_special_tokens))
+        return self._in_time(lambda: self._encode(model, tokenizer, text, add_special_tokens))
 
     def encode_chat(
         self, model: str, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT
@@ -100,7 +97,7 @@ class Tokenization:
 
         def work() -> list[int]:
             text = self._render_chat(tokenizer, messages, options)
-            return self._encode(tokenizer, text, options.add_special_tokens)
+            return self._encode(model, tokenizer, text, options.add_special_tokens)
 
         return self._in_time(work)
 
@@ -122,13 +119,11 @@ class Tokenization:
         finally:
             self._unfinished -= 1
 
-    def _encode(self, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, model: str, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
         """Returns token ids, cached for tokenizers in this process; a remote tokenizer is always called."""
         began_s = self._clock()
         if isinstance(tokenizer, LocalTokenizer):
-            if tokenizer not in self._numbers:
-                self._numbers[tokenizer] = next(self._next_number)
-            key = self._numbers[tokenizer], add_special_tokens, text
+            key = model, add_special_tokens, text
             known = self.prompts.get(key)
             if known is None:
                 known = array("I", tokenizer.encode(text, add_special_tokens))

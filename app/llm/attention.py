@@ -157,8 +157,17 @@ class StepAttention:
         parts = [store.slots(it.blocks, it.start, it.end) for it in (*decodes, *chunks)]
         self._slots = torch.cat(parts).to(self._device)
         self._chunks = [self._chunk(chunk) for chunk in chunks]
-        if decodes:
-            self._see_rows(decodes)
+        if not decodes:
+            return
+        self._places = torch.arange(len(decodes), device=self._device)
+        self._positions = torch.tensor([it.start for it in decodes], device=self._device)
+        self._length = max(it.start for it in decodes) + 1
+        hidden = torch.arange(self._length, device=self._device) > self._positions.unsqueeze(1)
+        dtype = store.layers[0].dtype
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, -math.inf)
+        self._mask = mask[:, None, None]
+        on_cpu = self._device.type == "cpu"
+        self._plain = on_cpu and dtype == torch.float32 and len(decodes) >= MANY_ROWS
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Stores `kv` [tokens, 2 * kv_heads, head_dim], and returns [tokens, heads, head_dim]."""
@@ -183,17 +192,6 @@ class StepAttention:
         slots = self._store.slots(chunk.blocks, 0, chunk.end).to(self._device)
         mask = torch.ones(count, chunk.end, dtype=torch.bool, device=self._device)
         return count, slots, mask if count == 1 else mask.tril(chunk.start)
-
-    def _see_rows(self, decodes: Sequence[Chunk]) -> None:
-        self._places = torch.arange(len(decodes), device=self._device)
-        self._positions = torch.tensor([it.start for it in decodes], device=self._device)
-        self._length = max(it.start for it in decodes) + 1
-        hidden = torch.arange(self._length, device=self._device) > self._positions.unsqueeze(1)
-        dtype = self._store.layers[0].dtype
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, -math.inf)
-        self._mask = mask[:, None, None]
-        on_cpu = self._device.type == "cpu"
-        self._plain = on_cpu and dtype == torch.float32 and len(decodes) >= MANY_ROWS
 
     def _decode(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Computes the attention of decodes; query heads that share keys are treated as several queries."""

@@ -70,7 +70,8 @@ def serve(options: EngineProcessOptions) -> int:
         try:
             service = start(options, sockets)
         except LLMError as error:
-            if refuse(sockets, str(error)):
+            refusal = [CommandResult(number=0, error=str(error))]  # for workers that have sent a `Hello`
+            if [sockets.send(worker, refusal) for worker, _ in sockets.receive(0)]:
                 return 1
             raise
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -91,12 +92,6 @@ def remove_socket(endpoint: str) -> None:
         socket = Path(endpoint.removeprefix("ipc://"))
         socket.unlink(missing_ok=True)
         socket.parent.rmdir()
-
-
-def refuse(sockets: WorkerSockets, reason: str) -> bool:
-    """Sends `reason` as an error to workers that have sent a `Hello`. Returns False without any."""
-    greeted = [worker for worker, _ in sockets.receive(0)]
-    return [sockets.send(worker, [CommandResult(number=0, error=reason)]) for worker in greeted] != []
 
 
 def end_with(
