@@ -202,6 +202,18 @@ def test_a_pause_can_wait_for_what_runs(worker: Worker, other: Worker) -> None:
     other.abort(2)
 
 
+def test_sleep_of_level_0_admits_nothing_and_what_runs_goes_on(worker: Worker, other: Worker) -> None:
+    other.generate(1, WANTED[1], 100)
+    other.until(lambda: len(other.said.get(1, [])) > 5)
+    assert worker.command("sleep", level=0).error is None
+    worker.generate(2, WANTED[0])
+    assert len(other.whole(1)[0]) == 100
+    worker.until(lambda: worker.loads[-1].waiting == 1 and worker.loads[-1].running == 0)
+    assert worker.loads[-1].sleep_level == 0 and 2 not in worker.said
+    worker.command("wake_up")
+    assert worker.whole(2)[0] and worker.loads[-1].sleep_level is None
+
+
 @pytest.mark.parametrize("level", [1, 2])
 def test_after_sleep_it_says_the_same(worker: Worker, other: Worker, level: int) -> None:
     worker.generate(1, WANTED[0])

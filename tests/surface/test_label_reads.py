@@ -55,6 +55,17 @@ def test_a_score_is_the_first_label_s_share() -> None:
     assert all(own["score"] < one["score"] for own, one in zip(whole, first["data"], strict=True))
 
 
+def test_each_label_that_is_read_is_a_token_generated() -> None:
+    def generated() -> float:
+        lines = client_of().get("/metrics").text.splitlines()
+        return sum(float(it.split()[-1]) for it in lines if it.startswith("vllm:generation_tokens_total{"))
+
+    before = generated()
+    ok(SCORING, SCORE)
+    ok(DECISIONS, question(type="noul", instructions="Is it alive?"))
+    assert generated() == before + 3
+
+
 def test_tokens_and_texts_in_either_order_are_prompts() -> None:
     tokens = {"query": [7, 8], "items": [[9], [10, 11]], "label_token_ids": [1]}
     assert ok(SCORING, tokens)["usage"]["prompt_tokens"] == 7

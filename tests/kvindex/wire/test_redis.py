@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from app.kvindex.backend import BackendUnavailable, Clear, RedisSettings, Remove, Stamp
+from app.kvindex.holders import TooManyHolders
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.streams import PublishedMessage
 from tests.kvindex.engines import PROMPT, block
@@ -90,6 +91,18 @@ def test_what_an_interrupted_clear_left_is_removed_by_the_next_indexer_that_star
     assert again.apply(A, []).removed == 0
     assert backend.size().copies == 1
     assert redis_process.client().keys(f"{namespace}:b:*") == [f"{namespace}:b:gpu:{9_999:016x}".encode()]
+
+
+def test_more_holders_than_there_is_room_for_are_refused(redis_process: RedisServer, namespace: str) -> None:
+    backend = connect(redis_process, namespace, most_holders=2)
+    for pod in (A, B):
+        backend.apply(pod, [store([1], [11])])
+    with pytest.raises(TooManyHolders):
+        backend.apply(source("c"), [store([2], [12]), Clear()])
+    assert content(backend, [11, 12]) == {11: {("a", "gpu"), ("b", "gpu")}}
+    backend.clear("a")
+    backend.apply(source("c"), [store([1], [11])])
+    assert holders_of(backend, 11) == {("b", "gpu"), ("c", "gpu")}
 
 
 def test_namespaces_do_not_meet(redis_process: RedisServer) -> None:
