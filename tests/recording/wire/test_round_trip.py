@@ -107,21 +107,23 @@ def test_a_recorder_that_is_killed_leaves_what_it_had(tmp_path: Path) -> None:
     assert len(exchanges_of(path)) == 1
 
 
-def drift(path: Path, server: RunningServer, *words: str) -> int:
-    return main(["drift", str(path), "--target", server.url, *words])
-
-
 def test_a_server_that_answers_otherwise_has_drifted(
-    recorded: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ("--model", "other", "--api-key", "k", "--tool-call-extra-call-probability", "0")
-    with running_server(*FLAGS, *flags) as server:
+    recorded = tmp_path / "r"
+    with running_server(*FLAGS, "--api-key", KEY, "--served-model-name", "m", "n") as server:
+        key = ("--api-key", KEY)
+        with recording_proxy(server, recorded) as proxy:
+            for stream in (False, True):
+                headers = {"Authorization": f"Bearer {KEY}"}
+                asked = chat("Hi", stream=stream, max_tokens=3)
+                assert requests.post(proxy.url + CHAT, json=asked, headers=headers, timeout=20).ok
         for words, code, line in (
             ((), 1, "status 200 was recorded, status 401 came"),
-            (("--api-key", "k"), 1, "status 200 was recorded, status 404 came"),
-            (("--api-key", "k", "--model", "other"), 0, "2 of 2 exchanges agree\n"),
+            ((*key, "--model", "other"), 1, "status 200 was recorded, status 404 came"),
+            ((*key, "--model", "n"), 0, "2 of 2 exchanges agree\n"),
         ):
-            assert drift(recorded[0], server, *words) == code
+            assert main(["drift", str(recorded), "--target", server.url, *words]) == code
             assert line in capsys.readouterr().out
 
 
