@@ -194,4 +194,5 @@ def rpc_service(
         *health_methods(is_ready),
         *reflection_methods([SERVICE, HEALTH, *REFLECTIONS]),
     ]
-    return RpcService({method.path: method for method in methods}, MOST_MESSAGE_BYTES)
+    most = min(MOST_MESSAGE_BYTES, settings.server.max_request_body_size_mb << 20)
+    return RpcService({method.path: method for method in methods}, most)
