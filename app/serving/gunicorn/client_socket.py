@@ -84,25 +84,21 @@ class FairSocket:
     Bytes come in small parts, and other connections may run after each part.
     """
 
-    __slots__ = ("_client", "_data", "_share", "_turns", "gettimeout", "settimeout")
+    __slots__ = ("_client", "_share", "_turns", "data", "gettimeout", "settimeout")
 
     def __init__(self, client: Any, data: bytes, turns: FairTurns, share: Share) -> None:
-        self._client, self._data, self._turns, self._share = client, data, turns, share
+        self._client, self.data, self._turns, self._share = client, data, turns, share
         self.gettimeout, self.settimeout = client.gettimeout, client.settimeout
 
     def recv(self, size: int) -> bytes:
         if size <= PARSED_BYTES:  # gunicorn parses a head or chunk of unknown length
             size = PART_BYTES
-        if self._data:
-            data, self._data = self._data[:size], self._data[size:]
+        if self.data:
+            data, self.data = self.data[:size], self.data[size:]
         else:
             data = self._client.recv(size)
         self._turns.wait(self._share)
         return data
-
-    def take_rest(self) -> bytes:
-        rest, self._data = self._data, b""
-        return rest
 
 
 class JoinedResponse(Response):  # type: ignore[misc]

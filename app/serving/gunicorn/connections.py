@@ -42,7 +42,7 @@ RECEIVE = 1 << 16
 MOST_ANSWERS = 8
 """Most complete answers per batch: the first has then waited half a millisecond."""
 Address = tuple[str, int]
-ServeGeneral = Callable[["FastConnection", bytes], None]
+ServeGeneral = Callable[["FastConnection", bytes], object]
 Upgrade = Callable[["FastPath", gevent.socket.socket, Address, bytes], object]
 
 

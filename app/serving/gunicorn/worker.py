@@ -160,7 +160,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
 
     def _make_fast_path(self) -> None:
         path = self._fast = FastPath(
-            *(self.wsgi, self.log, self._turns, self._open, self.cfg.keepalive, self._serve_general),
+            *(self.wsgi, self.log, self._turns, self._open, self.cfg.keepalive),
+            lambda *request: self._greenlets.spawn(self._answer_one, *request, time.monotonic()),
             *(self.write_timeout_s, self.head_timeout_s),
         )
         if path.rpc is not None:  # imported now, because a later import would delay all clients
@@ -262,19 +263,16 @@ class Worker(GeventWorker):  # type: ignore[misc]
         except OSError as error:
             self.log.debug("TLS handshake with %s: %s", addr, error)
         else:
-            self._serve(served, b"")
+            rest: bytes | None = b""
+            while rest is not None:
+                rest = self._serve(served, rest)
+                served.busy = False
         finally:
             del self._open[served]
             util.close(client)
 
-    def _serve_general(self, connection: FastConnection, data: bytes) -> None:
-        """Hub: starts a greenlet that answers one request of a fast-path connection.
-
-        The request's arrival time is now, before its wait for a turn.
-        """
-        self._greenlets.spawn(self._answer_one, connection, data, time.monotonic())
-
     def _answer_one(self, connection: FastConnection, data: bytes, arrived_s: float) -> None:
+        """Greenlet: answers one request of a fast-path connection; it arrived before its wait for a turn."""
         share, rest = connection.share, None
         try:
             share.cost_s = max(share.cost_s, GENERAL_S)
@@ -289,34 +287,27 @@ class Worker(GeventWorker):  # type: ignore[misc]
     def _serve(
         self, served: FastConnection | GreenletConnection, data: bytes, arrived_s: float | None = None
     ) -> bytes | None:
-        """Serves the requests of one connection, starting with the bytes `data`; returns None to close it.
+        """Serves a request, which begins with `data`; returns further bytes, or None to close the connection.
 
-        Of a fast-path connection it serves one request, which arrived at `arrived_s`; returns further bytes.
+        `arrived_s`: when it arrived (monotonic seconds, default: with the end of its head).
         """
         client, addr, share = served.client, served.address, served.share
         req = None
         try:
             source = FairSocket(client, data, self._turns, share)
             parser = http.get_parser(self.cfg, source, addr)
-            while True:
-                req = None
-                with gevent.Timeout(self.cfg.keepalive or self.head_timeout_s, False):
-                    req = next(parser)
-                if not req:
-                    return None
-                check_head(req)
-                served.busy, served.is_new = True, False
-                try:
-                    self._respond(served, req, time.monotonic() if arrived_s is None else arrived_s)
-                finally:
-                    served.busy = isinstance(served, FastConnection)  # until its answer has left
-                self._turns.wait(share)  # a client that always has a request ready would block the loop
-                if not discard_body(parser):
-                    linger(client)
-                    return None
-                if isinstance(served, FastConnection):
-                    rest: bytes = parser.unreader.take_buffered() + source.take_rest()
-                    return rest
+            with gevent.Timeout(self.cfg.keepalive or self.head_timeout_s, False):
+                req = next(parser)
+            if not req:
+                return None
+            check_head(req)
+            served.busy, served.is_new = True, False
+            self._respond(served, req, time.monotonic() if arrived_s is None else arrived_s)
+            self._turns.wait(share)  # a client that always has a request ready would block the loop
+            if discard_body(parser):
+                rest: bytes = parser.unreader.take_buffered() + source.data
+                return rest
+            linger(client)
         except (http.errors.NoMoreData, StopIteration) as error:
             self.log.debug("Closing connection. %s", error)
             if req is not None and has_much_unread(req):
