@@ -6,7 +6,6 @@ import io
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
@@ -30,15 +29,6 @@ def test_every_query_is_read_as_it_was_written(pairs: list[tuple[str, str]]) -> 
     context = request("/a?" + urlencode(pairs))
     for name, _ in pairs:
         assert list(context.arguments(name)) == [value for own, value in pairs if own == name]
-
-
-@pytest.mark.parametrize(
-    ("declared", "length"),
-    [("0", 0), ("17", 17), ("", None), ("-1", None), ("x", None), ("9" * 19, None), ("1 ", None)],
-)
-def test_a_length_that_makes_no_sense_is_none(declared: str, length: int | None) -> None:
-    assert request(headers={"content-length": declared}).content_length == length
-    assert request().content_length is None
 
 
 # From a WSGI environ
