@@ -97,7 +97,9 @@ class Understudy(Flask):
         self.url_map.merge_slashes = False
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
         self.register_error_handler(HTTPException, self._http_error)
-        self.register_error_handler(Exception, self._error)
+        self.register_error_handler(
+            Exception, lambda error: respond_to_error(error, request_ctx.request.environ[CONTEXT])
+        )
         self.before_request(self._begin_request)
         self._engine = engine
         self.middleware = middleware
@@ -195,9 +197,6 @@ class Understudy(Flask):
             response.body = b""  # Content-Length still counts it
         self.middleware.end(context, response)
         return response
-
-    def _error(self, error: Exception) -> Response:
-        return respond_to_error(error, request_ctx.request.environ[CONTEXT])
 
     def _http_error(self, error: HTTPException) -> Response:
         """Answers a request without a route, with FastAPI's body, as vLLM does."""

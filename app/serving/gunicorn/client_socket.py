@@ -1,13 +1,8 @@
 """Replacements for gunicorn's work on a client's socket: accepting, answering and closing.
 
-* `ClientServer` accepts without a greenlet per connection. When the process has no file descriptor left,
-  clients wait in the backlog, and one line is logged.
-* `FairSocket` gives gunicorn's parser small parts, with a fair turn after each.
-* `JoinedResponse` sends the head and body of a whole answer in one system call.
-* `check_head` enforces rules of RFC 9112 that gunicorn's parser omits; the fast path keeps the same rules.
-* `discard_body` and `linger` handle the unread rest of a request's body. gunicorn would read a rest of any
-  length before the next request, a kilobyte at a time. Here a short rest is read; after a long rest the
-  connection lingers and closes, and a client that still sends can read the answer (RFC 9112 9.6).
+gunicorn would read an unread rest of a body, of any length, before the next request, a kilobyte at a time.
+Here a short rest is read; after a long rest the connection lingers and closes, and a client that still sends
+can read the answer (RFC 9112 9.6).
 """
 
 from __future__ import annotations

@@ -157,10 +157,6 @@ class FastPath:
         self.new_id = app.new_request_id
         self.logs_access = log.access_log_enabled
 
-    def log_access(self, context: RequestContext, response: Response) -> None:
-        if self.logs_access:
-            log_exchange(self.log, context, response)
-
 
 class FastConnection(HubConnection):
     """One client's socket, `busy` until the last byte of an answer is sent, also on the general path."""
@@ -321,7 +317,8 @@ class FastConnection(HubConnection):
         response, context = self._response, self._context
         self._response = self._context = self._source = None
         if response is not None and context is not None:
-            self.path.log_access(context, response)
+            if self.path.logs_access:
+                log_exchange(self.path.log, context, response)
             if response.callbacks or type(response.body) is not bytes:
                 response.close()
 

@@ -151,15 +151,12 @@ class AnswerBody:
 
 
 class PendingResponse:
-    """A future response, which no greenlet waits for.
-
-    `on_abort` is called when the client leaves before the response is there.
-    """
+    """A future response, which no greenlet waits for."""
 
     __slots__ = ("_on_abort", "_then", "outcome")
 
     def __init__(self, on_abort: Callable[[], None]) -> None:
-        self._on_abort: Callable[[], None] | None = on_abort
+        self._on_abort = on_abort
         self.outcome: Response | Exception | None = None
         self._then: Callable[[Response | Exception], None] | None = None
 
@@ -172,16 +169,15 @@ class PendingResponse:
 
     def resolve(self, outcome: Response | Exception) -> None:
         """Passes the response, or the error in its place, to the callback."""
-        self.outcome, self._on_abort = outcome, None
+        self.outcome = outcome
         callback, self._then = self._then, None
         if callback is not None:
             callback(outcome)
 
     def abort(self) -> None:
-        """Calls `on_abort` and drops the callback: the client has gone. Does nothing after `resolve`."""
-        on_abort, self._on_abort, self._then = self._on_abort, None, None
-        if on_abort is not None:
-            on_abort()
+        """Call when the client leaves before the response is there: drops the callback."""
+        self._then = None
+        self._on_abort()
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

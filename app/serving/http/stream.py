@@ -25,12 +25,9 @@ log = logging.getLogger(__name__)
 class WriteBatcher:
     """Collects writes of many streams or answers while they are rendered, then sends them one after another.
 
-    Alternating between rendering and sending (kernel code) evicts each other's code and data from the
-    processor's caches. A fast client also falls asleep between two chunks, and every send has to wake it.
-    Two passes cost a seventh less per chunk, and a fifth to a quarter less per short answer.
-
-    `put` queues a `send`; all queued sends run in order soon after the turn, or at once when `most` wait. A
-    batcher belongs to the hub of the thread that first uses it.
+    Rendering and sending (kernel code) evict each other's code and data from the processor's caches: two
+    passes cost a seventh less per chunk, and a fifth to a quarter less per short answer. All queued sends run
+    soon after the turn, or at once when `most` wait. A batcher belongs to the hub that first uses it.
     """
 
     def __init__(self, most: int | None = None) -> None:

@@ -25,29 +25,11 @@ from app.serving.middleware.http_metrics import METHODS
 from app.serving.middleware.stack import Middleware
 
 # Names of span attributes: from vLLM, from OpenTelemetry's HTTP conventions, and one of Understudy's.
-REQUEST_ID = "gen_ai.request.id"
-REQUEST_MODEL = "gen_ai.request.model"
-RESPONSE_MODEL = "gen_ai.response.model"
-REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
-REQUEST_N = "gen_ai.request.n"
-NUM_SEQUENCES = "gen_ai.usage.num_sequences"
-PROMPT_TOKENS = "gen_ai.usage.prompt_tokens"
-COMPLETION_TOKENS = "gen_ai.usage.completion_tokens"
-CACHED_TOKENS = "gen_ai.usage.cached_tokens"
-FINISH_REASONS = "gen_ai.response.finish_reasons"
-
-TIME_IN_QUEUE = "gen_ai.latency.time_in_queue"
-TIME_TO_FIRST_TOKEN = "gen_ai.latency.time_to_first_token"
-TIME_IN_PREFILL = "gen_ai.latency.time_in_model_prefill"
-TIME_IN_DECODE = "gen_ai.latency.time_in_model_decode"
-TIME_IN_INFERENCE = "gen_ai.latency.time_in_model_inference"
-E2E = "gen_ai.latency.e2e"
-
-HTTP_METHOD = "http.request.method"
-HTTP_ROUTE = "http.route"
-HTTP_STATUS = "http.response.status_code"
-URL_PATH = "url.path"
-
+REQUEST, USAGE, LATENCY = "gen_ai.request.", "gen_ai.usage.", "gen_ai.latency."
+RESPONSE_MODEL, FINISH_REASONS = "gen_ai.response.model", "gen_ai.response.finish_reasons"
+PROMPT_TOKENS, CACHED_TOKENS = f"{USAGE}prompt_tokens", f"{USAGE}cached_tokens"
+COMPLETION_TOKENS = f"{USAGE}completion_tokens"
+TIME_TO_FIRST_TOKEN = f"{LATENCY}time_to_first_token"
 PARENT = ("traceparent", "tracestate")
 """Headers with the client's span (W3C trace context)."""
 CHOICE = "understudy.choice"
@@ -98,9 +80,9 @@ class Traces(Middleware):
         if context.path in UNTRACED:
             return
         method, name = context.method if context.method in METHODS else OTHER, ""
-        attributes = {HTTP_METHOD: method, URL_PATH: context.path}
+        attributes = {"http.request.method": method, "url.path": context.path}
         if context.route:
-            attributes[HTTP_ROUTE] = context.route.path
+            attributes["http.route"] = context.route.path
             name = f" {context.route.path}"
         for _ in range(READINGS):  # the Unix time of the clock's zero, from both clocks in quick succession
             before_s, unix_ns, after_s = self._clock.now(), self._unix_ns(), self._clock.now()
@@ -117,7 +99,7 @@ class Traces(Middleware):
     def end(self, context: RequestContext, response: Response) -> None:
         trace = context.kept(RequestTrace)
         if trace is not None:
-            trace.span.set_attribute(HTTP_STATUS, response.status)
+            trace.span.set_attribute("http.response.status_code", response.status)
             if response.status >= 500:
                 trace.span.set_status(Status(StatusCode.ERROR))
             response.on_close(lambda: trace.end(self._clock.now()))
@@ -156,12 +138,12 @@ class RequestTrace:
             self.span.update_name(NAME)
             self.span.set_attributes(
                 {
-                    REQUEST_ID: generation.request_id,
-                    REQUEST_MODEL: generation.model,
+                    f"{REQUEST}id": generation.request_id,
+                    f"{REQUEST}model": generation.model,
                     RESPONSE_MODEL: generation.model,
-                    REQUEST_MAX_TOKENS: generation.max_tokens,
-                    REQUEST_N: generation.n,
-                    NUM_SEQUENCES: generation.num_choices,
+                    f"{REQUEST}max_tokens": generation.max_tokens,
+                    f"{REQUEST}n": generation.n,
+                    f"{USAGE}num_sequences": generation.num_choices,
                 }
             )
         self._open += 1
@@ -224,10 +206,10 @@ def latencies(arrival_s: float, outcome: SequenceOutcome) -> dict[str, float]:
     """Returns vLLM's latencies of a sequence in seconds; phases that it did not reach are missing."""
     scheduled_s, first_s, last_s = outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s
     queued_until_s = outcome.ended_s if scheduled_s is None else scheduled_s
-    found = {E2E: outcome.ended_s - arrival_s, TIME_IN_QUEUE: queued_until_s - arrival_s}
+    found = {"e2e": outcome.ended_s - arrival_s, "time_in_queue": queued_until_s - arrival_s}
     if scheduled_s is not None and first_s is not None and last_s is not None:
-        found[TIME_TO_FIRST_TOKEN] = first_s - arrival_s
-        found[TIME_IN_PREFILL] = first_s - scheduled_s
-        found[TIME_IN_DECODE] = last_s - first_s
-        found[TIME_IN_INFERENCE] = last_s - scheduled_s
-    return found
+        found["time_to_first_token"] = first_s - arrival_s
+        found["time_in_model_prefill"] = first_s - scheduled_s
+        found["time_in_model_decode"] = last_s - first_s
+        found["time_in_model_inference"] = last_s - scheduled_s
+    return {LATENCY + name: seconds for name, seconds in found.items()}

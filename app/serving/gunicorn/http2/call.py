@@ -28,6 +28,7 @@ from app.serving.api.errors import as_api_error, forget_frames
 from app.serving.gunicorn.connections import Address, FastPath, HubConnection
 from app.serving.gunicorn.fair_turns import TURN_S, Share
 from app.serving.gunicorn.http2.protocol import WINDOW, ConnectionFailed, ServerProtocol
+from app.serving.gunicorn.logs import log_exchange
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.errors import ApiError, internal, not_implemented
 from app.serving.http.response import CLIENT_GONE, Response, StreamingBody
@@ -456,7 +457,8 @@ class RpcCall:
             connection.busy, connection.since_s = False, time.monotonic()
         response, self._response = self._response, None
         if response is not None and self._context is not None:
-            connection.path.log_access(self._context, response)
+            if connection.path.logs_access:
+                log_exchange(connection.path.log, self._context, response)
             response.close()
 
 
