@@ -242,13 +242,13 @@ def add_api(
         plain_chats, plain_completions = PlainChats(pipeline), PlainCompletions(pipeline)
         live.subscribe(plain_chats.on_settings)
         live.subscribe(plain_completions.on_settings)
-        store = ResponseStore(api.enable_responses_store)
+        store, threads = ResponseStore(api.enable_responses_store), anthropic.ThreadStore()
         memos = {"plain chats": plain_chats.known, "plain prompts": plain_completions.known}
-        app.caches.append(lambda: {**memos, "responses": store})
+        app.caches.append(lambda: {**memos, "responses": store, "threads": threads})
         scale_out, aborts = api.enable_scale_out, server.server_dev_mode
         app.add_routes("chat", chat.routes(pipeline, plain_chats))
         app.add_routes("completions", completions.routes(pipeline, plain_completions))
-        app.add_routes("anthropic", anthropic.routes(pipeline))
+        app.add_routes("anthropic", anthropic.routes(pipeline, threads))
         app.add_routes("responses", responses.routes(pipeline, store))
         app.add_routes("generate", generate.routes(pipeline, scale_out, weights, aborts))
         app.add_routes("generative_scoring", label_reads.routes(pipeline))

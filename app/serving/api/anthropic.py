@@ -11,7 +11,8 @@ from contextlib import suppress
 from functools import cache, partial
 
 import msgspec
-from msgspec import Raw, Struct
+from cachetools import LRUCache
+from msgspec import UNSET, Raw, Struct
 
 from app.engine.core.outputs import Part, Started, Tokens
 from app.serving.api.blocks import BlockWriter, named_event
@@ -26,11 +27,15 @@ from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, post
 from app.serving.protocol.anthropic import (
+    AnthropicBlock,
     Asked,
     CountTokensRequest,
     ErrorDetail,
     ErrorResponse,
+    MessageParam,
     MessagesRequest,
+    ThreadContinue,
+    ToolParam,
     chat_request,
 )
 from app.serving.protocol.chat import ChatCompletionRequest
@@ -63,6 +68,9 @@ class MessageResponseOptions(Struct, frozen=True, kw_only=True):
 
 class MessageWriter(BlockWriter):
     """Writes a message; `new_id` draws ids of tool uses and signatures of thoughts."""
+
+    keep: Callable[[list[JsonObject]], None] | None = None
+    """Receives the blocks of a complete message, if given."""
 
     def __init__(
         self, meta: ResponseMeta, options: MessageResponseOptions, new_id: Callable[[], str]
@@ -120,16 +128,23 @@ class MessageWriter(BlockWriter):
     def closing(self) -> bytes:
         if self.has_failed:
             return b""
+        if self.keep is not None:
+            self.keep(self._blocks())
         end = _event("message_delta", delta=self._stop(), usage=self._usage())
         return b"".join((self._close(), end, _event("message_stop")))
 
     def whole(self) -> JsonObject:
         options = self._options
-        blocks = [_block(segment, segment.text) for segment in self.choices[0].segments]
+        blocks = self._blocks()
+        if self.keep is not None:
+            self.keep(blocks)
         stop = {name: value for name, value in self._stop().items() if value is not None}
         transfers = {"kv_transfer_params": options.transfer, "ec_transfer_params": options.encoded_media}
         message = self._message(blocks or [{"type": "text", "text": ""}], stop, self._usage())
         return message | {name: value for name, value in transfers.items() if value is not None}
+
+    def _blocks(self) -> list[JsonObject]:
+        return [_block(segment, segment.text) for segment in self.choices[0].segments]
 
     def _stop(self) -> Mapping[str, str | None]:
         finish = self.choices[0].finish
@@ -179,11 +194,57 @@ SCHEMA = "Bad Request"
 """Error type of a schema violation, refused in OpenAI's shape before this family begins."""
 
 
+class ThreadNotFound(ApiError):
+    """No kept conversation has this id; `details` make Anthropic's SDK send the whole conversation again."""
+
+    details = {"error_code": "thread_not_found"}
+
+    def __init__(self, message_id: str) -> None:
+        super().__init__(404, "NotFoundError", f"There is no thread of the message {message_id[:80]!r} here.")
+
+
+class Thread(Struct):
+    """A conversation with its last reply, its system prompt and its tools."""
+
+    messages: list[MessageParam]
+    system: str | list[AnthropicBlock] | None
+    tools: list[ToolParam] | None
+
+
+class ThreadStore:
+    """Keeps conversations as JSON by the id of their last reply; forgets the least recent first."""
+
+    def __init__(self, limit_bytes: int = 64 << 20) -> None:
+        self.limit_bytes = limit_bytes
+        self._kept: LRUCache[str, bytes] = LRUCache(limit_bytes, len)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._kept.currsize)
+
+    def resume(self, asked: MessagesRequest) -> None:
+        """Puts the conversation so far, its system prompt and its tools into `asked`."""
+        if not isinstance(asked.thread, ThreadContinue):
+            return
+        if (kept := self._kept.get(asked.thread.previous_message_id)) is None:
+            raise ThreadNotFound(asked.thread.previous_message_id)
+        before = msgspec.json.decode(kept, type=Thread)
+        asked.messages = [*before.messages, *asked.messages]
+        asked.system, asked.tools = before.system, before.tools
+
+    def keep(self, message_id: str, asked: MessagesRequest, reply: list[JsonObject]) -> None:
+        turns = [*asked.messages, {"role": "assistant", "content": reply}]
+        said = encode({"messages": turns, "system": asked.system, "tools": asked.tools})
+        if len(said) <= self.limit_bytes:
+            self._kept[message_id] = said
+
+
 def error_body(error: ApiError) -> bytes:
     """The compact JSON body: ``{"type":"error","error":{"type","message"}}``, with vLLM's own type words."""
     # A message may quote a lone surrogate of the client.
     message = error.message.encode("utf-8", "replace").decode()
-    return encode(ErrorResponse(ErrorDetail(error.type, message)))
+    details = error.details if isinstance(error, ThreadNotFound) else UNSET
+    return encode(ErrorResponse(ErrorDetail(error.type, message, details)))
 
 
 def error_event(error: Exception) -> bytes:
@@ -204,12 +265,15 @@ def _known(error: Exception) -> ApiError:
     return as_api_error(error)
 
 
-def routes(pipeline: RequestPipeline) -> list[Route]:
+def routes(pipeline: RequestPipeline, threads: ThreadStore) -> list[Route]:
+    """Returns the routes; `threads` keeps conversations for clients that ask for it."""
     chat_of = message_chats(pipeline)
 
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
-        asked = chat_of(pipeline.decode(context, MessagesRequest))
+        message = pipeline.decode(context, MessagesRequest)
+        threads.resume(message)
+        asked = chat_of(message)
         accepted = pipeline.admit(asked, context)
         check_tool_choice(asked, pipeline.settings.tools)
         prompt = chat_prompt(pipeline, asked, asked.messages)
@@ -222,6 +286,8 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
             encoded_media=pipeline.encoded_media(media and media["mm_hashes"]),
         )
         answer = MessageWriter(head, shape, pipeline.identity.fresh_id)
+        if message.thread is not None:
+            answer.keep = partial(threads.keep, head.id, message)
         return pipeline.submit(accepted, head, [prompt], answer, context)
 
     def count_tokens(context: RequestContext) -> Response:

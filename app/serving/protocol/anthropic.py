@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.serving.http.errors import malformed
 from app.serving.protocol import options
@@ -119,6 +119,16 @@ class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive"):
 Thinking = ThinkingEnabled | ThinkingDisabled | ThinkingAdaptive
 
 
+class ThreadCreate(Struct, tag_field="type", tag="create"):
+    """Asks for the conversation to be kept."""
+
+
+class ThreadContinue(Struct, tag_field="type", tag="continue"):
+    """Continues the conversation that was kept with the reply of this id."""
+
+    previous_message_id: str
+
+
 class MessagesRequest(options.SharedFields, kw_only=True):
     """The body of ``POST /v1/messages``; `max_tokens` covers thoughts and reply together."""
 
@@ -133,11 +143,13 @@ class MessagesRequest(options.SharedFields, kw_only=True):
     tool_choice: ToolChoiceParam | None = None
     tools: list[ToolParam] | None = None
     chat_template_kwargs: JsonObject | None = None
+    thread: ThreadCreate | ThreadContinue | None = None
+    """A beta of Anthropic's SDK; not in vLLM, which sees the new turns alone."""
 
     order: ClassVar[str] = (
         "model messages max_tokens metadata output_config thinking stop_sequences stream system temperature "
         "tool_choice tools top_k top_p mm_payload return_mm_kwargs cache_salt watermarking "
-        "kv_transfer_params ec_transfer_params vllm_xargs chat_template_kwargs priority"
+        "kv_transfer_params ec_transfer_params vllm_xargs chat_template_kwargs priority thread"
     )
 
     def check_converted(self) -> None:
@@ -329,6 +341,7 @@ class ErrorDetail(Struct):
 
     type: str
     message: str
+    details: Mapping[str, str] | UnsetType = UNSET
 
 
 class ErrorResponse(Struct, tag_field="type", tag="error"):

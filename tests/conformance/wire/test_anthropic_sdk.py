@@ -109,3 +109,44 @@ def test_a_model_thinks_before_it_answers(thinker: anthropic.Anthropic) -> None:
     assert thought.thinking and thought.signature
     turns = [HELLO, {"role": "assistant", "content": message.content}, HELLO]
     assert said(create(thinker, max_tokens=100, messages=turns))
+
+
+def beta(client: anthropic.Anthropic, stream: bool, **asked: Any) -> Any:
+    """The reply of the beta, whole or as a stream tells it."""
+    given = {"model": MODEL, "max_tokens": 200, "extra_body": REPEATABLE, **asked}
+    if not stream:
+        return client.beta.messages.create(**given)
+    with client.beta.messages.stream(**given) as events:
+        return events.get_final_message()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_thread_keeps_its_history_system_and_tools(client: anthropic.Anthropic, stream: bool) -> None:
+    called: dict[str, Any] = {"system": "Be brief.", "tools": [WEATHER], "tool_choice": {"type": "any"}}
+    first = beta(client, stream, messages=[HELLO], thread={"type": "create"}, **called)
+    (use,) = first.content
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "Rain."}
+    turn: Any = {"role": "user", "content": [result, {"type": "text", "text": "And now?"}]}
+    calm = {"tool_choice": {"type": "none"}}
+    going_on = {"type": "continue", "previous_message_id": first.id}
+    second = beta(client, stream, messages=[turn], thread=going_on, **calm)
+    turns = [HELLO, {"role": "assistant", "content": first.content}, turn]
+    whole = beta(client, stream, messages=turns, **{**called, **calm})
+    assert second.usage.input_tokens == whole.usage.input_tokens > first.usage.input_tokens
+    assert second.content == whole.content
+    again = {"type": "continue", "previous_message_id": second.id}
+    third = beta(client, stream, messages=[HELLO], thread=again, **calm)
+    assert third.usage.input_tokens > second.usage.input_tokens
+
+
+def test_a_thread_that_is_lost_is_said_to_be_so_and_sent_again(client: anthropic.Anthropic) -> None:
+    lost: Any = {"type": "continue", "previous_message_id": "msg_lost"}
+    with pytest.raises(anthropic.NotFoundError) as refused:
+        beta(client, False, messages=[HELLO], thread=lost)
+    error: Any = refused.value.body
+    assert error["error"]["details"] == {"error_code": "thread_not_found"}
+    thread = client.beta.messages.thread(model=MODEL, max_tokens=8, messages=[HELLO])
+    first = thread.send()
+    assert thread.previous_message_id == first.id
+    second = thread.send({"role": "user", "content": "More."})
+    assert second.usage.input_tokens > first.usage.input_tokens and len(thread.messages) == 4
