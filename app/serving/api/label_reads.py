@@ -10,18 +10,17 @@ import json
 import math
 import string
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
 from typing import ClassVar, NamedTuple
 
 from msgspec import Struct
 
-from app.engine.core.outputs import EngineOutput
 from app.engine.vectors import LOGIT_RANGE
 from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.pipeline import RequestPipeline
-from app.serving.api.writer import ResponseWriter
+from app.serving.api.writer import ChoiceState, WholeWriter
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request, not_implemented
 from app.serving.http.response import Response
@@ -170,23 +169,6 @@ def label_chances(prompt: TokenIds, labels: Sequence[int]) -> list[float]:
     return [weights[label] / whole for label in labels]
 
 
-class LabelWriter(ResponseWriter):
-    """Answers with the result of `answer`, which receives the number of generated tokens; never streams."""
-
-    def __init__(self, prompts: int, answer: Callable[[int], Struct]) -> None:
-        super().__init__(prompts)
-        self._answer = answer
-
-    def chunk(self, output: EngineOutput) -> bytes:
-        raise NotImplementedError
-
-    def closing(self) -> bytes:
-        raise NotImplementedError
-
-    def whole(self) -> Struct:
-        return self._answer(sum(choice.tokens for choice in self.choices))
-
-
 def routes(pipeline: RequestPipeline) -> list[Route]:
 
     def generative_scoring(context: RequestContext) -> Response:
@@ -198,7 +180,8 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         name, identity = "generative-scoring", pipeline.identity
         meta = identity.response_meta(name, context, request.request_id, accepted.model)
 
-        def answer(tokens: int) -> ScoreList:
+        def answer(choices: Sequence[ChoiceState]) -> ScoreList:
+            tokens = sum(choice.tokens for choice in choices)
             count, data = sum(map(len, prompts)), list[JsonObject]()
             for index, prompt in enumerate(prompts):
                 chances = label_chances(prompt, labels)
@@ -207,7 +190,7 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
             usage = Usage(count, count + tokens, tokens, None, None)
             return ScoreList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
 
-        writer = LabelWriter(len(prompts), answer)
+        writer = WholeWriter(len(prompts), answer)
         return pipeline.submit(accepted, meta, _built(prompts), writer, context)
 
     return [post("/generative_scoring", generative_scoring)]
@@ -299,7 +282,8 @@ def _decide(
     prompts = [_prompt(pipeline, request, question, tokens.tail) for question in questions.values()]
     meta = pipeline.identity.response_meta("decision", context, request.request_id, accepted.model)
 
-    def answer(generated: int) -> Decisions:
+    def answer(choices: Sequence[ChoiceState]) -> Decisions:
+        generated = sum(choice.tokens for choice in choices)
         answers, diagnostics = dict[str, JsonObject](), dict[str, JsonObject]()
         for (name, question), ids in zip(questions.items(), prompts, strict=True):
             chances = label_chances(ids, [tokens.ids[label] for label in question.labels])
@@ -313,7 +297,7 @@ def _decide(
             diagnostics=diagnostics,
         )
 
-    writer = LabelWriter(len(prompts), answer)
+    writer = WholeWriter(len(prompts), answer)
     return pipeline.submit(accepted, meta, _built(prompts), writer, context)
 
 

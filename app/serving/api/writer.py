@@ -267,6 +267,20 @@ class ResponseWriter(ABC):
         return made
 
 
+class WholeWriter(ResponseWriter):
+    """Writes a whole answer, the result of `answer` once all choices are over, and never streams."""
+
+    def __init__(self, choices: int, answer: Callable[[Sequence[ChoiceState]], Struct]) -> None:
+        super().__init__(choices)
+        self._answer = answer
+
+    def closing(self) -> bytes:
+        raise NotImplementedError
+
+    def whole(self) -> Struct:
+        return self._answer(self.choices)
+
+
 Options = TypeVar("Options", bound=ResponseOptions)
 
 

@@ -20,7 +20,7 @@ from app.serving.api.chat.prompt import own_template
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline, priority_of
 from app.serving.api.responder import ResponseCollector
-from app.serving.api.writer import ResponseWriter
+from app.serving.api.writer import ChoiceState, WholeWriter
 from app.serving.faults.injector import fault_of
 from app.serving.http.connection import Connection
 from app.serving.http.context import RequestContext
@@ -272,7 +272,7 @@ class PoolingRunner:
         """
         try:
             collector = ResponseCollector(
-                self.pipeline.responder.engine, requests, PromptWriter(len(requests))
+                self.pipeline.responder.engine, requests, WholeWriter(len(requests), _check_ends)
             )
         except (QueueFull, TooManyRequests):
             if is_first:
@@ -286,20 +286,11 @@ class PoolingRunner:
         return True
 
 
-class PromptWriter(ResponseWriter):
-    """Takes the ends of prompts, which have no reply."""
-
-    def closing(self) -> bytes:
-        raise NotImplementedError
-
-    def whole(self) -> Struct:
-        raise NotImplementedError
-
-    def body(self) -> bytes:
-        """Returns nothing. Aborted for a prompt that an operator has ended."""
-        if any(choice.finish.reason == "abort" for choice in self.choices):
-            raise Aborted()
-        return b""
+def _check_ends(prompts: Sequence[ChoiceState]) -> Struct:
+    """Raises Aborted for a prompt that an operator has ended."""
+    if any(prompt.finish.reason == "abort" for prompt in prompts):
+        raise Aborted()
+    return Struct()
 
 
 def check_count(count: int, param: str) -> None:
