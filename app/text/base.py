@@ -108,10 +108,6 @@ class Tokenizer:
         """Returns start and end of each token in `text`, in characters; None if unknown."""
         return None
 
-    def join(self, tokens: Sequence[str]) -> str:
-        """Returns the text of tokens in the vocabulary's own spelling."""
-        return "".join(tokens)
-
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """Returns the vocabulary's own spelling of each token, as in `/tokenize` (`Ġworld`), or its text."""
         return self.token_texts(ids)

@@ -237,10 +237,6 @@ class LocalTokenizer(Tokenizer):
         encode = self.backend.encode
         return _beside_loop_if(len(text) > LONG_TEXT, encode, text, None, False, add_special_tokens).offsets
 
-    def join(self, tokens: Sequence[str]) -> str:
-        decoder = self.backend.decoder
-        return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
-
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         def work() -> list[str]:
             check_id_range(ids)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from app.engine.vectors import (
     BYTES,
-    TASKS,
     Bag,
     PoolingModel,
     embedding,
@@ -29,18 +28,8 @@ def no_pause() -> None:
     """Nothing else wants a turn."""
 
 
-IDS = st.lists(st.integers(0, 500), min_size=1, max_size=30)
 TOKENIZER = default_tokenizer()
 MODEL = PoolingModel(4, 2, TOKENIZER, no_pause)
-
-
-@pytest.mark.parametrize("task", TASKS)
-@given(ids=IDS)
-def test_what_a_task_gives_has_the_shape_that_was_told(task: str, ids: list[int]) -> None:
-    rows = list(MODEL.pool(task, ids, None))
-    shape = MODEL.shape(task, len(ids))
-    assert {len(row) for row in rows} == {shape[-1]}
-    assert len(rows) == (shape[0] if len(shape) > 1 else 1)
 
 
 def test_vectors_have_their_length_unless_the_request_wants_them_without() -> None:
@@ -149,12 +138,6 @@ def test_numbers_are_packed_in_the_order_that_is_asked_for(dtype: str) -> None:
     assert packing(dtype, "big", no_pause)(NUMBERS) == big
     assert packing(dtype, "little", no_pause)(NUMBERS) == little
     assert packing(dtype, "native", no_pause)(NUMBERS) == (little if sys.byteorder == "little" else big)
-
-
-@given(number=SINGLES)
-def test_a_small_float_of_sixteen_bits_is_the_one_that_python_packs(number: float) -> None:
-    (wanted,) = struct.unpack("<H", struct.pack("<e", number))
-    assert small_float(number, 5, 10) == wanted
 
 
 @given(number=SINGLES)
