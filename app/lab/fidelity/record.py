@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase
+from typing import TypeVar
 
 import msgspec
 
@@ -17,7 +18,7 @@ from app.lab.load.recording_client import RecordError, RecordingClient, Wanted, 
 from app.lab.load.report import check_target, progress_of, whole_file, write_rows
 from app.lab.load.synthetic import Recipe, draw_load, lengths
 from app.lab.load.trace import MOST_TOKENS, LoadTrace, read_trace
-from app.serving.http.client import Answer, Target, exchange
+from app.serving.http.client import Target, exchange
 from config import ConfigError
 from config.flags import FlagParser, as_command, number_of, whole_number
 from config.installation import COMMAND
@@ -34,6 +35,7 @@ TOKEN_IDS = range(1000, 30000)
 WORDS = " ".join(one + other for one in ascii_lowercase for other in ascii_lowercase)
 """Text sent to /tokenize, to get valid token ids."""
 ANSWER_S = 10.0
+T = TypeVar("T")
 
 
 @as_command(RecordError)
@@ -134,30 +136,26 @@ class _Tokens(msgspec.Struct):
 
 
 def _first_model(target: Target, headers: dict[str, str]) -> str:
-    status, body = _ask(target, headers, "GET", "/v1/models")
-    if status != 200:
-        raise RecordError(f"GET /v1/models: status {status}; does the server want an --api-key?")
-    try:
-        return msgspec.json.decode(body, type=_Models).data[0].id
-    except (msgspec.MsgspecError, IndexError):
-        raise RecordError("GET /v1/models: names no model; give --model") from None
+    found = _ask(target, headers, "GET", "/v1/models", _Models)
+    if found is None or not found.data:
+        raise RecordError("GET /v1/models: names no model; give --model, or the server's --api-key")
+    return found.data[0].id
 
 
 def _token_ids(target: Target, headers: dict[str, str], model: str) -> Sequence[int]:
     question = msgspec.json.encode({"model": model, "prompt": WORDS, "add_special_tokens": False})
-    status, body = _ask(target, headers, "POST", "/tokenize", question)
-    if status != 200:
-        return TOKEN_IDS
-    try:
-        return sorted(set(msgspec.json.decode(body, type=_Tokens).tokens)) or TOKEN_IDS
-    except msgspec.MsgspecError:
-        return TOKEN_IDS
+    found = _ask(target, headers, "POST", "/tokenize", _Tokens, question)
+    return sorted(set(found.tokens)) if found is not None and found.tokens else TOKEN_IDS
 
 
 def _ask(
-    target: Target, headers: dict[str, str], method: str, path: str, body: bytes | None = None
-) -> Answer:
+    target: Target, headers: dict[str, str], method: str, path: str, kind: type[T], body: bytes | None = None
+) -> T | None:
+    """Returns the server's answer; None for another status than 200, or another form."""
     try:
-        return exchange(target.address, method, target.prefix + path, body, ANSWER_S, headers)
+        status, answer = exchange(target.address, method, target.prefix + path, body, ANSWER_S, headers)
+        return msgspec.json.decode(answer, type=kind) if status == 200 else None
     except OSError as error:
         raise RecordError(f"{target.address}: {error}") from None
+    except msgspec.MsgspecError:
+        return None

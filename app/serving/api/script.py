@@ -27,23 +27,17 @@ from app.serving.scripts.script_set import Decision, ScriptSet
 from app.text import Tokenizer
 
 FAMILIES = {
-    "/v1/chat/completions": "chat",
-    "/v1/chat/completions/batch": "chat",
+    **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/batch"), "chat"),
     "/v1/completions": "completions",
     "/v1/responses": "responses",
     "/v1/messages": "messages",
-    "/inference/v1/generate": "generate",
-    "/vllm.grpc.engine.VllmEngine/Generate": "generate",
+    **dict.fromkeys(("/inference/v1/generate", "/vllm.grpc.engine.VllmEngine/Generate"), "generate"),
+    **dict.fromkeys(("/v1/embeddings", "/v2/embed"), "embeddings"),
     "/vllm.grpc.engine.VllmEngine/Embed": "embeddings",
-    "/v1/embeddings": "embeddings",
-    "/v2/embed": "embeddings",
     "/pooling": "pooling",
     "/classify": "classify",
-    "/score": "score",
-    "/v1/score": "score",
-    "/rerank": "rerank",
-    "/v1/rerank": "rerank",
-    "/v2/rerank": "rerank",
+    **dict.fromkeys(("/score", "/v1/score"), "score"),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "rerank"),
 }
 PROMPT_STEPS = 10
 """Steps of work per prompt, in addition to each rule's own."""
