@@ -105,7 +105,7 @@ def test_pod_by_pod_is_as_all_together(
     assert moments(apart) == moments(together)
     assert list(apart.pod) == list(together.pod)
     assert (apart.steps, apart.preemptions) == (together.steps, together.preemptions)
-    assert apart.timeline.busy_s == pytest.approx(together.timeline.busy_s)
+    assert apart.timeline.sequences == pytest.approx(together.timeline.sequences)
     assert apart.timeline.blocks == pytest.approx(together.timeline.blocks)
 
 

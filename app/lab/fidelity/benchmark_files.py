@@ -42,20 +42,21 @@ class Row(Struct, kw_only=True):
     @property
     def flaw(self) -> str:
         """The rule that the row breaks; "" if none."""
-        moments = (self.arrival_s, self.send_s, self.first_s, self.last_s)
-        tokens, sent = (self.input_tokens, self.output_tokens), f"sent at {self.send_s:g} s"
-        if not all(map(math.isfinite, moments)):
-            return "moments must be finite numbers"
-        if min(moments) < 0:
-            return "moments must not be negative"
-        if min(tokens) < 1:
-            return f"a request has at least one token in and out, not {tokens[0]} and {tokens[1]}"
-        if self.arrival_s > self.send_s + 1e-6:
-            return f"{sent}, before its arrival at {self.arrival_s:g} s"
-        if not self.send_s < self.first_s <= self.last_s + 1e-9:
-            ends = f"first token at {self.first_s:g} s, last at {self.last_s:g} s"
-            return f"{sent}, {ends}: they must follow each other"
-        return ""
+        arrival_s, send_s, first_s, last_s = moments = [getattr(self, name) for name in MOMENTS]
+        tokens, sent = [self.input_tokens, self.output_tokens], f"sent at {send_s:g} s"
+        few = f"a request has at least one token in and out, not {tokens[0]} and {tokens[1]}"
+        ends = f"first token at {first_s:g} s, last at {last_s:g} s"
+        rules = (
+            (all(map(math.isfinite, moments)), "moments must be finite numbers"),
+            (min(moments) >= 0, "moments must not be negative"),
+            (
+                min(tokens) > 0,
+                f"a request has at least one token in and out, not {tokens[0]} and {tokens[1]}",
+            ),
+            (arrival_s <= send_s + 1e-6, f"{sent}, before its arrival at {arrival_s:g} s"),
+            (send_s < first_s <= last_s + 1e-9, f"{sent}, {ends}: they must follow each other"),
+        )
+        return next((rule for holds, rule in rules if not holds), "")
 
 
 def read_recordings(path: str) -> list[MeasuredRun]:

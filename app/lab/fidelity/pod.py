@@ -123,7 +123,6 @@ class Timeline:
         """Sequences of a step times its seconds, summed by bin."""
         self.blocks: list[float] = []
         """Used blocks times seconds, summed by bin."""
-        self.busy_s = 0.0
         self.most_sequences = 0
         self.most_blocks = 0
         """Most blocks used at any time in any pod."""
@@ -141,7 +140,6 @@ class Timeline:
         took_s = end_s - start_s
         self.sequences[place] += sequences * took_s
         self.blocks[place] += blocks * took_s
-        self.busy_s += took_s
         self.most_sequences = max(self.most_sequences, sequences)
         self.most_blocks = max(self.most_blocks, blocks)
 
@@ -153,7 +151,6 @@ class Timeline:
             other._fold()
         self.sequences = _sums(self.sequences, other.sequences)
         self.blocks = _sums(self.blocks, other.blocks)
-        self.busy_s += other.busy_s
         self.most_sequences = max(self.most_sequences, other.most_sequences)
         self.most_blocks = max(self.most_blocks, other.most_blocks)
 

@@ -61,10 +61,9 @@ class ServerProcess:
         )
 
     def is_healthy(self) -> bool:
-        try:
+        with suppress(OSError):
             return exchange(self.address, "GET", "/health", timeout_s=1.0)[0] == 200
-        except OSError:
-            return False
+        return False
 
     def check(self) -> None:
         """Raises FleetError when the process has ended."""
@@ -122,8 +121,7 @@ class Processes:
         give_up_s = self.now() + limit_s
         while not server.is_healthy():
             server.check()
-            complaint = f"{server.name} is not healthy after {limit_s:g} s: {server.last_line()}"
-            self.pause(give_up_s, complaint)
+            self.pause(give_up_s, f"{server.name} is not healthy after {limit_s:g} s: {server.last_line()}")
 
     def pause(self, give_up_s: float, complaint: str) -> None:
         """Waits a moment. Raises FleetError with the complaint when it is late."""
@@ -160,11 +158,8 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     PYTHONPATH names this code, so that any working directory will do; paths in flags are relative to the
     working directory.
     """
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if name not in SETTINGS and not name.startswith(STRANGE)
-    }
+    strange = {name for name in environ if name in SETTINGS or name.startswith(STRANGE)}
+    kept = {name: value for name, value in environ.items() if name not in strange}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))}
 
 

@@ -12,9 +12,8 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, malformed, not_found
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, get, post
-from app.serving.protocol.admin import LoadAdapterRequest, RegisterAdapterRequest, UnloadAdapterRequest
 from app.serving.protocol.coercion import Misfit, convert
-from app.serving.protocol.decoding import decode, read_json
+from app.serving.protocol.decoding import Request, decode, read_json
 from app.serving.protocol.rules import check_unicode
 
 
@@ -88,12 +87,36 @@ def _anthropic_list(now_s: int, models: ServedModels) -> dict[str, object]:
     return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
 
+class LoadAdapterRequest(Request, kw_only=True):
+    """An adapter's name and path."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+    base_model_name: str | None = None
+
+
+class RegisterAdapterRequest(Request, kw_only=True):
+    """The body of SageMaker's ``POST /adapters``."""
+
+    name: str
+    src: str
+
+
+class UnloadAdapterRequest(Request, kw_only=True):
+    """The adapter to unload."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+
+
 def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
     def load(asked: LoadAdapterRequest) -> None:
-        asked.check_values()
+        if not asked.lora_name or not asked.lora_path:
+            raise _invalid("lora_name and lora_path must not be empty.")
         if asked.lora_name in models.names:
-            message = f"The name {asked.lora_name!r} is the base model's."
-            raise ApiError(400, "InvalidUserInput", message)
+            raise _invalid(f"The name {asked.lora_name!r} is the base model's.")
         models.adapters.load(asked.lora_name, asked.lora_path, asked.load_inplace)
 
     def load_lora_adapter(context: RequestContext) -> Response:
@@ -122,7 +145,8 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
     def unload(context: RequestContext) -> Response:
         """Stops serving an adapter; its running requests continue."""
         asked = decode(body.read(context), context.content_type, UnloadAdapterRequest)
-        asked.check_values()
+        if not asked.lora_name:
+            raise _invalid("lora_name must not be empty.")
         models.adapters.unload(asked.lora_name)
         return Response(f"Success: adapter {asked.lora_name!r} is unloaded.".encode())
 
@@ -132,3 +156,7 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
         post("/adapters", register_adapter),
         Route(methods=("DELETE",), path="/adapters/{adapter_name}", handle=unregister_adapter),
     ]
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(400, "InvalidUserInput", message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, TypeVar
 
@@ -15,9 +16,9 @@ from app.serving.http.connection import leaving
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, internal, malformed
 from app.serving.http.route import Route
-from app.serving.protocol import admin as bodies
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.decoding import (
+    RawRequest,
     Request,
     check_content_type,
     decode,
@@ -41,6 +42,63 @@ class ResetQuery(Struct):
     reset_running_requests: bool = False
     reset_external: bool = False
     """Without effect: no connector keeps blocks beyond the cache."""
+
+
+class WorldSizeQuery(Struct):
+    include_dp: bool = True
+
+
+class InitTransferRequest(Request, kw_only=True):
+    """The body of ``POST /init_weight_transfer_engine``."""
+
+    init_info: JsonObject
+
+
+class UpdateWeightsRequest(Request, kw_only=True):
+    """The body of ``POST /update_weights``; a list has one object per device."""
+
+    update_info: JsonObject | list[JsonObject]
+
+
+class FinishUpdateRequest(Request, kw_only=True):
+    """The body of ``POST /finish_weight_update``."""
+
+    weight_version: str | None = None
+
+
+class WeightVersionRequest(Request, kw_only=True):
+    """The body of ``POST /update_weight_version``."""
+
+    new_version: str
+
+
+class WeightCheckRequest(Request, kw_only=True):
+    """The body of ``POST /weight_checker``."""
+
+    action: Literal["checksum", "reset", "compare"]
+    baseline: dict[str, str] | None = None
+
+
+PREFIX = re.compile(r"[a-zA-Z0-9][\w.-]{0,127}", re.ASCII)
+KINDS = {"profile_prefix": str, "delay_iterations": int, "max_iterations": int}
+
+
+class StartProfileRequest(Request, kw_only=True):
+    """The body of ``POST /start_profile``; vLLM converts no other types to its fields."""
+
+    profile_prefix: str | None = None
+    delay_iterations: int | None = None
+    max_iterations: int | None = None
+
+    def check_rules(self: StartProfileRequest | RawRequest) -> None:
+        for name, kind in KINDS.items():
+            value = getattr(self, name)
+            if value is not None and type(value) is not kind:
+                raise malformed(f"body.{name}: expected {kind.__name__}", f"body.{name}")
+            if isinstance(value, int) and value < 0:
+                raise bad_request(f"{name} must be 0 or more")
+        if self.profile_prefix is not None and not PREFIX.fullmatch(self.profile_prefix):
+            raise bad_request("profile_prefix must be up to 128 letters, digits and ._-, the first no sign")
 
 
 class InfoQuery(Struct):
@@ -116,7 +174,7 @@ def profiler(limits: BodyLimits) -> list[Route]:
     def start_profile(context: RequestContext) -> None:
         """Succeeds, if the options of the session are valid."""
         if body := limits.read(context):
-            decode(body, context.content_type, bodies.StartProfileRequest)
+            decode(body, context.content_type, StartProfileRequest)
 
     def stop_profile(context: RequestContext) -> None:
         """Succeeds."""
@@ -187,12 +245,12 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
 
     def finish_weight_update(context: RequestContext) -> object:
         """Ends an update; the weights then have a new version, if one is named."""
-        weights.finish(read(context, bodies.FinishUpdateRequest).weight_version)
+        weights.finish(read(context, FinishUpdateRequest).weight_version)
         return {"message": "Weight update finished"}
 
     def update_weight_version(context: RequestContext) -> object:
         """Sets the version of the weights."""
-        weights.version = read(context, bodies.WeightVersionRequest).new_version
+        weights.version = read(context, WeightVersionRequest).new_version
         return {"success": True, "new_version": weights.version}
 
     def weight_info(context: RequestContext) -> object:
@@ -201,7 +259,7 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
 
     def weight_checker(context: RequestContext) -> object:
         """Digests the weights, compares the digests with a baseline, or zeroes the weights."""
-        asked = read(context, bodies.WeightCheckRequest)
+        asked = read(context, WeightCheckRequest)
         if asked.action == "reset":
             weights.reset()
             return {"status": "reset"}
@@ -215,7 +273,7 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
 
     def get_world_size(context: RequestContext) -> object:
         """Devices of all ranks, or of one."""
-        asked = decode_query(context.query(), bodies.WorldSizeQuery)
+        asked = decode_query(context.query(), WorldSizeQuery)
         return {"world_size": weights.devices * (ranks if asked.include_dp else 1)}
 
     methods: Mapping[str, Callable[[], object]] = {
@@ -244,12 +302,12 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
             "init_weight_transfer_engine",
             weights.connect,
             "Weight transfer initialized",
-            bodies.InitTransferRequest,
+            InitTransferRequest,
         ),
         step("shutdown_weight_transfer_engine", weights.disconnect, "Weight transfer shut down"),
         step("start_weight_update", weights.start, "Weight update started"),
         step("start_draft_weight_update", weights.start_draft, "Draft weight update started"),
-        step("update_weights", weights.update, "Weights updated", bodies.UpdateWeightsRequest),
+        step("update_weights", weights.update, "Weights updated", UpdateWeightsRequest),
         *(action(f"POST /{work.__name__}", work) for work in posts),
         *(action(f"GET /{work.__name__}", work) for work in (weight_info, get_world_size)),
     ]

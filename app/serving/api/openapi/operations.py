@@ -10,11 +10,10 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from app.serving.api import label_reads, tokens
+from app.serving.api import label_reads, models, tokens
 from app.serving.api.admin import lifecycle
 from app.serving.api.responses.routes import Retrieval
 from app.serving.protocol import (
-    admin,
     anthropic,
     generate,
     pooling,
@@ -65,9 +64,9 @@ BODIES: Mapping[str, tuple[Any, Example]] = {
     "/v1/systemone": (label_reads.DecisionRequest, {"state": "a cat", "questions": {"alive": _ALIVE}}),
     "/invocations": (ANYTHING, _CHAT),
     "/scale_elastic_ep": (ANYTHING, {"new_data_parallel_size": 1}),
-    "/v1/load_lora_adapter": (admin.LoadAdapterRequest, {"lora_name": "sql", "lora_path": "/sql"}),
-    "/v1/unload_lora_adapter": (admin.UnloadAdapterRequest, {"lora_name": "sql"}),
-    "/adapters": (admin.RegisterAdapterRequest, {"name": "sql", "src": "/sql"}),
+    "/v1/load_lora_adapter": (models.LoadAdapterRequest, {"lora_name": "sql", "lora_path": "/sql"}),
+    "/v1/unload_lora_adapter": (models.UnloadAdapterRequest, {"lora_name": "sql"}),
+    "/adapters": (models.RegisterAdapterRequest, {"name": "sql", "src": "/sql"}),
     "/tokenize": (tokenize.TokenizeRequest, {"prompt": "hello"}),
     "/detokenize": (tokenize.DetokenizeRequest, {"tokens": [120, 121]}),
     "/score_completions": (tokenize.ScoreTextRequest, {"prompt": "hello"}),
@@ -75,13 +74,13 @@ BODIES: Mapping[str, tuple[Any, Example]] = {
     "/score_tokens": (tokenize.ScoreTokensRequest, {"tokens": [1, 2, 3]}),
     "/fake_metrics": (ANYTHING, {"running-requests": 3}),
     "/admin/config": (ANYTHING, {"log-http": False}),
-    "/init_weight_transfer_engine": (admin.InitTransferRequest, {"init_info": {}}),
-    "/update_weights": (admin.UpdateWeightsRequest, {"update_info": {}}),
-    "/finish_weight_update": (admin.FinishUpdateRequest, {"weight_version": "2"}),
-    "/update_weight_version": (admin.WeightVersionRequest, {"new_version": "2"}),
-    "/weight_checker": (admin.WeightCheckRequest, {"action": "checksum"}),
+    "/init_weight_transfer_engine": (lifecycle.InitTransferRequest, {"init_info": {}}),
+    "/update_weights": (lifecycle.UpdateWeightsRequest, {"update_info": {}}),
+    "/finish_weight_update": (lifecycle.FinishUpdateRequest, {"weight_version": "2"}),
+    "/update_weight_version": (lifecycle.WeightVersionRequest, {"new_version": "2"}),
+    "/weight_checker": (lifecycle.WeightCheckRequest, {"action": "checksum"}),
     "/collective_rpc": (ANYTHING, {"method": "sleep"}),
-    "/start_profile": (admin.StartProfileRequest, {}),
+    "/start_profile": (lifecycle.StartProfileRequest, {}),
 }
 """Type of the body and a body that succeeds, of POST by path; an empty `model` stands for the served one."""
 OPTIONAL = (*("/abort_requests", "/inference/v1/abort_requests", "/finish_weight_update", "/start_profile"),)
@@ -144,5 +143,5 @@ QUERIES: Mapping[str, type[Struct]] = {
     "POST /pause": lifecycle.PauseQuery,
     "POST /reset_prefix_cache": lifecycle.ResetQuery,
     "GET /server_info": lifecycle.InfoQuery,
-    "GET /get_world_size": admin.WorldSizeQuery,
+    "GET /get_world_size": lifecycle.WorldSizeQuery,
 }
