@@ -49,10 +49,7 @@ class Row(Struct, kw_only=True):
         rules = (
             (all(map(math.isfinite, moments)), "moments must be finite numbers"),
             (min(moments) >= 0, "moments must not be negative"),
-            (
-                min(tokens) > 0,
-                f"a request has at least one token in and out, not {tokens[0]} and {tokens[1]}",
-            ),
+            (min(tokens) > 0, few),
             (arrival_s <= send_s + 1e-6, f"{sent}, before its arrival at {arrival_s:g} s"),
             (send_s < first_s <= last_s + 1e-9, f"{sent}, {ends}: they must follow each other"),
         )
