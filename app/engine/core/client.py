@@ -28,7 +28,7 @@ class EngineClient:
     @property
     def healthy(self) -> bool:
         """False while no engine can compute."""
-        return True
+        raise NotImplementedError
 
     @property
     def running(self) -> int:

@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 class Engine(EngineClient):
     """The `EngineClient` of this process; sequences run on their own timelines or in shared steps."""
 
+    healthy = True
+
     def __init__(
         self,
         settings: Settings,

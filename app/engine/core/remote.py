@@ -162,7 +162,7 @@ class RemoteSequence(Sequence):
     def status(self) -> SequenceStatus:
         """Reports QUEUED until the first token: the engine reports nothing earlier."""
         phase = Phase.QUEUED if self._first_s is None else Phase.DECODE
-        return SequenceStatus(phase, self.prompt_tokens, 0, self._scheduled_s, self._first_s)
+        return SequenceStatus(phase, self.prompt_tokens, 0, self.scheduled_s, self._first_s)
 
     def enter(self, soon: bool) -> None:
         """Does nothing: `RemoteEngine.submit` has sent the request."""
@@ -197,9 +197,9 @@ class RemoteSequence(Sequence):
 
     def _begin(self, output: wire.EngineCoreOutput) -> None:
         self.running = True
-        self._scheduled_s = output.scheduled_s
+        self.scheduled_s = output.scheduled_s
         self.cached_tokens, self.created_tokens = output.cached_tokens, output.created_tokens
-        self._queued_s = self._queued_s if output.queued_s is None else output.queued_s
+        self.queued_s = self.queued_s if output.queued_s is None else output.queued_s
         if output.finish in ("error", "timeout"):
             return  # only the failure is emitted
         prompt: Listed[TokenLogprob | None] | None = None

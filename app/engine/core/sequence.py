@@ -60,7 +60,7 @@ class Sequence(CachedSequence):
 
     # Thousands of sequences take turns: each must touch little memory.
     __slots__ = (
-        *("_emit", "_first_s", "_last_s", "_now", "_queued_s", "_recorder", "_scheduled_s"),
+        *("_emit", "_first_s", "_last_s", "_now", "queued_s", "_recorder", "scheduled_s"),
         *("_submission", "_take_token", "adapter", "begun", "over", "request", "tokens", "watches"),
     )
 
@@ -85,8 +85,8 @@ class Sequence(CachedSequence):
         self._now, self._recorder, self._emit, self._submission = now, recorder, emit, submission
         self.watches: Iterable[Watch] = ()
         self._take_token: TakeToken | None = None
-        self._queued_s = request.arrival_s
-        self._scheduled_s: float | None = None
+        self.queued_s = request.arrival_s
+        self.scheduled_s: float | None = None
         self._first_s: float | None = None
         self._last_s = 0.0
 
@@ -107,9 +107,9 @@ class Sequence(CachedSequence):
     def _start(self, at_s: float, prompt_logprobs: Listed[TokenLogprob | None] | None) -> TakeToken | None:
         """Emits `Started`; returns the writer's receiver of plain tokens, if any."""
         self.begun = True
-        began_s = at_s if self._scheduled_s is None else self._scheduled_s
+        began_s = at_s if self.scheduled_s is None else self.scheduled_s
         cached = self.cached_tokens + self.fetched_tokens
-        queue_s, prefill_s = max(0.0, began_s - self._queued_s), max(0.0, at_s - began_s)
+        queue_s, prefill_s = max(0.0, began_s - self.queued_s), max(0.0, at_s - began_s)
         index, created = self.request.index, self.created_tokens
         return self._emit(Started(index, at_s, cached, prompt_logprobs, queue_s, prefill_s, created))
 
@@ -120,7 +120,7 @@ class Sequence(CachedSequence):
             self._first_s = at_s
             request, cached = self.request, self.cached_tokens + self.fetched_tokens
             if self.fetched_tokens and request.remote_prefill:
-                recorder.fetched(self.fetched_tokens, at_s - (self._scheduled_s or at_s))
+                recorder.fetched(self.fetched_tokens, at_s - (self.scheduled_s or at_s))
             elif self.fetched_tokens:
                 recorder.loaded(self.fetched_tokens)
             ttft_s = at_s - request.arrival_s
@@ -164,7 +164,7 @@ class Sequence(CachedSequence):
         self._withdraw()
         choices, longest = (1, self.tokens) if request.n == 1 else self._submission.count(self)
         if counted:
-            scheduled_s = now_s if self._scheduled_s is None else self._scheduled_s
+            scheduled_s = now_s if self.scheduled_s is None else self.scheduled_s
             first_s = scheduled_s if self._first_s is None else self._first_s
             finished = FinishedSequence(
                 reason,
@@ -172,7 +172,7 @@ class Sequence(CachedSequence):
                 generation_tokens=self.tokens,
                 cached_tokens=self.cached_tokens + self.fetched_tokens,
                 max_tokens=request.max_tokens,
-                queue_s=max(0.0, scheduled_s - self._queued_s),
+                queue_s=max(0.0, scheduled_s - self.queued_s),
                 prefill_s=max(0.0, first_s - scheduled_s),
                 decode_s=max(0.0, self._last_s - first_s),
                 e2e_s=now_s - request.arrival_s,
@@ -186,7 +186,7 @@ class Sequence(CachedSequence):
         if self.watches:
             outcome = SequenceOutcome(
                 reason=reason,
-                scheduled_s=self._scheduled_s,
+                scheduled_s=self.scheduled_s,
                 first_token_s=self._first_s,
                 last_token_s=None if self._first_s is None else self._last_s,
                 ended_s=now_s,

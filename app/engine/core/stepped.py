@@ -63,34 +63,21 @@ class SteppedSequence(ReplySequence):
         if not (self.decodes or self.last):
             waits = Phase.PREEMPTED if self.preemptions else Phase.TRANSFER if self.held else Phase.QUEUED
             phase, computed = Phase.PREFILL if self.running else waits, min(self.computed, computed)
-        return SequenceStatus(phase, computed, self.held, self._scheduled_s, self._first_s)
+        return SequenceStatus(phase, computed, self.held, self.scheduled_s, self._first_s)
 
     def enter(self, soon: bool) -> None:
-        """Sends the sequence to the front end; the scheduler sees each of several prompts separately."""
-        index, n = self.request.index, self.request.n
-        self._executor.submit(self, apart=index > 0 and index % n == 0)
+        """Sends the sequence to the front end."""
+        self._executor.submit(self)
 
-    def seen(self, at_s: float) -> bool:
-        """Handles the scheduler's first sight of the sequence; returns False if no step is needed."""
-        self._queued_s = at_s
-        threshold, cache = self.request.cache_hit_threshold, self._context.cache
-        if threshold:
-            found = 0 if cache is None else cache.find(self, self.prompt_tokens) * cache.block_size
-            if found / max(1, self.prompt_tokens) < threshold:
-                self._empty()
-                self._scheduled_s = now_s = self._now()
-                self.take(now_s, 1)
-                return False
-        if self.adapter is not None:
-            self._recorder.adapter_moved(self, self.adapter, "waiting")
-        return True
-
-    def admitted(self, now_s: float) -> None:
-        """Notes that the sequence has a place and joins the next step."""
-        if self._scheduled_s is None:
-            self._scheduled_s = now_s
-        if self.adapter is not None:
-            self._recorder.adapter_moved(self, self.adapter, "running")
+    def end_at_once(self, now_s: float) -> None:
+        """Ends with an empty reply."""
+        self._empty()
+        self.scheduled_s = now_s
+        try:
+            self.take(now_s, 1)
+        except Exception as error:
+            log.exception("what ends a sequence at once could not be handed out")
+            self.fail(error)
 
     def preempted(self) -> None:
         if not self.over:
@@ -211,7 +198,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
 
     @property
     def waiting(self) -> int:
-        return self._in_line + self.queued
+        return self._in_line + len(self._queue.members) + len(self.scheduler.fetching)
 
     def free(self, adapter: str | None = None) -> int:
         if self.scheduler.paused or adapter is not None and not self._queue.is_ready(adapter):
@@ -225,9 +212,11 @@ class StepExecutor(StepLoop[SteppedSequence]):
         self.scheduler.paused = False
         self._look()
 
-    def submit(self, sequence: SteppedSequence, apart: bool = False) -> None:
-        """See `StepLoop.send`."""
-        due_s = self.send(sequence, sequence.request.arrival_s, apart)
+    def submit(self, sequence: SteppedSequence) -> None:
+        """Takes a sequence into the front end; the scheduler sees each of several prompts separately."""
+        request = sequence.request
+        apart = request.index > 0 and request.index % request.n == 0
+        due_s = self.send(sequence, request.arrival_s, apart)
         if (late_s := self._clock.now() - due_s) > 0:
             self._recorder.late(late_s)
         self._in_line += 1
@@ -249,17 +238,20 @@ class StepExecutor(StepLoop[SteppedSequence]):
             self._arm()
 
     def seen(self, sequence: SteppedSequence, at_s: float) -> bool:
-        """Returns False for a sequence that is over or needs no step, which withdraws by itself."""
+        """Returns False for a sequence that is over, or ends as too little is cached (simulator.md 13.7)."""
         if sequence.over:
             return False
-        try:
-            is_seen = sequence.seen(at_s)
-        except Exception as error:
-            log.exception("what ends a sequence at once could not be handed out")
-            sequence.fail(error)
-            return False
-        self._in_line -= is_seen
-        return is_seen
+        sequence.queued_s = at_s
+        threshold, cache, tokens = sequence.request.cache_hit_threshold, self._cache, sequence.prompt_tokens
+        if threshold:
+            found = 0 if cache is None else cache.find(sequence, tokens) * cache.block_size
+            if found / max(1, tokens) < threshold:
+                sequence.end_at_once(self._clock.now())
+                return False
+        if sequence.adapter is not None:
+            self._recorder.adapter_moved(sequence, sequence.adapter, "waiting")
+        self._in_line -= 1
+        return True
 
     def transfer_s(self, sequence: SteppedSequence) -> float:
         return self._timing.time_to_first_token(sequence.prompt_tokens, remote=True)
@@ -268,8 +260,12 @@ class StepExecutor(StepLoop[SteppedSequence]):
         if self.watch_step is not None:
             self.watch_step(batch, start_s, end_s)
         for sequence in batch.admitted:
-            if not sequence.over:
-                sequence.admitted(self.now_s)
+            if sequence.over:
+                continue
+            if sequence.scheduled_s is None:
+                sequence.scheduled_s = self.now_s
+            if sequence.adapter is not None:
+                self._recorder.adapter_moved(sequence, sequence.adapter, "running")
 
     def step_over(self, batch: Batch[SteppedSequence], first_s: float, gap_s: float) -> None:
         cache, recorder, drafts = self._cache, self._recorder, batch.drafts

@@ -58,7 +58,7 @@ class TimedSequence(ReplySequence):
         """Starts with a slot, and emits tokens already due; returns False if the sequence is over."""
         context, request, prompt_tokens = self._context, self.request, self.prompt_tokens
         now_s = context.clock.now()
-        self._scheduled_s = at_s = now_s if self._queued else request.arrival_s
+        self.scheduled_s = at_s = now_s if self._queued else request.arrival_s
         self._queued = False
         if self.adapter is not None:
             self._recorder.adapter_moved(self, self.adapter, "running")
@@ -153,7 +153,7 @@ class TimedSequence(ReplySequence):
         return gap_s if self._delays is None else gap_s + self._delays.get(token, 0.0)
 
     def status(self) -> SequenceStatus:
-        running_s, first_s = self._scheduled_s, self._first_s
+        running_s, first_s = self.scheduled_s, self._first_s
         if running_s is None:
             return SequenceStatus(Phase.QUEUED, 0, 0, None, None)
         before = Phase.TRANSFER if self.request.remote_prefill else Phase.PREFILL

@@ -142,6 +142,7 @@ class SimulatedModel:
         call_rng: Random,
     ) -> None:
         self._settings, self._tokenizer, self._corpus, self._datasets = settings, tokenizer, corpus, datasets
+        self._has_datasets = bool(datasets)
         self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
         self._schemas, self._ranges = schemas, Ranges.of(settings.tools)
         self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
@@ -241,7 +242,8 @@ class SimulatedModel:
         if self._settings.reply.mode == "echo":
             said = self._echo(request)
         else:
-            said = self._recorded(request, rng) or self._random.reply(request, rng)
+            recorded = self._recorded(request, rng) if self._has_datasets else None
+            said = recorded or self._random.reply(request, rng)
         return said if tokens is None else biased(said, request, tokens, self._tokenizer, rng)
 
     def _echo(self, request: EngineRequest) -> Reply:
@@ -252,7 +254,7 @@ class SimulatedModel:
 
     def _recorded(self, request: EngineRequest, rng: Random) -> Reply | None:
         """Returns a recorded reply (5.10); None without a dataset for the model, and when it fails."""
-        if not self._datasets or (dataset := self._datasets.of(request.model)) is None:
+        if (dataset := self._datasets.of(request.model)) is None:
             return None
         most = request.max_tokens
         least = most if request.ignore_eos else max(1, request.min_tokens)
