@@ -28,13 +28,7 @@ from app.base.metrics.recorder import Recorder
 from app.engine.core import wire
 from app.engine.core.batch import Phase, SequenceStatus
 from app.engine.core.client import EngineClient
-from app.engine.core.errors import (
-    CallerLeft,
-    CommandFailed,
-    EngineDead,
-    EngineFailed,
-    RequestRefused,
-)
+from app.engine.core.errors import CallerLeft, CommandFailed, EngineDead, EngineFailed, RequestRefused
 from app.engine.core.outputs import Emit, Finish, LazySequence, Part, PartReader, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest, watches_of
 from app.engine.core.sequence import COUNTED_AS, Sequence, Submission
