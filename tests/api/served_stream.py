@@ -9,7 +9,8 @@ from typing import cast
 
 import gevent
 
-from app.engine.core.outputs import EngineOutput, Failed, Finish, Handle, Tokens
+from app.engine.core.outputs import EngineOutput, Failed, Finish, Tokens
+from app.engine.core.sequence import Handle
 from app.serving.api.responder import EventStream
 from app.serving.api.writer import ChoiceState, ResponseWriter
 from app.serving.http.connection import Connection

@@ -13,8 +13,9 @@ from app.base.clock.timer_wheel import SLOTS_PER_S
 from app.base.metrics.recorder import Recorder
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
-from app.engine.core.outputs import EngineOutput, Failed, Handle, Started, Tokens
+from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.request import EngineRequest, Observer
+from app.engine.core.sequence import Handle
 from app.engine.dataset import Datasets
 from app.engine.forms.schema import Schemas
 from app.engine.kvcache.events import KVEvent

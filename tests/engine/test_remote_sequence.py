@@ -12,7 +12,7 @@ from app.engine.core.errors import EngineFailed, RequestRefused
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, PartReader, Piece, Started, Tokens
 from app.engine.core.remote import RemoteSequence
 from app.engine.core.request import SequenceOutcome
-from app.engine.core.sequence import Submission
+from app.engine.core.sequence import Handle
 from app.engine.core.wire import EngineCoreOutput
 from tests.engine.harness import engine_request
 
@@ -46,7 +46,7 @@ class Play:
         self.left: list[bool] = []
         self.takes_plain = takes_plain
         self.recorder = Recorder("test", 4096, {})
-        submission = Submission({})
+        submission = Handle({})
         self.choice = RemoteSequence(
             engine_request(arrival_s=ARRIVAL_S, prompt_ids=[1] * 10),
             1,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.engine.core.outputs import Emit, EngineOutput, Failed, Finish, Handle, Started, Tokens
+from app.engine.core.outputs import Emit, EngineOutput, Failed, Finish, Started, Tokens
 from app.engine.core.request import STOP, EngineRequest, Reply
+from app.engine.core.sequence import Handle
 
 
 class Beams:

@@ -8,9 +8,9 @@ from collections.abc import Sequence as Listed
 from app.base.clock.pause import Slices
 from app.base.metrics.recorder import Recorder
 from app.engine.core.errors import Draining, EngineDead, QueueFull, TooManyRequests
-from app.engine.core.outputs import Emit, Handle
+from app.engine.core.outputs import Emit
 from app.engine.core.request import EngineRequest
-from app.engine.core.sequence import Sequence, Submission
+from app.engine.core.sequence import Handle, Sequence
 from config.settings import Settings
 
 
@@ -22,7 +22,7 @@ class EngineClient:
         limits = settings.scheduling
         self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
         self._max_unfinished = limits.max_num_queued_reqs
-        self._active: dict[Submission, None] = {}
+        self._active: dict[Handle, None] = {}
         """Unfinished submissions, in order of arrival."""
 
     @property

@@ -18,14 +18,14 @@ from app.engine.core.beams import Beams
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.client import EngineClient
 from app.engine.core.errors import KVCacheFull
-from app.engine.core.outputs import Emit, Handle, Started, Tokens
+from app.engine.core.outputs import Emit, Started, Tokens
 from app.engine.core.request import EngineRequest, Model, Reply, watches_of
 from app.engine.core.sequence import (
     COUNTED_AS,
     MOST_AT_ONCE,
+    Handle,
     ReplySequence,
     SequenceContext,
-    Submission,
     emit_failure,
 )
 from app.engine.core.timeline import SequencePool, TimedSequence
@@ -111,16 +111,16 @@ class Engine(EngineClient):
 
     def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Handle:
         if not requests:
-            return Submission(self._active)
+            return Handle(self._active)
         replies = self._replies(requests)
         if requests[0].beams:
             beams = Beams(requests, replies, emit)
             return beams.follow(self.run(requests, replies, beams.take))
         return self.run(requests, replies, emit)
 
-    def run(self, requests: Listed[EngineRequest], replies: Listed[Reply], emit: Emit) -> Submission:
+    def run(self, requests: Listed[EngineRequest], replies: Listed[Reply], emit: Emit) -> Handle:
         first = requests[0]
-        submission = Submission(self._active)
+        submission = Handle(self._active)
         if self._needs_no_slot(requests, replies):
             self.check_accepting(1)
             emit_immediately(first, replies[0], emit, self._context)

@@ -7,7 +7,6 @@ An output belongs to one choice (`index`). A choice emits one `Started`, then `T
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from itertools import chain, count
 from typing import Literal, Protocol, TypeVar, overload
 
@@ -121,17 +120,6 @@ Emit = Callable[[EngineOutput], TakeToken | None]
 The answer to a `Started` may be a `TakeToken`, which receives the choice's plain tokens from then on.
 Thousands of streams then cost no object per token.
 """
-
-
-class Handle(Protocol):
-    """Choices of one submitted request."""
-
-    @property
-    def future(self) -> Future[None]:
-        """Future that is done when all choices have ended, in any way. The future cannot be cancelled."""
-
-    def abort(self) -> None:
-        """Ends unfinished choices. Nothing more is emitted."""
 
 
 T = TypeVar("T", covariant=True)

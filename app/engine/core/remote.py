@@ -31,7 +31,7 @@ from app.engine.core.client import EngineClient
 from app.engine.core.errors import CallerLeft, CommandFailed, EngineDead, EngineFailed, RequestRefused
 from app.engine.core.outputs import Emit, Finish, LazySequence, Part, PartReader, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest, watches_of
-from app.engine.core.sequence import COUNTED_AS, Sequence, Submission
+from app.engine.core.sequence import COUNTED_AS, Handle, Sequence
 from config.settings import Settings
 
 NS: Final = 1_000_000_000
@@ -134,7 +134,7 @@ class RemoteSequence(Sequence):
         names: Names,
         reader: PartReader | None,
         leave: Callable[[RemoteSequence], None],
-        submission: Submission,
+        submission: Handle,
     ) -> None:
         """Calls `leave` once, at the end of the choice. With a `reader` text is emitted by parts."""
         super().__init__(request, request.max_tokens, now, recorder, emit, submission)
@@ -352,8 +352,8 @@ class RemoteEngine(EngineClient):
     def _free(self, adapter: str | None) -> int:
         return self._slots + self._max_waiting - self._unfinished
 
-    def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Submission:
-        submission = Submission(self._active)
+    def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Handle:
+        submission = Handle(self._active)
         if not requests:
             return submission
         self.check_admission(len(requests))

@@ -71,7 +71,7 @@ class Sequence(CachedSequence):
         now: Callable[[], float],
         recorder: Recorder,
         emit: Emit,
-        submission: Submission,
+        submission: Handle,
         prompt: Prompt | None = None,
     ) -> None:
         """`output_tokens` is the reply's length if known, else the limit; `now` returns monotonic seconds."""
@@ -212,7 +212,7 @@ class ReplySequence(Sequence):
         prompt: Prompt | None,
         context: SequenceContext,
         emit: Emit,
-        submission: Submission,
+        submission: Handle,
     ) -> None:
         super().__init__(
             request, len(reply.ids), context.clock.now, context.recorder, emit, submission, prompt
@@ -288,12 +288,12 @@ class ReplySequence(Sequence):
         super()._end(reason, counted)
 
 
-class Submission:
-    """`Handle` of a request's choices. The last one to end clears the references, so no cycle is left."""
+class Handle:
+    """The choices of one submitted request. The last one to end clears the references: no cycle is left."""
 
     __slots__ = ("_active", "_future", "_lengths", "_unfinished", "choices")
 
-    def __init__(self, active: dict[Submission, None]) -> None:
+    def __init__(self, active: dict[Handle, None]) -> None:
         """`active` holds the engine's unfinished submissions, in order of arrival."""
         self._active = active
         self.choices: Listed[Sequence] = ()
@@ -305,7 +305,7 @@ class Submission:
 
     @property
     def future(self) -> Future[None]:
-        """See `Handle.future`. Created on first access: streams need no future, which takes 1.7 KB."""
+        """Done when all choices have ended, in any way; cannot be cancelled. Streams need no such 1.7 KB."""
         if self._future is None:
             self._future = Future()
             self._future.set_running_or_notify_cancel()
@@ -323,6 +323,7 @@ class Submission:
                 sequence.enter(soon=number >= STARTED_AT_ONCE)
 
     def abort(self) -> None:
+        """Ends unfinished choices. Nothing more is emitted."""
         for sequence in reversed(self.choices):
             sequence.abort()
 

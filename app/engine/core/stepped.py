@@ -19,7 +19,7 @@ from app.engine.core.batch import Batch, Blocks, Drafts, Phase, SchedulerLimits,
 from app.engine.core.outputs import Emit
 from app.engine.core.request import EngineRequest, Reply
 from app.engine.core.scheduler import Scheduler, WaitingQueue
-from app.engine.core.sequence import ReplySequence, SequenceContext, Submission
+from app.engine.core.sequence import Handle, ReplySequence, SequenceContext
 from app.engine.core.step_loop import CostModel, StepCost, StepLoop
 from app.engine.kvcache.block_pool import CountedBlocks
 from app.engine.kvcache.prompt import Prompt
@@ -46,7 +46,7 @@ class SteppedSequence(ReplySequence):
         prompt: Prompt | None,
         context: SequenceContext,
         emit: Emit,
-        submission: Submission,
+        submission: Handle,
         executor: StepExecutor,
     ) -> None:
         super().__init__(request, reply, prompt, context, emit, submission)

@@ -14,7 +14,7 @@ from app.engine.core.batch import Phase, SequenceStatus
 from app.engine.core.outputs import Emit, TakeToken
 from app.engine.core.request import EngineRequest, Reply
 from app.engine.core.scheduler import WaitingQueue
-from app.engine.core.sequence import MOST_AT_ONCE, ReplySequence, SequenceContext, Submission
+from app.engine.core.sequence import MOST_AT_ONCE, Handle, ReplySequence, SequenceContext
 from app.engine.kvcache.prompt import Prompt
 from app.engine.lora import LoRASlots
 
@@ -38,7 +38,7 @@ class TimedSequence(ReplySequence):
         prompt: Prompt | None,
         context: SequenceContext,
         emit: Emit,
-        submission: Submission,
+        submission: Handle,
         pool: SequencePool,
     ) -> None:
         super().__init__(request, reply, prompt, context, emit, submission)

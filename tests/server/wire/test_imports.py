@@ -31,7 +31,7 @@ WAY = re.compile(
 )
 MOST = {
     "fast, no latency": (98, 27, 53),
-    "fast, --profile": (400, 46, 220),
+    "fast, --profile": (350, 42, 205),
     "Flask, no latency": (175, 44, 95),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
