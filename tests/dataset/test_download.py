@@ -93,21 +93,6 @@ def test_a_file_that_is_another_now_is_fetched_from_its_beginning(
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    ("etag", "modified", "told"),
-    [
-        ('W/"weak"', None, None),
-        ('W/"weak"', "Fri, 20 Nov 2026 08:00:00 GMT", "Fri, 20 Nov 2026 08:00:00 GMT"),
-    ],
-)
-def test_without_a_strong_etag_the_date_is_told_if_there_is_one(
-    shop: Shop, path: Path, etag: str | None, modified: str | None, told: str | None
-) -> None:
-    shop.etag, shop.modified, shop.cuts = etag, modified, [1000]
-    download(shop.url, path, SHA256)
-    assert shop.asked[1].get("if-range") == told
-
-
 def test_a_server_without_parts_is_asked_again_and_given_up_if_it_always_breaks_off(
     shop: Shop, path: Path
 ) -> None:
@@ -135,14 +120,6 @@ def test_a_wrong_checksum_or_an_empty_file_is_told_and_nothing_is_kept(shop: Sho
     shop.content = b""
     assert trouble(shop, path).endswith("the file there is empty")
     assert files(path) == []
-
-
-@pytest.mark.parametrize("status", [404, 204, 503])
-def test_another_status_is_told_and_nothing_is_kept(shop: Shop, path: Path, status: int) -> None:
-    shop.statuses = [status]
-    assert trouble(shop, path).endswith(f"the server answered with status {status}")
-    assert files(path) == []
-    assert len(shop.asked) == 1
 
 
 @pytest.mark.parametrize(("status", "kept"), [(404, False), (503, True), (429, True)])

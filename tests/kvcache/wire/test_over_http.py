@@ -17,7 +17,6 @@ import pytest
 import requests
 import zmq
 
-from tests.hostile.raw_client import wait_until
 from tests.kvcache.make_facts import BLOCK_SIZE
 from tests.kvcache.test_recording import RECORDING
 from tests.running_server import free_port, running_gunicorn
@@ -208,30 +207,6 @@ def test_new_and_read_blocks_are_told_apart(empty: Both) -> None:
         assert again == (tokens, found, whole - found), (path, stream)
 
 
-def test_adapters_have_blocks_of_their_own(empty: Both) -> None:
-    client, subscriber = empty
-    hashes = []
-    for number, model in ((None, MODEL), (1, "first"), (2, "second")):
-        assert cached(client.complete(model=model, prompt=PROMPT)) == 0
-        [event] = subscriber.events(1)
-        assert (event["lora_name"], event["lora_id"]) == (None if model == MODEL else model, number)
-        hashes.append(tuple(event["block_hashes"]))
-    assert len(set(hashes)) == 3
-    assert cached(client.complete(model="second", prompt=PROMPT)) == 96
-
-
-def test_blocks_of_a_client_that_leaves_are_free_again() -> None:
-    with published("--inter-token-latency", "50ms") as (client, _):
-        body = {"prompt": PROMPT, "max_tokens": 1000, "ignore_eos": True, "stream": True}
-        answer = client.post("/v1/completions", body, stream=True)
-        lines = answer.iter_lines()  # which would close the connection, were it dropped
-        next(lines)
-        assert client.metric("vllm:kv_cache_usage_perc") > 0
-        answer.close()
-        wait_until(lambda: client.metric("vllm:kv_cache_usage_perc") == 0)
-        assert cached(client.complete(prompt=PROMPT)) == 96
-
-
 def test_every_rank_publishes_at_a_port_of_its_own() -> None:
     first = free_port(2)
     env = {
@@ -288,17 +263,6 @@ def message(image: str) -> dict[str, Any]:
 def response(image: str) -> dict[str, Any]:
     parts = [{"type": "input_image", "image_url": image}, {"type": "input_text", "text": TEXT}]
     return {"input": [{"type": "message", "role": "user", "content": parts}], "max_output_tokens": 1}
-
-
-def test_another_image_is_another_prompt(empty: Both) -> None:
-    client, _ = empty
-    for path, asks in zip(USAGE, (chat, message, response), strict=True):
-        hits = [client.metric("vllm:prefix_cache_hits_total")]
-        for image in ("one", "one", "other"):
-            asked = {"model": MODEL, **asks(f"https://example.com/{path}/{image}.png")}
-            assert client.post(path, asked).status_code == 200
-            hits.append(client.metric("vllm:prefix_cache_hits_total"))
-        assert hits[0] == hits[1] < hits[2] == hits[3], path
 
 
 def test_a_rank_that_is_played_alone_tells_of_itself_and_names_the_engines_of_all() -> None:
