@@ -68,14 +68,16 @@ def _names(flags: Iterable[str]) -> str:
 
 
 def _setting(row: Setting) -> tuple[str, ...]:
-    kind = f"{row.kind.name} ({row.unit})" if row.unit else row.kind.name
+    kind = f"{row.kind.name} ({row.about.unit})" if row.about.unit else row.kind.name
     default = row.write(row.default)
     shown = "empty" if default in ("", "[]", "{}") else f"`{default}`"
     rules = "; ".join(filter(None, (row.limits, *(rule.text for rule in row.rules))))
-    also = f" Also `{'`, `'.join(row.also)}`." if row.also else ""
-    meaning = row.help + (f" The value {rules}." if rules else "") + (" Never shown." if row.secret else "")
+    also = f" Also `{'`, `'.join(row.about.also)}`." if row.about.also else ""
+    meaning = (
+        row.help + (f" The value {rules}." if rules else "") + (" Never shown." if row.about.secret else "")
+    )
     variables = " ".join(f"`{name}`" for name in row.env)
-    return (f"`{row.name}`", kind, shown, variables, "live" if row.live else "", meaning + also)
+    return (f"`{row.name}`", kind, shown, variables, "live" if row.about.live else "", meaning + also)
 
 
 def _option(name: str, facts: Option) -> tuple[str, ...]:

@@ -274,7 +274,7 @@ def _add(group: argparse._ActionsContainer, row: Setting, with_help: bool) -> No
     options: dict[str, Any] = {"metavar": metavar, "help": argparse.SUPPRESS}
     several = kind in ("list", OBJECTS)
     if with_help:
-        others = f" Also {', '.join(f'--{name}' for name in row.also)}." if row.also else ""
+        others = f" Also {', '.join(f'--{name}' for name in row.about.also)}." if row.about.also else ""
         shown = f" [{default}]" if default and not several else ""
         options["help"] = (row.help + others + shown).replace("%", "%%")
     if several:

@@ -40,7 +40,7 @@ class LiveSettings:
             row = table.by_name.get(name)
             if row is None:
                 raise ConfigError(f"unknown setting {name!r}{suggestion(name, names=table.by_name)}")
-            if not row.live:
+            if not row.about.live:
                 raise ConfigError(f"setting {name}: cannot change while the server runs")
             found[name] = read(row, raw, SOURCE)
         changed = self.current.changed(found)

@@ -99,27 +99,20 @@ class Setting(Struct, frozen=True, kw_only=True):
     default: object
     env: tuple[str, ...]
     """Environment variables, the strongest first."""
-    also: tuple[str, ...]
     section: type[Section]
-    unit: str
-    live: bool
-    secret: bool
-    path: bool
+    about: About
     limits: str
     """msgspec's checks, as the end of the sentence "the value ..."; empty without checks."""
     rules: tuple[SettingRule, ...]
 
-    own_help: str
-    """`About.help`; empty where the field's docstring has the meaning."""
-
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.name, *self.also)
+        return (self.name, *self.about.also)
 
     @property
     def help(self) -> str:
         """Meaning of the setting, in one line; read from the source on demand."""
-        return self.own_help or field_docs(self.section)[self.attribute]
+        return self.about.help or field_docs(self.section)[self.attribute]
 
     def read(self, raw: object) -> object:
         """Converts a text, or a value of YAML or JSON. ValueError has the broken rule."""
@@ -136,7 +129,7 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     def shown(self, value: Any, masked: bool = True) -> object:
         """Returns `value` for logs: durations as text, lists as lists, secrets as ``***`` unless empty."""
-        if self.secret and masked and value:
+        if self.about.secret and masked and value:
             return MASK
         if self.kind.name == DURATION:
             return self.write(value)
@@ -185,13 +178,8 @@ def _row(group: str, section: type[Section], field: FieldInfo, prefix: str) -> S
         default=field.default,
         limits=limits(kind, [extra for extra in extras if isinstance(extra, Meta)]),
         rules=tuple(extra for extra in extras if isinstance(extra, SettingRule)),
-        own_help=about.help,
         env=(*map(variable, (name, *about.also)), *about.env),
-        also=about.also,
-        unit=about.unit,
-        live=about.live,
-        secret=about.secret,
-        path=about.path,
+        about=about,
     )
 
 

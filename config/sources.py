@@ -105,7 +105,7 @@ class Sources:
             [
                 (document[name], self.file if name == row.name else f"{self.file}, {name}")
                 for name in names
-                if name in document and not (name in row.also and document[name] is None)
+                if name in document and not (name in row.about.also and document[name] is None)
             ],
         )
         found = next(filter(None, sources), None)
@@ -113,7 +113,7 @@ class Sources:
             return (flags.fallbacks[row.name], DEFAULT) if row.name in flags.fallbacks else None
         same: set[object] = set()
         with suppress(ValueError):  # reading the strongest value reports the error
-            same = {row.read(raw) for raw, _ in found if row.also and len(found) > 1}
+            same = {row.read(raw) for raw, _ in found if row.about.also and len(found) > 1}
         if len(same) > 1:
             (first, other), (raw, source) = found[0], found[-1]
             rule = f"must not differ from {first!r} ({other}), which sets the same"
@@ -146,10 +146,10 @@ def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str])
     variables = {CONFIG: os.path.abspath(path) if path else EMPTY} if path or CONFIG in environ else {}
     for row in settings.table.rows:
         value = row.value(settings)
-        moved = _absolute(row.name, value) if row.path and value is not None else value
+        moved = _absolute(row.name, value) if row.about.path and value is not None else value
         if moved != value or row.name in flags.fallbacks or any(name in flags.values for name in row.names):
             variables[row.env[0]] = row.write(moved) or EMPTY
-            variables |= {name: "" for name in map(variable, row.also) if name in environ}
+            variables |= {name: "" for name in map(variable, row.about.also) if name in environ}
     return variables
 
 

@@ -129,5 +129,5 @@ def suggestion(name: str, prefix: str = "", names: Iterable[str] = BY_NAME) -> s
 def wrong(row: Setting, value: object, source: str, rule: str) -> ConfigError:
     """Returns the error for a wrong value, in one line: setting, value, source and rule."""
     text = repr(value)
-    shown = MASK if row.secret else text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+    shown = MASK if row.about.secret else text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
     return ConfigError(f"setting {row.name}: {shown} ({source}) {rule}")

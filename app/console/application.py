@@ -173,7 +173,9 @@ class Console:
 
     def _knobs(self, context: RequestContext) -> Response:
         """The settings that may change, as POST /admin/config takes them."""
-        return json_response([knob_of(row, self._live) for row in self._live.current.table.rows if row.live])
+        return json_response(
+            [knob_of(row, self._live) for row in self._live.current.table.rows if row.about.live]
+        )
 
     def _begin_load(self, context: RequestContext) -> Response:
         """Starts to send requests to this server, in place of any earlier plan."""
@@ -250,11 +252,11 @@ def knob_of(row: Setting, live: LiveSettings) -> dict[str, Any]:
         "group": row.group,
         "kind": row.kind.name,
         "help": row.help,
-        "unit": row.unit,
+        "unit": row.about.unit,
         "limits": row.limits,
         "choices": list(row.kind.type.__args__) if row.kind.name.startswith("one of ") else [],
         "optional": row.optional,
-        "secret": row.secret,
+        "secret": row.about.secret,
         "value": row.shown(row.value(live.current)),
         "default": row.shown(row.default),
     }

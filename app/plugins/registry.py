@@ -483,7 +483,7 @@ def run(argv: Sequence[str]) -> int:
         for row in settings.table.rows:
             if row.group == plugin.group:
                 rules = f" The value {row.limits}." if row.limits else ""
-                value = row.write(row.value(settings)) if not row.secret else "***"
+                value = row.write(row.value(settings)) if not row.about.secret else "***"
                 print(f"  --{row.name} ({row.kind.name}, {row.env[0]}; now {value!r}): {row.help}{rules}")
     if not settings.PLUGINS:
         print("no plugins")

@@ -14,7 +14,9 @@ def test_all_settings_are_shown_and_every_live_one_can_be_set_to_what_it_is(clie
     shown = client.get("/admin/config").json()
     assert list(shown) == [row.name for row in TABLE]
     assert (shown["model"], shown["max-loras"], shown["inter-token-latency"]) == ("base", 2, "0s")
-    open_rows = [row.name for row in TABLE if row.live and not row.secret and row.name != "fault-rules"]
+    open_rows = [
+        row.name for row in TABLE if row.about.live and not row.about.secret and row.name != "fault-rules"
+    ]
     live = {name: shown[name] for name in open_rows if shown[name] is not None}
     assert client.post("/admin/config", live).json() == shown
     assert set(live) <= set(client.get("/admin/config/live").json())

@@ -43,7 +43,7 @@ def routes(
 
     def live_help(context: RequestContext) -> object:
         """The settings that may change, with their meaning."""
-        return {row.name: row.help for row in live.current.table.rows if row.live}
+        return {row.name: row.help for row in live.current.table.rows if row.about.live}
 
     def change(context: RequestContext) -> object:
         """Changes some settings, all or none; the answer has all settings. `?check=true` changes nothing."""
