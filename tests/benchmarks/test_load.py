@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import make_dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.arrivals import Arrivals, Rhythm, drift_ms, errors_ms, pace, quantile
-from benchmarks.client import ClientHealth
+from benchmarks.arrivals import Arrivals, Rhythm, drift_ms, errors_ms, pace
 from benchmarks.replies import EventStream, RefusedError, WholeReply
-from benchmarks.report import medians, number, ratio
-from benchmarks.streams import Observation
 
 MS = 1_000_000
 RHYTHM = Rhythm(ttft_s=0.050, itl_s=0.020)
@@ -60,10 +56,6 @@ def test_streams_that_fall_behind_lose_speed_and_drift() -> None:
     assert drift_ms([[1, 1, 9, 9, 9, 9, 3, 3], [1, 1, -9, -9, -9, -9, 3, 3]]) == 2
 
 
-def test_a_quantile_is_a_value_that_the_share_is_not_above() -> None:
-    assert [quantile([3, 1, 2, 4], share) for share in (0.01, 0.25, 0.26, 0.5, 0.99, 1)] == [1, 1, 2, 2, 4, 4]
-
-
 @settings(max_examples=25)
 @given(st.integers(0, 6), st.lists(st.integers(1, 400)))
 def test_events_are_counted_once_however_they_are_cut(count: int, cuts: list[int]) -> None:
@@ -84,24 +76,3 @@ def test_events_are_counted_once_however_they_are_cut(count: int, cuts: list[int
 def test_a_refusal_is_never_measured(reply: EventStream | WholeReply) -> None:
     with pytest.raises(RefusedError, match="429"):
         reply.feed(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 2\r\n\r\n{}")
-
-
-def test_a_client_that_is_the_bottleneck_says_so() -> None:
-    assert ClientHealth(cpu=0.3, waited=0.0, lag_p99_ms=0.2).warnings(lag_limit_ms=1) == []
-    assert "bottleneck" in ClientHealth(cpu=0.9, waited=0.0, lag_p99_ms=0.2).warnings()[0]
-    assert "late" in ClientHealth(cpu=0.3, waited=0.0, lag_p99_ms=5.0).warnings(lag_limit_ms=1)[0]
-    assert "other processes" in ClientHealth(cpu=0.3, waited=0.2, lag_p99_ms=0.2).warnings()[0]
-    late = ClientHealth(cpu=0.3, waited=0.0, lag_p99_ms=5.0)  # which the kernel's own stamps do not mind
-    figures = pace([stream(0, 0)], RHYTHM)
-    for stamped, count in ((True, 0), (False, 1)):
-        seen = Observation(figures, 0, stamped=stamped, client=late)
-        assert len(seen.warnings("server", RHYTHM)) == count
-    cut_off = Observation(pace([], RHYTHM), 3, stamped=True, client=late)
-    assert cut_off.warnings("server", RHYTHM) == ["3 streams of server did not finish"]
-
-
-def test_medians_are_of_each_column_and_what_is_not_known_is_a_dash() -> None:
-    row = make_dataclass("Row", ["per_s", "late_ms"])
-    assert medians([row(1, 30), row(2, 10), row(3, 20)]) == row(2, 20)
-    assert (number(math.nan), ratio(3, 0), ratio(3, 2)) == ("–", "–", "1.50x")
-    assert (number(-0.001), number(12345.678, 1)) == ("0.00", "12,345.7")

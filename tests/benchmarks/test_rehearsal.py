@@ -25,7 +25,7 @@ from benchmarks.rehearse.playing import TURNAROUND_S, Played, RecordedStep, play
 from benchmarks.rehearse.rehearsal import Comparison, Rehearsal, draw_loads, limits_for, rehearse
 from benchmarks.rehearse.step_fitting import fit_steps, predicted
 from config import ConfigError
-from config.profile import CostConstants, EngineLimits, Profile, read_profile
+from config.profile import CostConstants, EngineLimits, Profile
 from tests.benchmarks.stand_in import StandIn
 
 LIMITS = EngineLimits(
@@ -124,18 +124,6 @@ def test_a_fit_names_the_constants_and_nearly_finds_a_bend_between_those_that_ar
     assert fit.median_error < 0.01
 
 
-def test_steps_that_something_else_made_long_change_the_level_and_not_the_shape() -> None:
-    steps, random = steps_of(CPU, 600, 1), Random(1)
-    slow = []
-    for place, it in enumerate(steps):
-        seconds = it.seconds * random.uniform(0.98, 1.02) * (4 if not place % 50 else 1)
-        slow.append(msgspec.structs.replace(it, seconds=seconds))
-    cost = fit_steps(slow).cost
-    assert sum(predicted(cost, slow)) == pytest.approx(sum(it.seconds for it in slow))
-    shares = [ours / theirs.seconds for ours, theirs in zip(predicted(cost, steps), steps, strict=True)]
-    assert max(shares) / min(shares) < 1.05
-
-
 def rehearsed(noise: float = 0.0) -> Rehearsal:
     loads, random = draw_loads(RECIPE, (2, 5)), Random(1)
     limits = limits_for(loads, 64)
@@ -197,16 +185,6 @@ def test_the_report_tells_the_figures_the_costs_and_a_verdict(good: Rehearsal) -
     assert (two["in_flight"], five["in_flight"], len(two["figures"])) == (2, 5, 9)
     figure = two["figures"]["E2E p90"]
     assert figure["error"] == pytest.approx(figure["simulated_s"] / figure["first_s"] - 1)
-
-
-def test_a_profile_and_a_picture_are_files(good: Rehearsal, tmp_path: Path) -> None:
-    file = tmp_path / "profile.yaml"
-    file.write_text(report.as_yaml(good))
-    profile = read_profile(str(file))
-    assert list(profile.errors) == ["2 in flight", "5 in flight"]
-    assert not profile.engine.async_scheduling and profile.source.startswith("fitted to ")
-    report.draw(good, "test", tmp_path / "it.png")
-    assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_a_play_wrote_is_a_recording_that_calibrate_reads(tmp_path: Path) -> None:

@@ -289,16 +289,8 @@ def test_a_duration_is_read_as_seconds(text: str | int, seconds: float) -> None:
 def test_what_is_no_duration_is_refused_with_the_rule() -> None:
     wrong: list[object] = [
         "",
-        "s",
-        "1.5",
         "10 ms",
-        "1d",
-        "1m30",
-        "ms1",
-        "1e3s",
-        "--1s",
-        "½s",
-        "٣s",
+        *["s", "1.5", "1d", "1m30", "ms1", "1e3s", "--1s", "½s", "٣s"],
         "1s" * 33,
     ]
     wrong += [True, None, 0.5, [], {}]

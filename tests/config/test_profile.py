@@ -51,11 +51,6 @@ def test_steps_without_a_profile_are_those_of_the_recorded_engine() -> None:
     assert load(["--timing", "steps"], {}) == load(["--profile", NAME], {})
 
 
-def test_requests_keep_their_latencies_whatever_profile_is_named() -> None:
-    settings = load(["--timing", "requests", "--profile", NAME], {})
-    assert not settings.steps.shared and settings.kvcache.kv_cache_size == 4096
-
-
 def test_the_default_cache_holds_two_whole_contexts() -> None:
     at = load([], {})
     assert (at.kvcache.kv_cache_size - 1) * at.kvcache.block_size >= at.model.max_model_len == 32_768

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.base.metrics.fake import HISTOGRAMS, total_tokens, value_at
-from app.base.metrics.families import token_bounds
+from app.base.metrics.fake import HISTOGRAMS, value_at
 from config.fake_metrics import Function
 from tests.metrics.faked import Faked
 
@@ -70,20 +69,6 @@ def test_every_list_of_counts_has_its_family(key: str, family: str) -> None:
         "request_generation_tokens": {"generation_tokens_total"},
     }
     assert faked.names() == {name} | others.get(name, set()) | ALWAYS
-
-
-@pytest.mark.parametrize(
-    ("counts", "bounds", "total"),
-    [
-        ((10, 20, 30), (1, 2, 5), 200),
-        ((10, 20, 30), token_bounds(1024), 200),
-        ((1, 1, 1, 1), (10, 20, 50), 131),
-        ((0, 0, 0, 4), (10, 100, 1000), 4004),
-        ((1, 1, 1), (1,), 1 + 2 + 2),
-    ],
-)
-def test_counts_amount_to_tokens(counts: tuple[int, ...], bounds: tuple[float, ...], total: int) -> None:
-    assert total_tokens(counts, bounds) == total
 
 
 def test_only_named_families_are_there() -> None:
