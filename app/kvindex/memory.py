@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
+from operator import itemgetter
 from sys import getsizeof
 
 from cachetools import LRUCache
@@ -171,21 +172,14 @@ class BlockTable:
         """
         places = self._segment_of
         segments = [places[key & PLACE].get(key) for key in keys]
-        if segments.count(None) == len(segments):
+        if segments.count(None) == len(segments):  # also fast, and the most frequent case
             return ((None, (), keys),) if keys else ()
-        return self._runs(keys, segments)
-
-    def _runs(
-        self, keys: Sequence[int], segments: Sequence[WeightedBlocks | None]
-    ) -> Iterator[tuple[WeightedBlocks | None, Copies, Sequence[int]]]:
-        for start, end in _equal(segments):
-            segment, run = segments[start], keys[start:end]
-            if segment is None:
-                yield None, (), run
-                continue
-            found = list(map(segment.blocks.__getitem__, run))
-            for first, last in _equal(found):
-                yield segment, found[first], run[first:last]
+        pairs = zip(keys, segments, strict=True)
+        copies = [() if segment is None else segment.blocks[key] for key, segment in pairs]
+        if segments.count(segments[0]) == len(keys) == copies.count(copies[0]):
+            return ((segments[0], copies[0], keys),)
+        alike = groupby(zip(segments, copies, keys, strict=True), itemgetter(0, 1))
+        return ((segment, held, [key for *_, key in run]) for (segment, held), run in alike)
 
     def put(self, segment: WeightedBlocks | None, keys: Sequence[int], before: Copies, after: Copies) -> None:
         """Replaces the copies `before` of a run's blocks by `after`. Marks the blocks as used.
@@ -258,20 +252,6 @@ class BlockTable:
             self._segment_of[key & PLACE][key] = upper
         if segment is self._open:
             self._open = upper
-
-
-def _equal(values: Sequence[object]) -> Iterator[tuple[int, int]]:
-    """Yields start and end of each stretch of equal neighbours."""
-    if not values:
-        return
-    if values.count(values[0]) == len(values):
-        yield 0, len(values)
-        return
-    start = 0
-    for end in range(1, len(values) + 1):
-        if end == len(values) or values[end] != values[start]:
-            yield start, end
-            start = end
 
 
 class EngineMap:
