@@ -165,21 +165,21 @@ class BlockTable:
                 self._cache[segment] = None
         return found
 
-    def runs(self, keys: Sequence[int]) -> Iterable[tuple[WeightedBlocks | None, Copies, Sequence[int]]]:
+    def runs(self, keys: Sequence[int]) -> Iterator[tuple[WeightedBlocks | None, Copies, Sequence[int]]]:
         """Splits keys into runs with one segment and equal copies; None and () for a run of new keys.
 
         The caller may `put` a run before taking the next run.
         """
-        places = self._segment_of
-        segments = [places[key & PLACE].get(key) for key in keys]
-        if segments.count(None) == len(segments):  # also fast, and the most frequent case
-            return ((None, (), keys),) if keys else ()
-        pairs = zip(keys, segments, strict=True)
-        copies = [() if segment is None else segment.blocks[key] for key, segment in pairs]
-        if segments.count(segments[0]) == len(keys) == copies.count(copies[0]):
-            return ((segments[0], copies[0], keys),)
-        alike = groupby(zip(segments, copies, keys, strict=True), itemgetter(0, 1))
-        return ((segment, held, [key for *_, key in run]) for (segment, held), run in alike)
+        places, at = self._segment_of, 0
+        for segment, alike in groupby([places[key & PLACE].get(key) for key in keys]):
+            some = keys[at : at + len(list(alike))]
+            at += len(some)
+            copies: list[Copies] = [()] if segment is None else list(map(segment.blocks.__getitem__, some))
+            if segment is None or copies.count(copies[0]) == len(some):
+                yield segment, copies[0], some
+                continue
+            for held, run in groupby(zip(copies, some, strict=True), itemgetter(0)):
+                yield segment, held, [key for _, key in run]
 
     def put(self, segment: WeightedBlocks | None, keys: Sequence[int], before: Copies, after: Copies) -> None:
         """Replaces the copies `before` of a run's blocks by `after`. Marks the blocks as used.

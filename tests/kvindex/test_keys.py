@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import tracemalloc
 from array import array
-from collections.abc import Sequence
 
 import cbor2
 import pytest
@@ -69,24 +68,6 @@ def test_images_change_keys_as_they_do_in_llm_d(generation: Generation, seed: st
     assert shown[0] == expected and shown[1] != plain[1]
 
 
-def test_the_keys_of_llm_ds_simulator_are_generation_d() -> None:
-    eight, sixteen, model = range(1, 17), range(1, 33), "testmodel"
-    assert request_keys("D", 8).root(model) == 14134231071176785998
-    assert keys_of(request_keys("D", 8), eight, model=model) == [2545606293339042816, 8958804595300103129]
-    assert keys_of(request_keys("D", 16), sixteen, model=model) == [
-        16213904221320957624,
-        15354827318752259859,
-    ]
-    assert keys_of(request_keys("D", 16, "42"), sixteen, model=model) == [
-        12404379209620774239,
-        11464917070091514477,
-    ]
-    assert keys_of(request_keys("D", 8), eight, "h1", model=model) == [
-        1204396038804491897,
-        12149296371317706768,
-    ]
-
-
 @pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.parametrize("bad", [[-1] * 16, [1 << 32] * 16, ["a"] * 16])
 def test_what_is_no_token_id_is_refused(generation: Generation, bad: list[int]) -> None:
@@ -139,21 +120,6 @@ prompts = st.lists(
 ).map(lambda parts: [token for part in parts for token in part])
 
 
-class Counting:
-    """Request keys that count the blocks they are made for."""
-
-    def __init__(self, keys: RequestKeys) -> None:
-        self.block_size, self.slice_blocks, self.roots = keys.block_size, keys.slice_blocks, keys.roots
-        self.root, self._keys, self.blocks = keys.root, keys.keys, 0
-
-    def keys(
-        self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
-    ) -> list[int]:
-        made = self._keys(parent, tokens, features)
-        self.blocks += len(made)
-        return made
-
-
 @pytest.mark.parametrize("generation", GENERATIONS)
 @settings(max_examples=40, deadline=None)
 @given(asked=st.lists(prompts, max_size=8))
@@ -164,20 +130,6 @@ def test_the_keys_are_those_of_hashing(generation: Generation, asked: list[list[
         assert cache.keys(5, prompt) == keys.keys(5, prompt)
         assert cache.keys(6, array("I", prompt)) == keys.keys(6, prompt)
         assert cache.parts.size_bytes <= cache.parts.limit_bytes
-
-
-def test_only_what_is_new_is_hashed() -> None:
-    counting = Counting(request_keys("E", SIZE))
-    cache = PrefixKeyCache(counting)
-    prompt = list(range(3 * PART + 5))
-    cache.keys(1, prompt)
-    assert counting.blocks == 3 * PART_BLOCKS + 2
-    counting.blocks = 0
-    cache.keys(1, [*prompt[: 2 * PART], 7, *prompt[2 * PART :]])
-    assert counting.blocks == PART_BLOCKS + 3
-    counting.blocks = 0
-    cache.keys(2, prompt)  # of another model
-    assert counting.blocks == 3 * PART_BLOCKS + 2
 
 
 def test_two_parts_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,15 +94,6 @@ def test_a_prompt_is_encoded_once_for_each_tokenizer_and_each_choice_of_special_
     assert calls == [(TEXT, True), (TEXT, False)] * 2
 
 
-def test_prompts_are_remembered_up_to_a_bound(tokenizer: LocalTokenizer) -> None:
-    made = Tokenization(lambda model: tokenizer, TokenizationSettings(prompts_bytes=40_000))
-    for number in range(100):
-        text = f"{number} {TEXT}"
-        assert made.encode("m", text, False) == tokenizer.encode(text)
-        assert made.prompts.size_bytes <= 40_000
-    assert made.prompts.size_bytes > 10_000
-
-
 def test_what_takes_too_long_is_an_error_in_time_and_what_is_too_much_one_at_once(
     tokenizer: LocalTokenizer,
 ) -> None:
@@ -160,11 +151,6 @@ def outcomes(library: TokenizerLibrary, model: str, requests: int = 16) -> list[
             return error
 
     return [each.value for each in gevent.joinall([gevent.spawn(ask) for _ in range(requests)])]
-
-
-def test_many_who_ask_at_once_share_one_load(loader: Loader, embedded: LocalTokenizer) -> None:
-    assert outcomes(library(loader), "a") == [embedded] * 16
-    assert loader.calls == ["a"]
 
 
 def test_a_failure_is_told_to_all_in_one_sentence_each_with_an_error_of_its_own(loader: Loader) -> None:
