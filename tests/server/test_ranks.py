@@ -56,7 +56,7 @@ def passed_on(settings: Settings) -> Settings | None:
     return handed_over(environ)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     pod=TEXT,
     names=st.lists(st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True)),

@@ -183,15 +183,9 @@ class Understudy(Flask):
         return rv if isinstance(rv, Response) else super().make_response(rv)
 
     def process_response(self, response: Any) -> Any:
-        """Runs functions of extensions, then the middleware."""
-        if self.after_request_funcs or request_ctx._after_request_functions or self.secret_key:
-            if isinstance(response, Response):
-                ours, headers = response, list(response.headers.items())
-                response = FlaskResponse(ours.body, ours.status, headers)
-                response.call_on_close(ours.close)
-            response = super().process_response(response)
+        """Runs the middleware; functions of extensions see the responses of the program's own views."""
         if not isinstance(response, Response):
-            response = _of_ours(response)
+            response = _of_ours(super().process_response(response))
         context: RequestContext = request_ctx.request.environ[CONTEXT]
         if context.method == "HEAD":
             response.body = b""  # Content-Length still counts it

@@ -59,17 +59,13 @@ CUT_S = 1.0
 PARTING_S = 0.2
 """Seconds for greenlets to end by themselves after the deadline, and again to be killed."""
 COLLECT_AFTER = (1_000_000, 10, 10)
-"""Thresholds of the garbage collector, above the objects of 10,000 streams; requests leave no cycles.
-
-Other garbage is collected while no request runs. Objects from the start are never collected (`gc.freeze`).
-"""
+"""Thresholds of the garbage collector, above the objects of 10,000 streams; requests leave no cycles."""
 YOUNG = 1
 """Oldest generation that an idle worker collects."""
 M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 17
 """Size, in bytes, above which freed memory blocks return to the system (glibc's `mallopt`).
 
-glibc starts with the same threshold, but raises it with each such freed block, up to 32 MiB. After a prompt
-of 2 MB, the memory of several tokenizer threads then stayed allocated: about 40 MiB (measured).
+glibc would raise it with each such block: 40 MiB stayed allocated after a prompt of 2 MB (measured).
 """
 OWN_FILES = 256
 """File descriptors kept free of clients' connections: for libraries, datasets, ZMQ and outgoing requests."""

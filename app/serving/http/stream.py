@@ -69,12 +69,12 @@ class StreamTransport:
 
     Writes a streamed body in HTTP/1.1 chunks (RFC 9112 section 7.1), with the last chunk if `ends_body`, and
     then calls `finished`. A client that takes no bytes for `write_timeout_s` is cut off. While the transport
-    `lags`, bytes and the source's pieces wait; `held_bytes` counts the bytes put since it began to lag.
+    `lags`, bytes and the source's pieces wait.
     """
 
     __slots__ = (
         *("_batcher", "_ends_body", "_finished", "_last", "_parts", "_queued", "_send_now", "_source"),
-        *("_timer", "_watcher", "_write_timeout_s", "connection", "held_bytes", "is_open", "lags"),
+        *("_timer", "_watcher", "_write_timeout_s", "connection", "is_open", "lags"),
     )
 
     def __init__(
@@ -96,7 +96,6 @@ class StreamTransport:
         self._source: StreamSource | None = None
         self._watcher: Watcher | None = None
         self._timer: Any = None
-        self.held_bytes = 0
         self.is_open = True
         self.lags = False
 
@@ -115,9 +114,7 @@ class StreamTransport:
     def put(self, data: bytes) -> None:
         """Sends `data`, such as a chunk with its frame, soon, together with all other bytes of this turn."""
         self._parts.append(data)
-        if self.lags:
-            self.held_bytes += len(data)
-        elif not self._queued:
+        if not self.lags and not self._queued:
             self._queued = True
             self._batcher.put(self.flush)
 
@@ -159,7 +156,7 @@ class StreamTransport:
 
     def lag(self) -> None:
         """Waits for room in the socket, and takes the source's next slices then."""
-        self.lags, self.held_bytes = True, 0
+        self.lags = True
         loop, limit_s = gevent.get_hub().loop, self._write_timeout_s
         self._watcher = loop.io(self.connection.fileno(), WRITE)
         self._watcher.start(self._writable)

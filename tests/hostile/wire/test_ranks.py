@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.serving.gunicorn.healthcheck import main
 from tests.hostile.raw_client import Wire, ask, get, metric, post, wait_until
 from tests.hostile.stressed_server import workers_of
 from tests.hostile.wire.test_start import start_refused
-from tests.running_server import ROOT, RunningServer, running_gunicorn
+from tests.running_server import RunningServer, running_gunicorn
 
-THREE = {"SIM_DATA_PARALLEL_SIZE": "3", "SIM_POD_NAME": "pod-a", "SIM_SEED": "7"}
+THREE = {
+    **{"SIM_DATA_PARALLEL_SIZE": "3", "SIM_POD_NAME": "pod-a", "SIM_SEED": "7"},
+    "SIM_INTER_TOKEN_LATENCY": "10ms",
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,36 @@ def refusals(server: RunningServer) -> list[str]:
     return [line for line in server.log().splitlines() if "ERROR" in line]
 
 
+def first_texts(server: RunningServer, ranks: int) -> list[str]:
+    wait_until(lambda: all(is_healthy(port) for port in ports_of(server, ranks)))
+    ports = ports_of(server, ranks)
+    return [post(port, ask(max_tokens=20)).json()["choices"][0]["text"] for port in ports]
+
+
+def test_a_killed_rank_comes_back_on_its_port_and_one_alone_says_what_it_says_among_others(
+    three: RunningServer,
+) -> None:
+    """The first test of these ranks, which have said nothing before."""
+    texts = first_texts(three, 3)
+    assert len(set(texts)) == 3
+    first, second, third = ports_of(three)
+    with Wire(first).post(ask(max_tokens=150, stream=True)) as streaming:
+        events = streaming.events()
+        next(events)
+        for port in (second, third):
+            victim = worker_behind(three, port)
+            os.kill(victim, signal.SIGKILL)
+            # Nobody is refused: the connection waits in the backlog.
+            assert post(port, ask()).status == 200
+            assert worker_behind(three, port) != victim
+        assert len(list(events)) == 149
+    assert [metric(port, "vllm:request_success_total") for port in (first, second, third)] == [2, 1, 1]
+    with running_gunicorn(env={**THREE, "SIM_DATA_PARALLEL_RANK": "2"}) as alone:
+        assert first_texts(alone, 1) == texts[2:]
+        assert metric(alone.port, "vllm:request_success_total", engine="2") == 1
+        assert len(workers_of(alone)) == 1
+
+
 def test_each_rank_has_a_worker_a_port_a_name_and_counters_of_its_own(three: RunningServer) -> None:
     ports = ports_of(three)
     assert len(workers_of(three)) == len({worker_behind(three, port) for port in ports}) == 3
@@ -73,36 +105,6 @@ def test_each_rank_has_a_worker_a_port_a_name_and_counters_of_its_own(three: Run
         assert not [line for line in lines if "engine=" in line and f'engine="{rank}"' not in line]
     after = [metric(port, "vllm:request_success_total") for port in ports]
     assert [now - then for now, then in zip(after, before, strict=True)] == [0, 1, 2]
-
-
-def first_texts(server: RunningServer, ranks: int) -> list[str]:
-    wait_until(lambda: all(is_healthy(port) for port in ports_of(server, ranks)))
-    ports = ports_of(server, ranks)
-    return [post(port, ask(max_tokens=20)).json()["choices"][0]["text"] for port in ports]
-
-
-def test_a_killed_rank_comes_back_on_its_port_and_one_alone_says_what_it_says_among_others() -> None:
-    env = {**THREE, "SIM_INTER_TOKEN_LATENCY": "10ms"}
-    with running_gunicorn(env=env, ports=3) as server:
-        texts = first_texts(server, 3)
-        assert len(set(texts)) == 3
-        first, second, third = ports_of(server)
-        with Wire(first).post(ask(max_tokens=150, stream=True)) as streaming:
-            events = streaming.events()
-            next(events)
-            for port in (second, third):
-                victim = worker_behind(server, port)
-                os.kill(victim, signal.SIGKILL)
-                # Nobody is refused: the connection waits in the backlog.
-                assert post(port, ask()).status == 200
-                assert worker_behind(server, port) != victim
-            assert len(list(events)) == 149
-        counted = [metric(port, "vllm:request_success_total") for port in (first, second, third)]
-        assert counted == [2, 1, 1]
-    with running_gunicorn(env={**THREE, "SIM_DATA_PARALLEL_RANK": "2"}) as alone:
-        assert first_texts(alone, 1) == texts[2:]
-        assert metric(alone.port, "vllm:request_success_total", engine="2") == 1
-        assert len(workers_of(alone)) == 1
 
 
 @pytest.mark.parametrize(
@@ -214,20 +216,10 @@ def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout_until_the_end(
     assert "cuts 1 requests" in server.log()
 
 
-def test_the_health_check_asks_every_rank(three: RunningServer) -> None:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
-    env = {**inherited, "SIM_HOST": "127.0.0.1", "SIM_PORT": str(three.port)}
+def test_the_health_check_asks_every_rank(three: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    def checked(size: int) -> int:
+        return main((), {"SIM_PORT": str(three.port), "SIM_DATA_PARALLEL_SIZE": str(size)})
 
-    def checked(size: int) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "app.serving.gunicorn.healthcheck"],
-            cwd=ROOT,
-            env={**env, "SIM_DATA_PARALLEL_SIZE": str(size)},
-            capture_output=True,
-            text=True,
-        )
-
-    assert checked(3).returncode == 0
-    more = checked(8)
-    assert more.returncode == 1
-    assert f":{three.port + 7}" in more.stderr and f":{three.port + 2}" not in more.stderr
+    assert (checked(3), checked(8)) == (0, 1)
+    told = capsys.readouterr().err
+    assert f":{three.port + 7}" in told and f":{three.port + 2}" not in told

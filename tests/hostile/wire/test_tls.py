@@ -9,7 +9,6 @@ import socket
 import ssl
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -22,9 +21,10 @@ import pytest
 import requests
 
 from app.serving.gunicorn.certificates import make_pair
+from app.serving.gunicorn.healthcheck import main
 from tests.hostile.raw_client import PATIENCE_S, ask, http_post, wait_until
 from tests.hostile.stressed_server import workers_of
-from tests.running_server import ROOT, RunningServer, running_gunicorn
+from tests.running_server import RunningServer, running_gunicorn
 
 NAMES = ["localhost", "127.0.0.1"]
 
@@ -126,9 +126,7 @@ def test_the_protocol_is_http_1_over_tls_1_2_or_newer(secure: tuple[RunningServe
 
 def test_the_health_check_knows_of_https(secure: tuple[RunningServer, Files]) -> None:
     server, files = secure
-    words = [sys.executable, "-m", "app.serving.gunicorn.healthcheck"]
-    env = {**os.environ, **files.env(host="127.0.0.1", port=str(server.port))}
-    assert subprocess.run(words, cwd=ROOT, env=env).returncode == 0
+    assert main((), files.env(host="127.0.0.1", port=str(server.port))) == 0
 
 
 def test_the_openai_sdk_verifies_and_streams_token_by_token(secure: tuple[RunningServer, Files]) -> None:

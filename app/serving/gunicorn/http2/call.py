@@ -87,7 +87,7 @@ class CallTransport(HubConnection):
         self.calls: dict[int, RpcCall] = {}
         self.stalled: dict[RpcCall, None] = {}
         """Calls without room in the client's windows, the longest waiting first."""
-        self.buffered = 0
+        self.buffered = self._held_bytes = 0
         self._is_leaving = self._awaits_turn = False
         self._tasks: dict[Callable[[], None], None] = {}
 
@@ -156,7 +156,8 @@ class CallTransport(HubConnection):
         """Sends `data` soon. ConnectionFailed when too many bytes wait."""
         if self.is_open:
             super().put(data)
-            if self.lags and self.held_bytes > MOST_HELD_BYTES:
+            self._held_bytes = self._held_bytes + len(data) if self.lags else 0
+            if self._held_bytes > MOST_HELD_BYTES:
                 raise ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "answers are not read")
 
 
