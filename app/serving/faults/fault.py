@@ -284,7 +284,7 @@ class DamagedStream(StreamingBody):
         for data in self._stream:
             if not data:
                 yield data  # sends the status line
-            for chunk in data.split(BLANK)[:-1]:
+            for chunk in self._chunks(data):
                 number += 1
                 yield self._altered(number, chunk)
                 if ends_after(self._damage, number):
@@ -295,6 +295,9 @@ class DamagedStream(StreamingBody):
         """Closes the stream. A client that was cut off does not count as gone."""
         self._stream.close()
         self.gone = self._stream.gone and not self.is_cut_off
+
+    def _chunks(self, data: bytes) -> Sequence[bytes]:
+        return data.split(BLANK)[:-1]
 
     def _altered(self, number: int, chunk: bytes) -> bytes:
         """Returns the bytes for chunk `number`, counted from 1, with any damage."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import gevent
 import msgspec
 
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Started, TakeToken, TokenLogprob, Tokens
@@ -17,15 +18,17 @@ from app.serving.api.grpc.messages import engine, varint
 from app.serving.api.logprobs import ALL
 from app.serving.api.responder import EventStream, Responder
 from app.serving.api.writer import ResponseWriter
-from app.serving.faults.fault import Damage, ends_after
+from app.serving.faults.fault import DamagedStream
 from app.serving.faults.injector import fault_of
+from app.serving.http.connection import BrokenOffError
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import Response
 from app.serving.http.rpc import PREFIX_BYTES, RpcOutcome, RpcResponse, framed
+from app.serving.http.stream import StreamTransport
 from app.serving.protocol.common import KVTransferParams
 from app.serving.protocol.completions import CompletionRequest
-from config.fault_rules import DisconnectRule, MalformedChunkRule, MissingDoneRule, TruncatedJsonRule
+from config.fault_rules import MalformedChunkRule, MissingDoneRule, TruncatedJsonRule
 
 PLAIN_MESSAGE = b"\0\0\0\0%c\x0a%c\x0a%c%b%b"
 """Prefix of 5 bytes, and a response with a chunk: all sizes are below 128."""
@@ -211,64 +214,41 @@ COMPLETE = b"\x12"
 """First byte of a message that ends a choice."""
 
 
-class DamagedMessages(EventStream):
-    """A stream of messages, counted from 1, with `damage`: the call may end, or break, early."""
+class DamagedMessages(DamagedStream):
+    """A damaged stream of messages, which a greenlet writes."""
 
-    __slots__ = ("_damage", "_number", "was_damaged")
+    def attach(self, transport: StreamTransport) -> None:
+        gevent.spawn(self._write, transport)
 
-    def __init__(self, writer: RpcWriter, choices: int, damage: Damage) -> None:
-        super().__init__(writer, choices)
-        self._damage, self._number, self.was_damaged = damage, 0, False
+    def _write(self, transport: StreamTransport) -> None:
+        try:
+            for piece in self:
+                if not transport.is_open:
+                    return
+                transport.write(piece)
+            transport.write(b"", True)
+        except BrokenOffError:
+            transport.break_off()
 
-    @property
-    def is_cut_off(self) -> bool:
-        return self.was_damaged and not isinstance(self._damage, MalformedChunkRule)
-
-    def emit(self, output: EngineOutput) -> TakeToken | None:
-        """Queues an output: all messages come from `next_slice`."""
-        transport, self.transport = self.transport, None
-        super().emit(output)
-        self.transport = transport
-        if transport is not None:
-            transport.lag()
-        return None
-
-    def next_slice(self) -> tuple[bytes, bool, bool]:
-        data, more, last = super().next_slice()
-        kept, is_over = b"", ends_after(self._damage, 0)
-        while data and not is_over:
+    def _chunks(self, data: bytes) -> Sequence[bytes]:
+        chunks = []
+        while data:
             end = PREFIX_BYTES + int.from_bytes(data[1:PREFIX_BYTES], "big")
-            message, data = data[PREFIX_BYTES:end], data[end:]
-            self._number += 1
-            kept += self._altered(message)
-            is_over = ends_after(self._damage, self._number)
-        if not is_over:
-            return kept, more, last
-        self.was_damaged, self.unfinished = True, 0
-        if self.handle is not None:
-            self.handle.abort()
-        if isinstance(self._damage, DisconnectRule) and self.transport is not None:
-            self.transport.write(kept)
-            self.transport.break_off()
-            return b"", False, False
-        return kept, False, True
+            chunks.append(data[PREFIX_BYTES:end])
+            data = data[end:]
+        return chunks
 
-    def _altered(self, message: bytes) -> bytes:
+    def _altered(self, number: int, chunk: bytes) -> bytes:
         """Returns a message, perhaps damaged, with its prefix; nothing for an end that is left out."""
         damage = self._damage
-        if isinstance(damage, MissingDoneRule) and message.startswith(COMPLETE):
+        if isinstance(damage, MissingDoneRule) and chunk.startswith(COMPLETE):
             self.was_damaged = True
             return b""
-        if isinstance(damage, MalformedChunkRule | TruncatedJsonRule) and self._number == damage.chunk:
+        if isinstance(damage, MalformedChunkRule | TruncatedJsonRule) and number == damage.chunk:
             self.was_damaged = True
             is_cut = isinstance(damage, TruncatedJsonRule)
-            message = message[: len(message) // 2] if is_cut else NO_MESSAGE + message
-        return framed(message)
-
-    def close(self) -> None:
-        """Closes the stream; a client that is cut off has not left."""
-        super().close()
-        self.gone = self.gone and not self.is_cut_off
+            chunk = chunk[: len(chunk) // 2] if is_cut else NO_MESSAGE + chunk
+        return framed(chunk)
 
 
 class RpcResponder(Responder):
@@ -283,16 +263,14 @@ class RpcResponder(Responder):
     ) -> Response:
         """Returns the response, always a stream: a whole answer is one message per choice."""
         assert isinstance(writer, RpcWriter)
-        fault = fault_of(context)
-        body: EventStream
-        if fault is not None and fault.damage is not None:
-            body = DamagedMessages(writer, len(requests), fault.damage)
-        else:
-            entries = 1 + (requests[0].logprobs or 0)
-            body = MessageStream(writer, len(requests), entries_per_token=entries)
+        fault, entries = fault_of(context), 1 + (requests[0].logprobs or 0)
+        body = MessageStream(writer, len(requests), entries_per_token=entries)
         body.handle = self.engine.submit(requests, body.emit)
-        headers = self.headers if fault is None else {**self.headers, **fault.headers}
-        response = RpcResponse(body, headers, writer.outcome)
+        response = RpcResponse(body, self.headers, writer.outcome)
+        if fault is not None:
+            response.headers.update(fault.headers)
+            if fault.damage is not None:
+                response.body = DamagedMessages(body, fault.damage, None)
         self.load.begin()
         response.on_close(self.load.end)
         return response
