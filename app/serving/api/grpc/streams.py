@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gevent
 from gevent.lock import BoundedSemaphore
+from gevent.queue import Queue
 from google.protobuf import descriptor_pool
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
@@ -35,12 +36,12 @@ HEALTH = "grpc.health.v1.Health"
 REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 """The same messages under two names: newer clients try the first, and then the other."""
 LOOK_S = 0.2
-"""Seconds between two checks of a watched health."""
+"""Seconds between two checks of a watched health, or of a client that reads slowly."""
 MOST_WATCHERS = 256
 MOST_SUBSCRIBERS = 32
 """Most subscribers at a time: each costs a message per batch."""
-MOST_WAITING_BYTES = 4 << 20
-"""Most bytes of batches that a subscriber may lag behind; then its stream ends."""
+MOST_WAITING = 1024
+"""Most batches that a subscriber may lag behind; then its stream ends. All subscribers share them."""
 NO_EVENTS = "There are no KV events: the server has no prefix cache of its own, or --enable-kvcache is off."
 FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
 """Files of a tokenizer in its folder, which may also hold an index of weights."""
@@ -64,6 +65,34 @@ def _counted(open_streams: set[RpcResponse], most: int, response: RpcResponse) -
     return response
 
 
+class MessageFeed(StreamingBody):
+    """A stream of messages without end, which a greenlet writes while the client reads."""
+
+    __slots__ = ("_greenlet", "_messages")
+    endless = True
+
+    def __init__(self, messages: Iterator[Message]) -> None:
+        super().__init__()
+        self._messages = messages
+        self._greenlet: gevent.Greenlet | None = None
+
+    def attach(self, transport: StreamTransport) -> None:
+        self._greenlet = gevent.spawn(self._write, transport)
+
+    def _write(self, transport: StreamTransport) -> None:
+        for message in self._messages:
+            while transport.lags:
+                gevent.sleep(LOOK_S)
+            data = framed_message(message)
+            self.bytes_sent += len(data)
+            transport.write(data)
+        transport.write(b"", True)
+
+    def close(self) -> None:
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+
+
 def events_method(publisher: EventSender | None) -> RpcMethod:
     """SubscribeKvEvents; UNIMPLEMENTED without a publisher."""
     path = f"/{SERVICE}/SubscribeKvEvents"
@@ -78,55 +107,26 @@ def events_method(publisher: EventSender | None) -> RpcMethod:
         if first not in (0, following):
             text = f"Batch {first} is not kept; the next one is {following}."
             raise ApiError(412, "PreconditionFailed", text, "start_sequence_number")
-        outcome = RpcOutcome()
-        response = RpcResponse(EventBatches(publisher, outcome), None, outcome)
-        return _counted(subscribers, MOST_SUBSCRIBERS, response)
+        outcome, waiting = RpcOutcome(), Queue[tuple[int, EventBatch]]()
+
+        def take(topic: str, sequence: int, batch: EventBatch) -> None:
+            if waiting.qsize() <= MOST_WAITING:
+                waiting.put((sequence, batch))
+
+        response = RpcResponse(MessageFeed(_batches(waiting, outcome)), None, outcome)
+        _counted(subscribers, MOST_SUBSCRIBERS, response)
+        publisher.listen(take)
+        response.on_close(partial(publisher.forget, take))
+        return response
 
     return RpcMethod(path, subscribe)
 
 
-class EventBatches(StreamingBody):
-    """Streams the batches of `publisher` from the moment when the client takes them."""
-
-    __slots__ = ("_outcome", "_publisher", "_transport", "_waiting")
-    endless = True
-
-    def __init__(self, publisher: EventSender, outcome: RpcOutcome) -> None:
-        super().__init__()
-        self._publisher, self._outcome = publisher, outcome
-        self._transport: StreamTransport | None = None
-        self._waiting = bytearray()
-
-    def attach(self, transport: StreamTransport) -> None:
-        self._transport = transport
-        transport.start(self)
-        self._publisher.listen(self._take)
-
-    def _take(self, topic: str, sequence: int, batch: EventBatch) -> None:
-        transport = self._transport
-        if transport is None or len(self._waiting) > MOST_WAITING_BYTES:
-            return
-        data = framed_message(batch_message(sequence, batch))
-        self.bytes_sent += len(data)
-        if transport.lags:
-            self._waiting += data
-        else:
-            transport.write(data)
-
-    def next_slice(self) -> tuple[bytes, bool, bool]:
-        if len(self._waiting) > MOST_WAITING_BYTES:
-            self._outcome.fail(ApiError(429, "RateLimitError", "The subscriber is too slow."))
-            return b"", False, True
-        data, self._waiting = bytes(self._waiting), bytearray()
-        return data, False, False
-
-    def leave(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport = None
-            self._publisher.forget(self._take)
+def _batches(waiting: Queue[tuple[int, EventBatch]], outcome: RpcOutcome) -> Iterator[Message]:
+    """Yields a message for each batch; a subscriber that is too slow has an error as its end."""
+    while waiting.qsize() <= MOST_WAITING:
+        yield batch_message(*waiting.get())
+    outcome.fail(ApiError(429, "RateLimitError", "The subscriber is too slow."))
 
 
 def batch_message(sequence: int, batch: EventBatch) -> Message:
@@ -231,40 +231,21 @@ def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
             raise not_found("No such service is known here.")
         return response(status=found)
 
+    def changes(service: str) -> Iterator[Message]:
+        told = None
+        while True:
+            if (found := status(service)) != told:
+                told = found
+                yield response(status=found)
+            gevent.sleep(LOOK_S)
+
     def watch(context: RequestContext) -> RpcResponse:
         """The health now, and at every change."""
         service = read(context, health.HealthCheckRequest).service
-        return _counted(watchers, MOST_WATCHERS, RpcResponse(WatchedHealth(lambda: status(service))))
+        return _counted(watchers, MOST_WATCHERS, RpcResponse(MessageFeed(changes(service))))
 
     checked = unary(f"/{HEALTH}/Check", health.HealthCheckRequest, check)
     return [checked, RpcMethod(f"/{HEALTH}/Watch", watch)]
-
-
-class WatchedHealth(StreamingBody):
-    """Writes `status` at every change, until the client leaves."""
-
-    __slots__ = ("_greenlet", "_status")
-    endless = True
-
-    def __init__(self, status: Callable[[], int]) -> None:
-        super().__init__()
-        self._status = status
-        self._greenlet: gevent.Greenlet | None = None
-
-    def attach(self, transport: StreamTransport) -> None:
-        self._greenlet = gevent.spawn(self._watch, transport)
-
-    def _watch(self, transport: StreamTransport) -> None:
-        told = None
-        while transport.is_open:
-            if (status := self._status()) != told and not transport.lags:
-                told = status
-                transport.write(framed_message(health.HealthCheckResponse(status=status)))
-            gevent.sleep(LOOK_S)
-
-    def close(self) -> None:
-        if self._greenlet is not None:
-            self._greenlet.kill(block=False)
 
 
 def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
