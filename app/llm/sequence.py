@@ -38,7 +38,8 @@ class Sequence(CachedSequence):
         deadline_s: float | None,
     ) -> None:
         """Before `deadline_s` the sequence waits for its first step."""
-        super().__init__(prompt, len(prompt.token_ids), output_tokens, priority)
+        super().__init__(len(prompt.token_ids), output_tokens, priority)
+        self.prompt = prompt
         self.request_id, self.index = request_id, index
         self.sampling, self.params = sampling, sampling.params
         self.prompt_ids, self.output_ids = sampling.prompt_ids, sampling.output_ids

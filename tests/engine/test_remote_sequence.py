@@ -46,19 +46,18 @@ class Play:
         self.left: list[bool] = []
         self.takes_plain = takes_plain
         self.recorder = Recorder("test", 4096, {})
-        submission = Handle({})
+        handle = Handle({}, self.emit)
         self.choice = RemoteSequence(
             engine_request(arrival_s=ARRIVAL_S, prompt_ids=[1] * 10),
             1,
-            self.emit,
             self.recorder,
             lambda: NOW_S,
             lambda ids: ["\N{REPLACEMENT CHARACTER}" if it == 99 else f"<{it}>" for it in ids],
             reader,
             lambda choice: self.left.append(choice.is_computed),
-            submission,
+            handle,
         )
-        submission.begin([self.choice])
+        handle.begin([self.choice])
 
     def emit(self, output: EngineOutput) -> Any:
         self.outputs.append(output)

@@ -26,7 +26,8 @@ class Replying(CachedSequence):
     """A sequence whose reply is known as far as `reply`."""
 
     def __init__(self, cache: KVCache, ids: list[int], *more: Any) -> None:
-        super().__init__(cache.make_prompt(ids, *more), len(ids), 100)
+        super().__init__(len(ids), 100)
+        self.prompt = cache.make_prompt(ids, *more)
         self.reply: list[int] = []
 
     def reply_ids(self, start: int, stop: int) -> Sequence[int]:

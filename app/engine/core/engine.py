@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from functools import partial
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from app.base.clock.clock import Clock
@@ -74,15 +73,15 @@ class Engine(EngineClient):
         self.executor: SequencePool | StepExecutor
         self._sequence: Callable[..., ReplySequence]
         if profile is None:
-            slots = SequencePool(limits.max_num_seqs, lora, by_priority, self.wheel.call_soon)
-            self.executor, self._sequence = slots, partial(TimedSequence, pool=slots)
+            slots = SequencePool(limits.max_num_seqs, lora, by_priority, self._context)
+            self.executor, self._sequence = slots, partial(TimedSequence, slots)
             self._blocks: Blocks[Any] | None = cache
         else:
             # Imported here because other modes need no scheduler.
             from app.engine.core.stepped import StepExecutor, SteppedSequence
 
             steps = StepExecutor(settings, profile, self._context, lora, streams("drafts"), cost)
-            self.executor, self._sequence = steps, partial(SteppedSequence, executor=steps)
+            self.executor, self._sequence = steps, partial(SteppedSequence, steps)
             self._blocks = steps.blocks
         recorder.read_load = self._load
         self._model = model
@@ -120,16 +119,15 @@ class Engine(EngineClient):
 
     def run(self, requests: Listed[EngineRequest], replies: Listed[Reply], emit: Emit) -> Handle:
         first = requests[0]
-        submission = Handle(self._active)
         if self._needs_no_slot(requests, replies):
             self.check_accepting(1)
             emit_immediately(first, replies[0], emit, self._context)
-            return submission
-        prompts = repeat(None) if self._cache is None else self._cache.prompts(requests)
-        sequences = [
-            self._sequence(request, reply, prompt, self._context, emit, submission)
-            for request, reply, prompt in zip(requests, replies, prompts, strict=False)
-        ]
+            return Handle(self._active)
+        handle = Handle(self._active, emit)
+        sequences = [self._sequence(*each, handle) for each in zip(requests, replies, strict=True)]
+        if self._cache is not None:
+            for sequence, prompt in zip(sequences, self._cache.prompts(requests), strict=True):
+                sequence.prompt = prompt
         if self._refuses_full and not all(sequence.fits() for sequence in sequences):
             raise KVCacheFull
         # Nothing may yield from here to the end, or other requests would take the slots.
@@ -137,8 +135,8 @@ class Engine(EngineClient):
         if first.observers:
             for sequence in sequences:
                 sequence.watches = watches_of(sequence.request)
-        submission.begin(sequences)
-        return submission
+        handle.begin(sequences)
+        return handle
 
     def pause(self) -> None:
         self.executor.pause()

@@ -128,16 +128,15 @@ class RemoteSequence(Sequence):
         self,
         request: EngineRequest,
         key: int,
-        emit: Emit,
         recorder: Recorder,
         now: Callable[[], float],
         names: Names,
         reader: PartReader | None,
         leave: Callable[[RemoteSequence], None],
-        submission: Handle,
+        handle: Handle,
     ) -> None:
         """Calls `leave` once, at the end of the choice. With a `reader` text is emitted by parts."""
-        super().__init__(request, request.max_tokens, now, recorder, emit, submission)
+        super().__init__(request, request.max_tokens, now, recorder, handle)
         self.key = key
         self.is_computed = True
         """False once the engine has reported the end of the choice."""
@@ -353,29 +352,27 @@ class RemoteEngine(EngineClient):
         return self._slots + self._max_waiting - self._unfinished
 
     def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Handle:
-        submission = Handle(self._active)
         if not requests:
-            return submission
+            return Handle(self._active)
+        handle = Handle(self._active, emit)
         self.check_admission(len(requests))
         now, names = self._clock.now, self._names
         choices = []
         for request in requests:
             key, reader = next(self._numbers), self._reader_of(request)
-            choice = RemoteSequence(
-                request, key, emit, self.recorder, now, names, reader, self._leave, submission
-            )
+            choice = RemoteSequence(request, key, self.recorder, now, names, reader, self._leave, handle)
             choice.watches = watches_of(request)
             choices.append(choice)
         if not self._send([choice.order() for choice in choices[:MOST_ORDERS]]):
             raise EngineDead
         self._choices |= {choice.key: choice for choice in choices}
-        submission.begin(choices)
+        handle.begin(choices)
         for first in range(MOST_ORDERS, len(choices), MOST_ORDERS):
             pause_if_possible()
             going = [choice for choice in choices[first : first + MOST_ORDERS] if not choice.over]
             if not self._send([choice.order() for choice in going]):
                 _fail(going)
-        return submission
+        return handle
 
     def command(self, command: wire.EngineCommand) -> AsyncResult[wire.CommandResult]:
         """Sends an operator's command under a new number; returns its future answer. Raises EngineDead."""

@@ -24,7 +24,6 @@ from app.engine.core.outputs import Emit, Failed, Finish, Part, Started, TakeTok
 from app.engine.core.request import EngineRequest, Reply, SequenceOutcome, Watch, notify
 from app.engine.core.timing import PerRequestTiming
 from app.engine.kvcache.cache import CachedSequence
-from app.engine.kvcache.prompt import Prompt
 
 ABORT = Finish("abort")
 CACHE_THRESHOLD = Finish("cache_threshold")
@@ -61,7 +60,7 @@ class Sequence(CachedSequence):
     # Thousands of sequences take turns: each must touch little memory.
     __slots__ = (
         *("_emit", "_first_s", "_last_s", "_now", "queued_s", "_recorder", "scheduled_s"),
-        *("_submission", "_take_token", "adapter", "begun", "over", "request", "tokens", "watches"),
+        *("_handle", "_take_token", "adapter", "begun", "over", "request", "tokens", "watches"),
     )
 
     def __init__(
@@ -70,19 +69,18 @@ class Sequence(CachedSequence):
         output_tokens: int,
         now: Callable[[], float],
         recorder: Recorder,
-        emit: Emit,
-        submission: Handle,
-        prompt: Prompt | None = None,
+        handle: Handle,
     ) -> None:
         """`output_tokens` is the reply's length if known, else the limit; `now` returns monotonic seconds."""
         prompt_tokens, priority = len(request.prompt_ids), request.priority
-        super().__init__(prompt, prompt_tokens, output_tokens, priority, request.remote_prefill)
+        super().__init__(prompt_tokens, output_tokens, priority, request.remote_prefill)
         self.request = request
         self.adapter = request.adapter
         self.tokens = 0
         self.begun = False
         self.over = False
-        self._now, self._recorder, self._emit, self._submission = now, recorder, emit, submission
+        assert handle.emit is not None
+        self._now, self._recorder, self._emit, self._handle = now, recorder, handle.emit, handle
         self.watches: Iterable[Watch] = ()
         self._take_token: TakeToken | None = None
         self.queued_s = request.arrival_s
@@ -162,7 +160,7 @@ class Sequence(CachedSequence):
         self.over = True
         self._take_token = None
         self._withdraw()
-        choices, longest = (1, self.tokens) if request.n == 1 else self._submission.count(self)
+        choices, longest = (1, self.tokens) if request.n == 1 else self._handle.count(self)
         if counted:
             scheduled_s = now_s if self.scheduled_s is None else self.scheduled_s
             first_s = scheduled_s if self._first_s is None else self._first_s
@@ -194,7 +192,7 @@ class Sequence(CachedSequence):
                 tokens=self.tokens,
             )
             notify(self.watches, outcome)
-        self._submission.end_one()
+        self._handle.end_one()
 
 
 class ReplySequence(Sequence):
@@ -206,17 +204,9 @@ class ReplySequence(Sequence):
     )
 
     def __init__(
-        self,
-        request: EngineRequest,
-        reply: Reply,
-        prompt: Prompt | None,
-        context: SequenceContext,
-        emit: Emit,
-        submission: Handle,
+        self, context: SequenceContext, request: EngineRequest, reply: Reply, handle: Handle
     ) -> None:
-        super().__init__(
-            request, len(reply.ids), context.clock.now, context.recorder, emit, submission, prompt
-        )
+        super().__init__(request, len(reply.ids), context.clock.now, context.recorder, handle)
         if request.remote_prefill:
             self.fetched_tokens = self.prompt_tokens
         self._reply, self._texts, self._ids = reply, reply.texts, reply.ids
@@ -291,11 +281,11 @@ class ReplySequence(Sequence):
 class Handle:
     """The choices of one submitted request. The last one to end clears the references: no cycle is left."""
 
-    __slots__ = ("_active", "_future", "_lengths", "_unfinished", "choices")
+    __slots__ = ("_active", "_future", "_lengths", "_unfinished", "choices", "emit")
 
-    def __init__(self, active: dict[Handle, None]) -> None:
-        """`active` holds the engine's unfinished submissions, in order of arrival."""
-        self._active = active
+    def __init__(self, active: dict[Handle, None], emit: Emit | None = None) -> None:
+        """`active` holds the engine's unfinished requests, in order of arrival."""
+        self._active, self.emit = active, emit
         self.choices: Listed[Sequence] = ()
         """All choices; empty after the last one ends."""
         self._unfinished = 0
@@ -353,7 +343,7 @@ class Handle:
         """Counts one finished choice, after its last output; the last choice completes the future."""
         self._unfinished -= 1
         if not self._unfinished:
-            self.choices = ()
+            self.choices, self.emit = (), None
             del self._active[self]
             if self._future is not None:
                 self._future.set_result(None)

@@ -16,13 +16,11 @@ from random import Random
 from msgspec import Struct
 
 from app.engine.core.batch import Batch, Blocks, Drafts, Phase, SchedulerLimits, SequenceStatus
-from app.engine.core.outputs import Emit
 from app.engine.core.request import EngineRequest, Reply
 from app.engine.core.scheduler import Scheduler, WaitingQueue
 from app.engine.core.sequence import Handle, ReplySequence, SequenceContext
 from app.engine.core.step_loop import CostModel, StepCost, StepLoop
 from app.engine.kvcache.block_pool import CountedBlocks
-from app.engine.kvcache.prompt import Prompt
 from app.engine.lora import LoRASlots
 from config.profile import Profile
 from config.settings import Settings
@@ -39,17 +37,8 @@ class SteppedSequence(ReplySequence):
 
     __slots__ = ("_executor", "_late", "_promised", "_shift_s")
 
-    def __init__(
-        self,
-        request: EngineRequest,
-        reply: Reply,
-        prompt: Prompt | None,
-        context: SequenceContext,
-        emit: Emit,
-        submission: Handle,
-        executor: StepExecutor,
-    ) -> None:
-        super().__init__(request, reply, prompt, context, emit, submission)
+    def __init__(self, executor: StepExecutor, request: EngineRequest, reply: Reply, handle: Handle) -> None:
+        super().__init__(executor.context, request, reply, handle)
         self._executor = executor
         self._promised = 0
         """Number of tokens received from steps, if the reply has delays."""
@@ -167,7 +156,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
             by_priority=scheduling.scheduling_policy == "priority",
         )
         self.watch_step: WatchStep | None = None
-        self._cache = context.cache
+        self.context, self._cache = context, context.cache
         counted = CountedBlocks(kvcache.kv_cache_size, kvcache.block_size, caching=False)
         self.blocks: Blocks[SteppedSequence] = context.cache or counted
         self._clock, self._wheel, self._recorder = context.clock, context.wheel, context.recorder

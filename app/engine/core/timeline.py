@@ -7,15 +7,13 @@ its output.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from app.base.metrics.recorder import FinishReason
 from app.engine.core.batch import Phase, SequenceStatus
-from app.engine.core.outputs import Emit, TakeToken
+from app.engine.core.outputs import TakeToken
 from app.engine.core.request import EngineRequest, Reply
 from app.engine.core.scheduler import WaitingQueue
 from app.engine.core.sequence import MOST_AT_ONCE, Handle, ReplySequence, SequenceContext
-from app.engine.kvcache.prompt import Prompt
 from app.engine.lora import LoRASlots
 
 MOST_PER_TURN = 128
@@ -31,19 +29,10 @@ class TimedSequence(ReplySequence):
 
     __slots__ = ("_due_s", "_holds_slot", "_pool", "_queued")
 
-    def __init__(
-        self,
-        request: EngineRequest,
-        reply: Reply,
-        prompt: Prompt | None,
-        context: SequenceContext,
-        emit: Emit,
-        submission: Handle,
-        pool: SequencePool,
-    ) -> None:
-        super().__init__(request, reply, prompt, context, emit, submission)
-        self._own_cache = context.cache
-        self._pool = pool
+    def __init__(self, pool: SequencePool, request: EngineRequest, reply: Reply, handle: Handle) -> None:
+        assert pool.context is not None
+        super().__init__(pool.context, request, reply, handle)
+        self._own_cache, self._pool = self._context.cache, pool
         self._queued = self._holds_slot = False
         self._due_s = 0.0
 
@@ -187,14 +176,14 @@ class SequencePool:
         slots: int,
         lora: LoRASlots | None = None,
         by_priority: bool = False,
-        later: Callable[[Callable[[], None]], None] | None = None,
+        context: SequenceContext | None = None,
     ) -> None:
-        """`later`, if given, calls a function in a later turn of the event loop."""
         self.slots = slots
         self.running = 0
         self.paused = False
         self.queue: WaitingQueue[TimedSequence] = WaitingQueue(lora, by_priority)
-        self._later = later
+        self.context = context
+        self._later = None if context is None else context.wheel.call_soon
         self._will_fill = False
 
     @property

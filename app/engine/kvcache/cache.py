@@ -87,15 +87,10 @@ class CachedSequence(SequenceState):
     )
 
     def __init__(
-        self,
-        prompt: Prompt | None,
-        prompt_tokens: int,
-        output_tokens: int,
-        priority: int = 0,
-        remote: bool = False,
+        self, prompt_tokens: int, output_tokens: int, priority: int = 0, remote: bool = False
     ) -> None:
         super().__init__(prompt_tokens, output_tokens, priority, remote)
-        self.prompt = prompt
+        self.prompt: Prompt | None = None
         """The prompt; after a preemption with the reply tokens written before."""
         self.hits: list[Block] = []
         """Cached blocks found for the prompt, until `begin` takes them."""
