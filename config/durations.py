@@ -25,7 +25,16 @@ _MAX_CHARACTERS = 64
 
 def parse_duration(value: object) -> float:
     """Converts a Go style text to seconds; a bare integer is milliseconds. May raise ValueError."""
-    nanoseconds = _nanoseconds(value)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(RULE)
+    text = str(value).strip() if isinstance(value, int) or len(value) <= _MAX_CHARACTERS else ""
+    if _WHOLE.fullmatch(text):
+        nanoseconds = int(text) * NANOSECONDS["ms"]
+    elif match := _TEXT.fullmatch(text):
+        total = sum(Decimal(number) * NANOSECONDS[unit] for number, unit in _PARTS.findall(match[2]))
+        nanoseconds = round(-total if match[1] == "-" else total)
+    else:
+        raise ValueError(RULE)
     if abs(nanoseconds) > LONGEST:
         raise ValueError("must be a duration of at most 292 years")
     return nanoseconds / NANOSECONDS["s"]
@@ -44,23 +53,6 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(rest, NANOSECONDS["m"])
     leading = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
     return f"{sign}{leading}{_decimal(rest, 's')}s"
-
-
-def _nanoseconds(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(RULE)
-    if isinstance(value, int):
-        return value * NANOSECONDS["ms"]
-    text = value.strip()
-    if len(text) > _MAX_CHARACTERS:
-        raise ValueError(RULE)
-    if _WHOLE.fullmatch(text):
-        return int(text) * NANOSECONDS["ms"]
-    match = _TEXT.fullmatch(text)
-    if match is None:
-        raise ValueError(RULE)
-    total = sum(Decimal(number) * NANOSECONDS[unit] for number, unit in _PARTS.findall(match[2]))
-    return round(-total if match[1] == "-" else total)
 
 
 def _decimal(nanoseconds: int, unit: str) -> str:

@@ -107,6 +107,8 @@ _WORDS = {
     "Invalid enum value ": "must not have ",
     "Object contains unknown field ": "must not have ",
     "Object missing required field ": "must have ",
+    "Number out of range": "must be in the range of its type",
+    "Integer value out of range": "must be in the range of its type",
 }
 """msgspec's words -> ours."""
 _TOTALS = {

@@ -120,18 +120,11 @@ ACTIONS: dict[str, type[FaultRule]] = {
 
 def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:
     """Parses a JSON list of rules, or one rule. ValueError has the wrong rule's number, and the reason."""
-    if not text:
-        return ()
-    try:
-        listed: object = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        raise ValueError("it is not JSON") from None
-    if isinstance(listed, dict):
-        listed = [listed]
-    if not isinstance(listed, list):
+    listed = _json(text) if text else []
+    if not isinstance(listed, list | dict):
         raise ValueError("a list of rules is needed")
     rules: list[FaultRule] = []
-    for number, item in enumerate(listed, 1):
+    for number, item in enumerate([listed] if isinstance(listed, dict) else listed, 1):
         try:
             rules.append(read_fault_rule(item))
         except ValueError as error:
@@ -142,10 +135,7 @@ def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:
 def parse_fault(text: str) -> FaultRule:
     """Parses the rule of a header: a JSON object, or short ``disconnect; after=3``. May raise ValueError."""
     if text.lstrip().startswith("{"):
-        try:
-            return read_fault_rule(json.loads(text))
-        except (json.JSONDecodeError, RecursionError):
-            raise ValueError("it is not JSON") from None
+        return read_fault_rule(_json(text))
     action, *pairs = (part.strip() for part in text.split(";"))
     fields = {"action": action}
     for pair in filter(None, pairs):
@@ -154,6 +144,13 @@ def parse_fault(text: str) -> FaultRule:
             raise ValueError(f"{pair[:40]!r} is not a field and its value, each once")
         fields[key.strip()] = value.strip()
     return read_fault_rule(fields, strict=False)
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        raise ValueError("it is not JSON") from None
 
 
 def read_fault_rule(item: object, strict: bool = True) -> FaultRule:

@@ -3,6 +3,7 @@
 To keep other starts fast, argparse is imported only for flags, and yaml only for a file.
 """
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 
@@ -14,6 +15,7 @@ from config.settings import BY_NAME, Settings, table_of
 from config.sources import DEFAULT, Flags, Sources, Warn
 from config.validation import check, in_order, read, suggestion
 
+LOG = logging.getLogger("app.config")
 REAL_DEFAULTS: Mapping[str, object] = {
     "max-model-len": OWN_LENGTH,
     "max-num-seqs": 16,
@@ -25,14 +27,8 @@ REAL_DEFAULTS: Mapping[str, object] = {
 """Defaults of a real engine (`engine: llm`), equal to the defaults of `EngineProcessOptions`."""
 
 
-def _log_warning(text: str) -> None:
-    import logging
-
-    logging.getLogger("app.config").warning(text)
-
-
 def load(
-    argv: Sequence[str] | None = (), environ: Mapping[str, str] = os.environ, warn: Warn = _log_warning
+    argv: Sequence[str] | None = (), environ: Mapping[str, str] = os.environ, warn: Warn = LOG.warning
 ) -> Settings:
     """Loads the settings of this process; `argv` has no program name. May raise ConfigError."""
     flags = Flags()

@@ -6,7 +6,6 @@
 
 from app.text.base import (
     PLAIN_CHAT,
-    BoundedCache,
     ChatOptions,
     ChatTemplateError,
     Message,
@@ -21,7 +20,6 @@ from app.text.huggingface import LocalTokenizer, default_tokenizer, load_tokeniz
 
 __all__ = [
     "PLAIN_CHAT",
-    "BoundedCache",
     "ChatOptions",
     "ChatTemplateError",
     "LocalTokenizer",

@@ -97,7 +97,8 @@ class RenderTokenizer(Tokenizer):
             value = getattr(options, name)
             if value != getattr(PLAIN_CHAT, name):
                 fields[name] = [*value] if name == "tools" else value
-        parts = [part for message in messages for part in _parts(message)]
+        contents = [content for each in messages if isinstance(content := each.get("content"), list)]
+        parts = [part for content in contents for part in content if isinstance(part, dict)]
         has_image = any("image_url" in (part.get("type"), *part) for part in parts)
         timeout_s = self._mm_timeout_s if has_image else self._timeout_s
         return self._render("/v1/chat/completions/render", fields, 1, timeout_s)[0]
@@ -164,11 +165,6 @@ class RenderTokenizer(Tokenizer):
 
     def _unusable(self, path: str, what: str) -> TokenizerServiceError:
         return TokenizerServiceError(f"The tokenizer service {self.name} answered {path} with {what}.")
-
-
-def _parts(message: Message) -> list[dict[str, object]]:
-    content = message.get("content")
-    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
 
 
 def _reason(data: bytes) -> str:

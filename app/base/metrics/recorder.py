@@ -156,17 +156,6 @@ class Recorder:
         self._block_size = int(cache_config.get("block_size", CACHE_CONFIG["block_size"]))
         self._drafts: list[Counter] = []
         self._drafts_by_place: list[Counter] = []
-        self._block_times = [self._histogram(spec.name) for spec in BLOCK_TIMES if block_times]
-        self._tool_parses = {
-            (streaming, found): self._counter(
-                "tool_call_parser_invocations_total",
-                mode="streaming" if streaming else "non_streaming",
-                outcome="tool_call" if found else "no_tool_call",
-                request_type="chat_completions",
-            )
-            for streaming in (True, False)
-            for found in (True, False)
-        }
         self._queries = self._counter("prefix_cache_queries_total")
         self._hits = self._counter("prefix_cache_hits_total")
         self._external_queries = self._counter("external_prefix_cache_queries_total")
@@ -248,14 +237,17 @@ class Recorder:
 
     def block_evicted(self, lifetime_s: float, idle_s: float, gaps_s: Iterable[float]) -> None:
         """Counts an evicted block: its lifetime, the time since its last use, the gaps between uses."""
-        lifetimes, idle, gaps = self._block_times
+        lifetimes, idle, gaps = (self._histogram(spec.name) for spec in BLOCK_TIMES)
         lifetimes.observe(lifetime_s)
         idle.observe(idle_s)
         gaps.observe_all(gaps_s)
 
     def parsed_tools(self, streaming: bool, found: bool, times: int = 1) -> None:
         """Counts runs of the tool call parser on a reply or an event of a stream; `found`: with a call."""
-        self._tool_parses[streaming, found].value += times
+        mode = "streaming" if streaming else "non_streaming"
+        told = {"mode": mode, "outcome": "tool_call" if found else "no_tool_call"}
+        name = "tool_call_parser_invocations_total"
+        self._counter(name, request_type="chat_completions", **told).value += times
 
     def sleeping(self, level: int | None) -> None:
         """Sets the sleep level (0, 1 or 2); None: awake."""
