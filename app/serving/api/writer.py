@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -290,6 +289,9 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
     keeps_alive = True
     kind: str
     plain_text: PlainChoice
+    _head = b""
+    _texts: Sequence[bytes] = ()
+    """Beginning of each choice's plain chunks, up to the text."""
 
     def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
         super().__init__(choices)
@@ -297,17 +299,17 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         self._options = options
         self._plain = plain
 
-    @cached_property
-    def _head(self) -> bytes:
-        meta = self._meta
-        return b'data: %b,"choices":[' % encode(ChunkHead(meta.id, self.kind, meta.created, meta.model))[:-1]
-
-    @cached_property
-    def _texts(self) -> Sequence[bytes]:
-        return self.plain_text.begins(self._head, len(self.choices))
+    def begin(self, output: Started, keeps_first: bool = True) -> None:
+        """Writes the bytes that all chunks begin with, once for a stream."""
+        if self.started is None and keeps_first:
+            meta = self._meta
+            head = encode(ChunkHead(meta.id, self.kind, meta.created, meta.model))
+            self._head = b'data: %b,"choices":[' % head[:-1]
+            self._texts = self.plain_text.begins(self._head, len(self.choices)) if self._plain else ()
+        super().begin(output, keeps_first)
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
-        return (self._texts[index], self.plain_text.end) if self._plain else None
+        return (self._texts[index], self.plain_text.end) if self._texts else None
 
     def _tokens(self, output: Tokens) -> bytes:
         index, part, texts, number, chunks = output.index, output.part, output.texts, 0, list[bytes]()

@@ -85,8 +85,8 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         """Returns the role chunks of all choices together, when the first choice begins."""
         if self.started is not None:
             return b""
-        options, head = self._options, self._head
         self.begin(output)
+        options, head = self._options, self._head
         usage = self._usage(()) if options.continuous_usage else UNSET
         ids = options.prompt_ids if options.token_ids else None
         tail = common.ChunkTail(usage, UNSET, ids, options.prompt_text)
