@@ -55,8 +55,6 @@ class TokenNames:
     Bytes encode names, but a chat's own ones the text, or they are null if `byteless`.
     """
 
-    __slots__ = ("_as_ids", "_byteless", "_bytes", "_top")
-
     def __init__(self, top: int, as_ids: bool = False, byteless: bool = False) -> None:
         self._top, self._as_ids, self._byteless = top, as_ids, byteless
         self._bytes = lru_cache(MOST_KNOWN)(token_bytes)
@@ -105,8 +103,6 @@ def _by_id(entry: TokenLogprob | None) -> dict[str, wire.PromptLogprob] | None:
 
 class CompletionLogprobs:
     """The `logprobs` of one choice of a text completion: parallel lists."""
-
-    __slots__ = ("_as_ids", "_offset")
 
     def __init__(self, as_ids: bool) -> None:
         self._as_ids = as_ids

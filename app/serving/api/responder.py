@@ -269,16 +269,17 @@ class EventStream(StreamingBody):
                 self.unfinished -= 1
         elif type(output) is Failed:
             self.unfinished = 0
-        transport = self.transport
-        if transport is None or transport.lags:
-            self._pending.append(output)
-            if transport is None and self._bell is not None:
+        self._pending.append(output)
+        if self.transport is None:
+            if self._bell is not None:
                 self._bell.set()
-        elif type(output) is Tokens and len(output.texts) > self._slice_tokens:
-            self._pending.append(output)
-            transport.lag()
-        else:
-            self._write(transport, output, before)
+        elif not self.transport.lags:
+            try:
+                self._send_slice(self.transport)
+            except Exception:  # rendering failed: the end is still to come, as a failure
+                self._pending.clear()
+                self.unfinished = before
+                raise
         if type(output) is not Started or self._keep_alive_s:
             return None
         return self._plain_taker(output.index)
@@ -304,19 +305,11 @@ class EventStream(StreamingBody):
 
         return take
 
-    def _write(self, transport: StreamTransport, output: EngineOutput, before: int) -> None:
-        """Writes to the socket; `before` is the number of unfinished choices before `output`."""
-        try:
-            data = self.writer.chunk(output)
-            if not self.unfinished:
-                data += self.writer.closing()
-        except Exception:  # rendering failed: the end is still to come, as a failure
-            self.unfinished = before
-            raise
-        if data or not self.unfinished:
-            self.bytes_sent += len(data)
-            transport.write(data, not self.unfinished)
-            self._note_chunk(not self.unfinished)
+    def _send_slice(self, transport: StreamTransport) -> None:
+        data, more, last = self.next_slice()
+        transport.write(data, last)
+        if more:
+            transport.lag()
 
     def _note_chunk(self, last: bool) -> None:
         timer = self._idle_timer
@@ -351,10 +344,7 @@ class EventStream(StreamingBody):
         self.transport = transport
         transport.start(self)
         if self._pending or not self.unfinished:
-            data, more, last = self.next_slice()
-            transport.write(data, last)
-            if more:
-                transport.lag()
+            self._send_slice(transport)
         if self._keep_alive_s and self.unfinished:
             timer = self._idle_timer = gevent.get_hub().loop.timer(self._keep_alive_s, self._keep_alive_s)
             timer.start(self._comment)
@@ -379,7 +369,8 @@ class EventStream(StreamingBody):
             chunks.append(self.writer.closing())
         data = b"".join(chunks)
         self.bytes_sent += len(data)
-        self._note_chunk(last)
+        if data or last:
+            self._note_chunk(last)
         return data, more, last
 
     def __iter__(self) -> Iterator[bytes]:

@@ -392,8 +392,6 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
 class PlainChoice:
     """The choice of a plain chunk: constant but for its number and its text."""
 
-    __slots__ = ("_before_index", "_before_text", "end")
-
     def __init__(self, choice: Struct) -> None:
         """`choice` has holes for number and text."""
         self._before_index, self._before_text, end = template(choice)

@@ -196,19 +196,15 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
             check_tool_calls(conversation)
 
 
-class TextBlock(Struct, tag_field="type", tag="text"):
-    text: str | Raw
+class ContentBlock(Struct, omit_defaults=True):
+    """A text or an image, whose address is under `url`."""
+
+    type: Literal["text", "image_url"]
+    text: str | UnsetType = UNSET
+    image_url: Mapping[str, str] | UnsetType = UNSET
 
 
-class ImageURL(Struct):
-    url: str
-
-
-class ImageBlock(Struct, tag_field="type", tag="image_url"):
-    image_url: ImageURL
-
-
-Content = str | Raw | Sequence[TextBlock | ImageBlock]
+Content = str | Raw | Sequence[ContentBlock]
 
 
 class FunctionCall(Struct):

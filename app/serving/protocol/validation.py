@@ -187,11 +187,6 @@ class ValidatedRequest(Generic[R]):
     tokens, `check_engine` when the engine takes the request. All three raise `ApiError`.
     """
 
-    __slots__ = (
-        *("_biased_ids", "_limits", "greedy", "logprobs", "max_tokens", "model", "n"),
-        *("prompt_logprobs", "request", "requested", "seed", "stop", "stop_token_ids", "structured_outputs"),
-    )
-
     def __init__(self, request: R, model: str, limits: ModelLimits) -> None:
         """Refuses choices, lengths and media options that are invalid for any prompt."""
         if request.use_beam_search:

@@ -137,12 +137,12 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
     def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> wire.Delta | None:
         """Returns a token's addition to the message; None for markup or a hidden thought."""
         if part is None:
-            return wire.Delta(content=[wire.TextBlock(text)] if self._options.blocks else text)
+            return wire.Delta(content=[wire.ContentBlock("text", text)] if self._options.blocks else text)
         if part.kind == "reasoning":
             shows = self._options.show_reasoning and (text or self._options.empty_thoughts)
             return wire.Delta(reasoning=text) if shows else None
         if part.kind == "image":
-            return wire.Delta(content=[wire.ImageBlock(wire.ImageURL(text))])
+            return wire.Delta(content=[wire.ContentBlock("image_url", image_url={"url": text})])
         calls: list[wire.ToolCall] = []
         if part.name and choice.current(part) is None:
             begun = choice.begin(part, part.id or self._options.new_call_id())
@@ -226,8 +226,8 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
     def _content(self, choice: ChoiceState, texts: Sequence[str]) -> wire.Content | None:
         said = any(texts)
         if images := choice.texts_of("image"):
-            text = [wire.TextBlock("".join(texts))] if said else []
-            return [*text, wire.ImageBlock(wire.ImageURL("".join(images)))]
+            text = [wire.ContentBlock("text", "".join(texts))] if said else []
+            return [*text, wire.ContentBlock("image_url", image_url={"url": "".join(images)})]
         options = self._options
         is_open = options.echo is None and not options.forced_tool
         if is_open and not said and (choice.called or options.reasons):
