@@ -36,7 +36,7 @@ def recognise(
 
 
 def room(found: Recognised[Any] | None) -> tuple[int, bool] | None:
-    return found and (found.max_tokens, found.limited)
+    return found and (found.max_tokens, found.request.limit is not None)
 
 
 @pytest.mark.parametrize(

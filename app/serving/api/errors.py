@@ -10,16 +10,9 @@ from types import MappingProxyType
 from app.engine.core import errors as engine
 from app.engine.core.errors import EngineError
 from app.engine.lora import AdapterError, AdapterNotFound
+from app.serving.http import errors as http
 from app.serving.http.context import RequestContext
-from app.serving.http.errors import (
-    ApiError,
-    bad_request,
-    internal,
-    not_found,
-    retryable,
-    too_many,
-    unavailable,
-)
+from app.serving.http.errors import ApiError, bad_request, internal
 from app.serving.http.response import CLIENT_GONE, Response, json_response
 from app.text.base import TokenizerInputError, TokenizerServiceError
 
@@ -27,12 +20,12 @@ log = logging.getLogger(__name__)
 
 KNOWN_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = MappingProxyType(
     {
-        engine.Draining: unavailable,
-        engine.TooManyRequests: unavailable,
-        engine.QueueFull: too_many,
-        engine.KVCacheFull: retryable,
+        engine.Draining: http.unavailable,
+        engine.TooManyRequests: http.unavailable,
+        engine.QueueFull: http.too_many,
+        engine.KVCacheFull: http.retryable,
         engine.PromptExceedsCache: bad_request,
-        engine.Aborted: unavailable,
+        engine.Aborted: http.unavailable,
         engine.EngineDead: internal,
         engine.EngineFailed: internal,
         engine.CommandFailed: internal,
@@ -41,7 +34,7 @@ KNOWN_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = MappingProxy
         engine.CallerLeft: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
         engine.PauseNotComplete: internal,
         engine.MemoryNotResident: internal,
-        AdapterNotFound: not_found,
+        AdapterNotFound: http.not_found,
         AdapterError: partial(ApiError, 400, "InvalidUserInput"),
     }
 )

@@ -104,7 +104,6 @@ class Recognised(NamedTuple, Generic[P]):
     request: P
     prompt_ids: Sequence[int]
     max_tokens: int
-    limited: bool
 
 
 class PlainGeneration(Generic[P]):
@@ -178,7 +177,7 @@ class PlainGeneration(Generic[P]):
             limit is not None or request.ignore_eos or request.min_tokens > MOST_TOKENS
         ):
             return None
-        return Recognised(request, ids, most, limit is not None)
+        return Recognised(request, ids, most)
 
     def writer(self, recognised: Recognised[P], meta: ResponseMeta, usage: bool) -> ResponseWriter:
         raise NotImplementedError
@@ -198,7 +197,7 @@ class PlainGeneration(Generic[P]):
             prompt_ids=recognised.prompt_ids,
             echo_text="",
             max_tokens=recognised.max_tokens,
-            limited=recognised.limited,
+            limited=request.limit is not None,
             arrival_s=context.arrival_s,
             min_tokens=request.min_tokens,
             ignore_eos=request.ignore_eos,

@@ -16,6 +16,11 @@ from app.serving.protocol.options import StructuredOutputs
 from app.serving.protocol.validation import GenerationRequest
 
 ANY_OBJECT = '{"type": "object"}'
+SIMULATED_ALONE = (
+    *("use_beam_search", "cache_hit_threshold", "repetition_detection"),
+    *("thinking_token_budget", "logprob_token_ids"),
+)
+"""Fields that no computing model supports."""
 MOST_LOOKED_AT: Final = 32_768
 """Tokens at the end of a prompt that are searched for the last tag of thoughts."""
 
@@ -44,18 +49,11 @@ def text_form(wanted: StructuredOutputs | None, calls: ToolCalls | None) -> Text
     if calls is not None and calls.least:
         schema = calls.tools[0].schema
         if not calls.named:
-            kinds = [
-                {
-                    "type": "object",
-                    "properties": {
-                        "name": {"type": "string", "enum": [tool.name]},
-                        "parameters": tool.schema,
-                    },
-                    "required": ["name", "parameters"],
-                    "additionalProperties": False,
-                }
-                for tool in calls.tools
-            ]
+            kinds = []
+            for tool in calls.tools:
+                call = {"name": {"type": "string", "enum": [tool.name]}, "parameters": tool.schema}
+                closed = {"required": [*call], "additionalProperties": False}
+                kinds.append({"type": "object", "properties": call, **closed})
             most = {"maxItems": 1} if calls.most == 1 else {}
             schema = {"type": "array", "minItems": calls.least, "items": {"anyOf": kinds}, **most}
         return TextForm(json_schema=_json(schema))
@@ -122,17 +120,11 @@ def check_real(request: GenerationRequest, has_media: bool) -> None:
     if has_media:
         raise bad_request(f"{request.model or 'The model'} is not a multimodal model: it reads text alone.")
     transfer = request.kv_transfer_params or {}
-    asked = {
-        "use_beam_search": request.use_beam_search,
-        "kv_transfer_params": transfer.get("do_remote_prefill") or transfer.get("do_remote_decode"),
-        "cache_hit_threshold": request.cache_hit_threshold,
-        "repetition_detection": request.repetition_detection,
-        "thinking_token_budget": request.thinking_token_budget,
-        "logprob_token_ids": request.logprob_token_ids,
-    }
-    for name, value in asked.items():
-        if value:
-            raise bad_request(f"The engine of this server does not support {name}.", name)
+    asked = [name for name in SIMULATED_ALONE if getattr(request, name)]
+    if transfer.get("do_remote_prefill") or transfer.get("do_remote_decode"):
+        asked.append("kv_transfer_params")
+    for name in asked:
+        raise bad_request(f"The engine of this server does not support {name}.", name)
 
 
 def _or(value: float | None, default: float) -> float:
