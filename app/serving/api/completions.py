@@ -28,11 +28,11 @@ from app.serving.protocol.completions import (
 
 
 class EchoedPrompt(Struct, frozen=True):
-    """A prompt as an answer may repeat it; `token_texts` only for log probabilities."""
+    """A prompt as an answer may repeat it; names of its tokens only for log probabilities."""
 
     ids: Sequence[int]
     text: str = ""
-    token_texts: Sequence[str] = ()
+    token_names: Sequence[str] = ()
 
 
 class CompletionResponseOptions(ResponseOptions, frozen=True, kw_only=True):
@@ -88,20 +88,13 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         return (echoed,) if self._options.prompt_only else (echoed, *texts)
 
     def _lists(
-        self,
-        logprobs: CompletionLogprobs,
-        index: int,
-        spans: Sequence[SomeEntries],
-        echoes: bool,
+        self, logprobs: CompletionLogprobs, index: int, spans: Sequence[SomeEntries], echoes: bool
     ) -> wire.CompletionLogprobs:
         if not echoes:
             return logprobs.lists(spans, ())
-        options, number = self._options, index // self._options.n
-        prompt, of_prompt = options.prompts[number], self._prompt_entries[number] or ()
-        names = prompt.token_texts
-        if options.token_id_names:
-            names = [token_name(token_id, "", True) for token_id in prompt.ids]
-        return logprobs.lists([of_prompt, *(() if options.prompt_only else spans)], names)
+        number, own = index // self._options.n, () if self._options.prompt_only else spans
+        names = self._options.prompts[number].token_names
+        return logprobs.lists([self._prompt_entries[number] or (), *own], names)
 
     def _whole_usage(self, missing: None | UnsetType) -> Usage:
         options = self._options
@@ -151,12 +144,14 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
             shows_entries = request.echo and request.logprobs is not None
             entries = tokens * asked.entries_per_prompt_token if shows_entries else 0
             check_repeated("echo" if request.echo else "return_token_ids", tokens, entries)
+        shared = pipeline.options(asked)
         echoed = [EchoedPrompt(prompt.ids) for prompt in prompts]
         if request.echo:
-            echoed = [echoed_prompt(pipeline, prompt.ids, request.logprobs is not None) for prompt in prompts]
+            shows_names, as_ids = request.logprobs is not None, shared["token_id_names"]
+            echoed = [echoed_prompt(pipeline, prompt.ids, shows_names, as_ids) for prompt in prompts]
         meta = pipeline.identity.response_meta("cmpl", context, request.request_id, asked.model)
         options = CompletionResponseOptions(
-            **pipeline.options(asked),
+            **shared,
             prompts=echoed,
             echo=bool(request.echo),
             prompt_only=request.max_tokens == 0,
@@ -179,7 +174,10 @@ def completion_prompt(
     return BuiltPrompt(pipeline.fit(request, prompt), ",".join(map(str, prompt)))
 
 
-def echoed_prompt(pipeline: RequestPipeline, ids: Sequence[int], shows_tokens: bool) -> EchoedPrompt:
+def echoed_prompt(
+    pipeline: RequestPipeline, ids: Sequence[int], shows_names: bool, as_ids: bool
+) -> EchoedPrompt:
     pipeline.slices.spend(len(ids))
-    tokenizer = pipeline.tokenizer
-    return EchoedPrompt(ids, tokenizer.decode(ids), tokenizer.token_texts(ids) if shows_tokens else ())
+    texts = pipeline.tokenizer.token_texts(ids) if shows_names else ()
+    names = [token_name(*token, as_ids) for token in zip(ids, texts, strict=False)]
+    return EchoedPrompt(ids, pipeline.tokenizer.decode(ids), names)

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from app.serving.http.errors import bad_request
+from app.serving.http.errors import ApiError, bad_request
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.completions import CompletionRequest
@@ -59,9 +59,9 @@ UNSEARCHED: dict[str, object] = {
 """Fields that a beam search ignores, with the values that disable them."""
 
 
-def maximum_context(max_model_len: int) -> str:
-    """Returns the phrase that clients, such as litellm, search for to detect a prompt that is too long."""
-    return f"This model's maximum context length is {max_model_len} tokens"
+def too_long(max_model_len: int, problem: str, param: str | None = None) -> ApiError:
+    """Returns an error with the phrase by which clients, such as litellm, know a prompt that is too long."""
+    return bad_request(f"This model's maximum context length is {max_model_len} tokens{problem}", param)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +103,7 @@ class ModelLimits:
         if not prompt_ids:
             raise bad_request("the prompt has no tokens")
         if len(prompt_ids) >= self.max_model_len:
-            raise bad_request(
-                f"{maximum_context(self.max_model_len)}: a prompt of {len(prompt_ids)} leaves no room."
-            )
+            raise too_long(self.max_model_len, f": a prompt of {len(prompt_ids)} leaves no room.")
         if self._unknown(prompt_ids):
             raise bad_request("a token id of the prompt is not in the vocabulary")
 
@@ -150,14 +148,13 @@ def resolve_max_tokens(requested: int | None, prompt_tokens: int, limits: ModelL
 def check_prompt_text(text: str, max_model_len: int, max_chars_per_token: int) -> None:
     """Refuses, before tokenizing, a text that is too long even if every token were the longest."""
     if len(text) > max_model_len * max_chars_per_token:
-        problem = f"which a prompt of {len(text)} characters cannot fit."
-        raise bad_request(f"{maximum_context(max_model_len)}, {problem}", "input_text")
+        problem = f", which a prompt of {len(text)} characters cannot fit."
+        raise too_long(max_model_len, problem, "input_text")
 
 
 def check_prompt_length(prompt_tokens: int, max_model_len: int) -> None:
     if prompt_tokens > max_model_len:
-        problem = f"and the prompt alone has {prompt_tokens}."
-        raise bad_request(f"{maximum_context(max_model_len)}, {problem}", "input_tokens")
+        raise too_long(max_model_len, f", and the prompt alone has {prompt_tokens}.", "input_tokens")
 
 
 def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: int) -> TokenIds:

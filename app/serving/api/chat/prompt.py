@@ -15,7 +15,6 @@ from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.messages import Message, content_text
 from app.serving.protocol.tokenize import TokenizeChatRequest
-from app.serving.protocol.validation import fit_prompt
 from app.text import PLAIN_CHAT, ChatOptions
 
 
@@ -41,8 +40,7 @@ def chat_prompt(
     if request.kv_transfer_params and FORWARDED in request.kv_transfer_params:
         ids = _forwarded_ids(pipeline, request, composed)
     if ids is None:
-        ids = pipeline.tokenizer.encode_chat(messages, options)
-        ids = fit_prompt(request, ids, pipeline.limits.max_model_len)
+        ids = pipeline.fit(request, pipeline.tokenizer.encode_chat(messages, options))
     media = features(composed, ids) if composed else None
     if messages and messages[-1].get("tool_calls"):
         text = last_message_text(messages)
