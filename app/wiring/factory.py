@@ -24,7 +24,7 @@ from app.serving.api.chat import completions as chat
 from app.serving.api.generate import routes as generate
 from app.serving.api.identity import Identity
 from app.serving.api.openapi import document as openapi
-from app.serving.api.plain import PlainChats, PlainCompletions
+from app.serving.api.plain import plain_chats, plain_completions
 from app.serving.api.pooling import routes as pooling
 from app.serving.api.responder import ServerLoad
 from app.serving.api.responses import routes as responses
@@ -239,15 +239,15 @@ def add_api(
     weights = WeightUpdates(settings.model.model, settings.model.tensor_parallel_size, transfers)
     if settings.model.task == "generate":
         app.after_start.append(components.schemas.load)
-        plain_chats, plain_completions = PlainChats(pipeline), PlainCompletions(pipeline)
-        live.subscribe(plain_chats.on_settings)
-        live.subscribe(plain_completions.on_settings)
+        chats, texts = plain_chats(pipeline), plain_completions(pipeline)
+        live.subscribe(chats.on_settings)
+        live.subscribe(texts.on_settings)
         store, threads = ResponseStore(api.enable_responses_store), anthropic.ThreadStore()
-        memos = {"plain chats": plain_chats.known, "plain prompts": plain_completions.known}
+        memos = {"plain chats": chats.known, "plain prompts": texts.known}
         app.caches.append(lambda: {**memos, "responses": store, "threads": threads})
         scale_out, aborts = api.enable_scale_out, server.server_dev_mode
-        app.add_routes("chat", chat.routes(pipeline, plain_chats))
-        app.add_routes("completions", completions.routes(pipeline, plain_completions))
+        app.add_routes("chat", chat.routes(pipeline, chats))
+        app.add_routes("completions", completions.routes(pipeline, texts))
         app.add_routes("anthropic", anthropic.routes(pipeline, threads))
         app.add_routes("responses", responses.routes(pipeline, store))
         app.add_routes("generate", generate.routes(pipeline, scale_out, weights, aborts))

@@ -21,7 +21,8 @@ def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> 
     """The fast path of one family, for a model with a context of `length` tokens."""
     limits, models = ModelLimits(max_model_len=length, vocab_size=4096), SimpleNamespace(names=["m"])
     pipeline: Any = SimpleNamespace(limits=limits, models=models, settings=load((), {}))
-    found = PlainGeneration(pipeline, kind, cast(Any, SimpleNamespace(ids=prompt_ids)))
+    known: Any = SimpleNamespace(ids=prompt_ids)
+    found: PlainGeneration[Any] = PlainGeneration(pipeline, kind, "", known, cast(Any, None))
     found._names = frozenset(names)
     return found
 

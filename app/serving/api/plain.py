@@ -7,7 +7,7 @@ included, take the general path, which reports errors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -110,10 +110,17 @@ class PlainGeneration(Generic[P]):
     """Answers the plain requests of one family: see `app.serving.http.route.PlainHandler`."""
 
     special_headers = SPECIAL_HEADERS
-    id_prefix = ""
 
-    def __init__(self, pipeline: RequestPipeline, kind: type[P], known: KnownPrompts) -> None:
-        self.known = known
+    def __init__(
+        self,
+        pipeline: RequestPipeline,
+        kind: type[P],
+        id_prefix: str,
+        known: KnownPrompts,
+        writer: Callable[[Recognised[P], ResponseMeta, dict[str, Any]], ResponseWriter],
+    ) -> None:
+        """`writer` makes the writer of an answer, of which it gets the options that families share."""
+        self.known, self._id_prefix, self._writer = known, id_prefix, writer
         self._pipeline = pipeline
         self._decode = msgspec.json.Decoder(kind).decode
         self._prompt_ids = known.ids
@@ -126,7 +133,7 @@ class PlainGeneration(Generic[P]):
         """Names of the served model; while empty, no request is plain."""
         self._least_hit_rate = 0.0
         self._forced_usage = False
-        self.options: dict[str, Any] = {}
+        self._options: dict[str, Any] = {}
         """Fields of `ResponseOptions` that all requests share."""
 
     def on_settings(self, settings: Settings) -> None:
@@ -148,7 +155,7 @@ class PlainGeneration(Generic[P]):
         self._names = frozenset() if special else frozenset((None, "", *pipeline.models.names))
         self._least_hit_rate = settings.kvcache.global_cache_hit_threshold
         self._forced_usage = settings.api.enable_force_include_usage
-        self.options = {
+        self._options = {
             "n": 1,
             "continuous_usage": self._forced_usage,
             "prompt_details": settings.api.enable_prompt_tokens_details,
@@ -179,13 +186,10 @@ class PlainGeneration(Generic[P]):
             return None
         return Recognised(request, ids, most)
 
-    def writer(self, recognised: Recognised[P], meta: ResponseMeta, usage: bool) -> ResponseWriter:
-        raise NotImplementedError
-
     def answer(self, context: RequestContext, recognised: Recognised[P]) -> Response | PendingResponse:
         pipeline, request = self._pipeline, recognised.request
         context.is_generation = True
-        meta = pipeline.identity.response_meta(self.id_prefix, context, "", self._model)
+        meta = pipeline.identity.response_meta(self._id_prefix, context, "", self._model)
         temperature, real, sampling = request.temperature, pipeline.real, None
         if real is not None:
             penalties = request.presence_penalty, request.frequency_penalty
@@ -209,37 +213,24 @@ class PlainGeneration(Generic[P]):
         )
         stream_options = request.stream_options
         usage = self._forced_usage or (stream_options is not None and stream_options.include_usage)
-        writer = self.writer(recognised, meta, usage)
+        writer = self._writer(recognised, meta, {**self._options, "include_usage": usage})
         return pipeline.responder.respond_soon((wanted,), writer, bool(request.stream), context)
 
 
-class PlainChats(PlainGeneration[PlainChat]):
-    id_prefix = "chatcmpl"
+def plain_chats(pipeline: RequestPipeline) -> PlainGeneration[PlainChat]:
+    def writer(recognised: Recognised[PlainChat], meta: ResponseMeta, shared: dict[str, Any]) -> ChatWriter:
+        role, parses = pipeline.settings.api.response_role, pipeline.limits.parses
+        ids = recognised.prompt_ids
+        return ChatWriter(meta, ChatResponseOptions(**shared, prompt_ids=ids, role=role, parses=parses))
 
-    def __init__(self, pipeline: RequestPipeline) -> None:
-        super().__init__(pipeline, PlainChat, KnownChats(pipeline.tokenizer))
-
-    def writer(self, recognised: Recognised[PlainChat], meta: ResponseMeta, usage: bool) -> ChatWriter:
-        pipeline = self._pipeline
-        options = ChatResponseOptions(
-            **self.options,
-            include_usage=usage,
-            prompt_ids=recognised.prompt_ids,
-            role=pipeline.settings.api.response_role,
-            parses=pipeline.limits.parses,
-        )
-        return ChatWriter(meta, options)
+    return PlainGeneration(pipeline, PlainChat, "chatcmpl", KnownChats(pipeline.tokenizer), writer)
 
 
-class PlainCompletions(PlainGeneration[PlainCompletion]):
-    id_prefix = "cmpl"
-
-    def __init__(self, pipeline: RequestPipeline) -> None:
-        super().__init__(pipeline, PlainCompletion, KnownTexts(pipeline.tokenizer))
-
+def plain_completions(pipeline: RequestPipeline) -> PlainGeneration[PlainCompletion]:
     def writer(
-        self, recognised: Recognised[PlainCompletion], meta: ResponseMeta, usage: bool
+        recognised: Recognised[PlainCompletion], meta: ResponseMeta, shared: dict[str, Any]
     ) -> CompletionWriter:
         prompts = (EchoedPrompt(recognised.prompt_ids),)
-        options = CompletionResponseOptions(**self.options, include_usage=usage, prompts=prompts)
-        return CompletionWriter(meta, options)
+        return CompletionWriter(meta, CompletionResponseOptions(**shared, prompts=prompts))
+
+    return PlainGeneration(pipeline, PlainCompletion, "cmpl", KnownTexts(pipeline.tokenizer), writer)
