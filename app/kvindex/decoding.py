@@ -156,7 +156,6 @@ def decode(payload: Data | None) -> PodBatch:
 
 
 def _taken_apart(payload: Data) -> PodBatch:
-    """Decodes a batch event by event."""
     try:
         raw = _RAW_BATCH.decode(payload)
         rank = msgspec.msgpack.decode(raw.data_parallel_rank, type=int | None) or 0
@@ -203,7 +202,6 @@ def engine_keys(values: Sequence[BlockHash]) -> Sequence[int]:
 
 
 def _event(raw: Data | Raw) -> KVEvent | str:
-    """Returns an event, or the reason of its loss."""
     kind = bytes(memoryview(raw)[:1])
     is_array = 0x90 <= kind[0] < 0xA0 or kind in (b"\xdc", b"\xdd") if kind else False
     try:
@@ -218,7 +216,6 @@ def _event(raw: Data | Raw) -> KVEvent | str:
 
 
 def _reason(value: object, error: str) -> str:
-    """Returns the reason of the loss of an event, by msgspec's error."""
     name = None
     if isinstance(value, dict):
         name = value.get("type")

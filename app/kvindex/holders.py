@@ -180,7 +180,6 @@ class Holders:
 
 
 def _drop(masks: MutableMapping[str, int], name: str, number: int) -> None:
-    """Clears a bit in the mask of `name`; removes an empty mask."""
     left = masks.get(name, 0) & ~(1 << number)
     if left:
         masks[name] = left

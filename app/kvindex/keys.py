@@ -346,7 +346,6 @@ class PrefixKeyCache:
         return keys
 
     def _known(self, parent: int, data: bytes) -> list[int]:
-        """Returns the keys of the cached parts at the start of a prompt."""
         keys: list[int] = []
         get, width = self.parts.get, self._part
         for start in range(0, len(data) - width + 1, width):

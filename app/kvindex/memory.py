@@ -240,7 +240,6 @@ class BlockTable:
             self._heavy[segment] = None
 
     def _split(self, segment: WeightedBlocks) -> None:
-        """Moves the newer half of a segment's blocks to a new segment."""
         items = list(segment.blocks.items())
         lower, upper = items[: len(items) // 2], WeightedBlocks(dict(items[len(items) // 2 :]))
         segment.blocks = dict(lower)
@@ -516,7 +515,6 @@ class MemoryBackend(Backend):
                     self._due[number] = None
 
     def _sweep(self) -> None:
-        """Removes entries of evicted blocks from the marked maps."""
         while self._due:
             number, _ = self._due.popitem()
             mapping = self._maps.get(number, EngineMap())

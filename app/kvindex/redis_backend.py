@@ -150,7 +150,6 @@ class RedisBackend(Backend):
         self._redis.close()
 
     def _learn(self) -> None:
-        """Reads the current numbers of holders, the adapters and the tiers."""
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.get(self._key("version"))
         pipeline.hgetall(self._key("holders"))

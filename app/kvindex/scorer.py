@@ -166,7 +166,6 @@ def _below(copies: Copies, active: int, order: Sequence[int]) -> list[tuple[int,
 
 
 def _count(lower: dict[int, dict[int, int]], below: Sequence[tuple[int, int]], blocks: int) -> None:
-    """Counts blocks outside the best tier, by holder and tier."""
     for tier, mask in below:
         for number in bits(mask):
             tiers = lower.setdefault(number, {})

@@ -209,7 +209,6 @@ class KvIndex:
                 shard.wake.wait(WAITING_S if shard.busy else IDLE_S)
 
     def _step(self, step: Callable[[float], bool]) -> bool:
-        """Runs a step, and pauses if more work is ready."""
         more = False
         try:
             more = step(self._now())

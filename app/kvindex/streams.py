@@ -305,7 +305,6 @@ class EngineStream:
             self._replay = None
 
     def _apply_replay(self, replay: ReplayRequest, now: float) -> int:
-        """Applies the received batches of a replay; returns their number."""
         applied = 0
         replay.receive(now)
         while replay.batches:

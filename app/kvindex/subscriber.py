@@ -184,7 +184,6 @@ class Subscriber:
         line.close()
 
     def _follow(self, now: float) -> None:
-        """Connects to new targets, and disconnects from removed targets."""
         wanted = {target: None for source in self._sources for target in source.targets}
         for target in self.targets:
             if target not in wanted:
@@ -256,7 +255,6 @@ class Subscriber:
         return PublishedMessage(pod, model, sequence, payload, replay, shared, name.bytes)
 
     def _watch(self, target: PodEndpoint | None, monitor: zmq.Socket[bytes], now: float) -> int:
-        """Handles connection events of a socket; returns their number."""
         seen = 0
         while seen < MOST_A_STEP and monitor.poll(0):
             seen += 1
@@ -288,7 +286,6 @@ def _next_message(line: PodSocket) -> list[Frame] | None:
 
 
 def _peer(frame: Frame) -> tuple[Hashable, str | None]:
-    """Returns a message's connection, and the peer's address if it is an IP address."""
     try:
         connection = int(str(frame.get(zmq.SRCFD)))
     except zmq.ZMQError:  # from within the process

@@ -258,7 +258,6 @@ class AsyncLLM:
     async def _choices(
         self, prompt: Prompt, params: Params, priority: int, max_wait_s: float | None
     ) -> AsyncGenerator[tuple[int, CollectedChoice], None]:
-        """Yields index and choice after each step that adds to a choice."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue["Output | Exception"]()
         request_id = str(next(self._requests))
         choices = [CollectedChoice(request_id, prompt) for _ in range(1 if params is None else params.n)]

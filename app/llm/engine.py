@@ -200,7 +200,6 @@ class LLMEngine:
             self._waiting.add(sequence)
 
     def _check(self, ids: Listed[int], params: SamplingParams) -> None:
-        """Raises RequestError for a prompt or parameters that do not fit the model."""
         vocabulary = self.runner.vocab_size
         if not ids:
             raise RequestError("The prompt is empty.")
@@ -299,7 +298,6 @@ class LLMEngine:
         return self.cache.take_events()
 
     def _parts(self, batch: Batch[Sequence]) -> tuple[list[Chunk], list[Chunk]]:
-        """Returns the decodes and the prefill chunks of a step."""
         decodes = []
         for it in batch.decodes:
             position = it.prompt_tokens + len(it.output_ids) - 1

@@ -333,7 +333,6 @@ class LLM:
                 return {"request_id": None, "error": str(error), "generated_text": "", "tokens_generated": 0}
 
     def _take(self, request_id: str) -> list[Output]:
-        """Returns the new outputs of a request, after a step if there are none."""
         with self._lock:
             if request_id not in self._mail:
                 raise LLMError("The engine was shut down.")

@@ -108,16 +108,6 @@ def _half_bytes(packed: torch.Tensor) -> torch.Tensor:
     return torch.cat((packed & 15, packed >> 4), dim=1).float()
 
 
-def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
-    """Decodes a scale and 32 signed bytes."""
-    return blocks[:, 2:].view(torch.int8) * _halves(blocks, 1)
-
-
-def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    """Decodes a scale and 32 half bytes with the zero point 8."""
-    return (_half_bytes(blocks[:, 2:]) - 8).mul_(_halves(blocks, 1))
-
-
 def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
     """Decodes a scale, a least value and 32 half bytes above the least value."""
     scale, least = _halves(blocks, 2).split(1, dim=1)
@@ -133,12 +123,13 @@ class Encoding(NamedTuple):
     decode: Callable[[torch.Tensor], torch.Tensor]
 
 
+# In front of the numbers of a block stands a scale; Q4_0 has the zero point 8, Q4_1 a least value.
 ENCODINGS: Final[Mapping[int, Encoding]] = {
     0: Encoding("F32", 1, 4, lambda blocks: blocks.view(torch.float32).clone()),
     1: Encoding("F16", 1, 2, lambda blocks: blocks.view(torch.float16).float()),
-    2: Encoding("Q4_0", 32, 18, _q4_0),
+    2: Encoding("Q4_0", 32, 18, lambda blocks: (_half_bytes(blocks[:, 2:]) - 8).mul_(_halves(blocks, 1))),
     3: Encoding("Q4_1", 32, 20, _q4_1),
-    8: Encoding("Q8_0", 32, 34, _q8_0),
+    8: Encoding("Q8_0", 32, 34, lambda blocks: blocks[:, 2:].view(torch.int8) * _halves(blocks, 1)),
     30: Encoding("BF16", 1, 2, lambda blocks: blocks.view(torch.bfloat16).float()),
 }
 """Supported encodings by their numbers in GGUF files."""

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -94,18 +94,13 @@ def remove_socket(endpoint: str) -> None:
         socket.parent.rmdir()
 
 
-def end_with(
-    parent: int,
-    endpoint: str,
-    getppid: Callable[[], int] = os.getppid,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def end_with(parent: int, endpoint: str) -> None:
     """Ends this process soon after its parent, and removes the socket."""
-    while getppid() == parent:
-        sleep(LOOK_S)
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
     remove_socket(endpoint)
     os.kill(os.getpid(), signal.SIGTERM)
-    sleep(PATIENCE_S)
+    time.sleep(PATIENCE_S)
     os._exit(1)
 
 

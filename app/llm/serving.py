@@ -282,7 +282,6 @@ class EngineService:
         return None
 
     def _resume(self) -> None:
-        """Ends a pause; has no effect while weights or cache are freed."""
         self._engine.scheduler.paused = bool(self._asleep)
         if not self._asleep:
             self.sleep_level = None
@@ -327,7 +326,6 @@ class EngineService:
             self._is_due = True
 
     def _tell(self) -> None:
-        """Sends every worker a message, and drops workers that have left."""
         self._told_s, self._is_due = self._now(), False
         engine = self._engine
         step_tokens, engine.step_tokens = engine.step_tokens, 0  # each step is reported once

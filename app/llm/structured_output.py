@@ -95,11 +95,10 @@ class Forms:
             counted = LARK_COUNT.sub(lambda found: found[1] or f"{{{found[2]},{found[3]}}}", lark)
             return str(make.grammar_from_lark(counted))
         if form.structural_tag is not None:
-            return str(make.grammar_from_lark(structural_tag_grammar(form.structural_tag, self._is_special)))
+            return str(make.grammar_from_lark(LarkWriter(self._is_special).grammar(form.structural_tag)))
         raise RequestError("The structured output has no form.")
 
     def _is_special(self, text: str) -> bool:
-        """Returns True for the text of a special token."""
         token_id = self._backend.token_to_id(text)
         return token_id is not None and self._tokens.is_special_token(token_id)
 
@@ -161,20 +160,16 @@ SLASH: Final = re.compile(r"\\.|[/\n]", re.DOTALL)
 """Matches what a pattern between slashes must escape, and what is escaped already."""
 
 
-def structural_tag_grammar(source: str, is_special: Callable[[str], bool]) -> str:
-    """Returns the grammar of a structural tag in JSON. Raises ValueError for anything else.
+class LarkWriter:
+    """Writes structural tags as grammars; `is_special` returns True for the text of a special token."""
 
-    `is_special` returns True for the text of a special token.
-    """
-    return _LarkWriter(is_special).grammar(formats.read_structural_tag(source))
-
-
-class _LarkWriter:
     def __init__(self, is_special: Callable[[str], bool]) -> None:
         self._is_special = is_special
         self._rules: list[str] = []
 
-    def grammar(self, found: formats.Format) -> str:
+    def grammar(self, source: str) -> str:
+        """Returns the grammar of a structural tag in JSON. Raises ValueError for anything else."""
+        found = formats.read_structural_tag(source)
         return "\n".join(["%llguidance {}", f"start: {self._expression(found)}", *self._rules])
 
     def _rule(self, body: str, attributes: str = "") -> str:
@@ -244,7 +239,6 @@ class _LarkWriter:
         return several if found.at_least_one else f"{several}?"
 
     def _until(self, trigger: str) -> str:
-        """Returns free text followed by the trigger."""
         if self._is_special(trigger):
             return f"{self._rule(TEXT)} {trigger}"
         return self._rule(f"{TEXT} {_quoted(trigger)}", "[lazy]")
