@@ -25,13 +25,6 @@ def decoded(kind: type[Request], **body: Any) -> Any:
     return decode(json.dumps(body).encode(), "application/json", kind)
 
 
-def refused(kind: type[Request], **body: Any) -> tuple[str, str | None]:
-    with pytest.raises(ApiError) as caught:
-        decoded(kind, **body)
-    assert caught.value.status == 400
-    return caught.value.type, caught.value.param
-
-
 @pytest.mark.parametrize("kind", TEXT_KINDS)
 @pytest.mark.parametrize(
     ("given", "texts", "id_lists"),
@@ -60,69 +53,60 @@ def test_messages_are_one_conversation_and_win_over_input(kind: type[Request]) -
         assert (asked.add_special_tokens, asked.add_generation_prompt) == (False, False)
 
 
-@pytest.mark.parametrize(
-    "body", [{"messages": [CHAT, CHAT]}, {"input": [CHAT, CHAT]}, {"input": [CHAT, CHAT], "messages": None}]
-)
-def test_embeddings_take_several_conversations(body: dict[str, Any]) -> None:
-    assert decoded(EmbeddingRequest, **body).conversations == [CHAT, CHAT]
-    assert refused(PoolingRequest, **body)[0] == "Bad Request"
+SEVERAL: list[dict[str, Any]] = [
+    {"messages": [CHAT, CHAT]},
+    {"input": [CHAT, CHAT]},
+    {"input": [CHAT, CHAT], "messages": None},
+]
 
 
-@pytest.mark.parametrize("kind", TEXT_KINDS)
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "body.input"),
-        ({"input": 5}, "body.input"),
-        ({"input": ["a", 1]}, "body.input.0"),
-        ({"messages": [{"role": "user", "content": 5}]}, "body.input"),
-        ({"input": "a", "truncate_prompt_tokens": -2}, "body.truncate_prompt_tokens"),
-    ],
-)
-def test_a_wrong_type_is_a_bad_request_with_its_path(
-    kind: type[Request], body: dict[str, Any], param: str
-) -> None:
-    assert refused(kind, **body) == ("Bad Request", param)
+def test_embeddings_alone_take_several_conversations() -> None:
+    for body in SEVERAL:
+        assert decoded(EmbeddingRequest, **body).conversations == [CHAT, CHAT]
+        with pytest.raises(ApiError) as caught:
+            decoded(PoolingRequest, **body)
+        assert (caught.value.status, caught.value.type) == (400, "Bad Request")
 
 
-@pytest.mark.parametrize(
-    "names", [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")]
-)
-def test_the_sides_of_a_score_have_four_pairs_of_names(names: tuple[str, str]) -> None:
-    for more in ({}, {"priority": "1"}):
-        asked = decoded(ScoreRequest, **{names[0]: "a", names[1]: ["b", "c"]}, **more)
-        assert (asked.queries, asked.documents) == ("a", ["b", "c"])
+def test_the_sides_of_a_score_have_four_pairs_of_names() -> None:
+    for names in (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")):
+        for more in ({}, {"priority": "1"}):
+            asked = decoded(ScoreRequest, **{names[0]: "a", names[1]: ["b", "c"]}, **more)
+            assert (asked.queries, asked.documents) == ("a", ["b", "c"])
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "body.queries"),
-        ({"text_1": "a", "text_2": 5}, "body.queries"),
-        ({"queries": "a"}, "body.documents"),
-        ({"queries": "a", "documents": {"content": "x"}}, "body.documents"),
-        ({"queries": "a", "documents": {"content": [{"type": "text"}]}}, "body.documents"),
-    ],
-)
-def test_a_wrong_score_request_names_the_first_pair(body: dict[str, Any], param: str) -> None:
-    assert refused(ScoreRequest, **body) == ("Bad Request", param)
+REFUSED: list[tuple[type[Request], dict[str, Any], str]] = [
+    *(
+        case
+        for kind in TEXT_KINDS
+        for case in (
+            (kind, {}, "body.input"),
+            (kind, {"input": 5}, "body.input"),
+            (kind, {"input": ["a", 1]}, "body.input.0"),
+            (kind, {"messages": [{"role": "user", "content": 5}]}, "body.input"),
+            (kind, {"input": "a", "truncate_prompt_tokens": -2}, "body.truncate_prompt_tokens"),
+        )
+    ),
+    (ScoreRequest, {}, "body.queries"),
+    (ScoreRequest, {"text_1": "a", "text_2": 5}, "body.queries"),
+    (ScoreRequest, {"queries": "a"}, "body.documents"),
+    (ScoreRequest, {"queries": "a", "documents": {"content": "x"}}, "body.documents"),
+    (ScoreRequest, {"queries": "a", "documents": {"content": [{"type": "text"}]}}, "body.documents"),
+    (RerankRequest, {}, "body.query"),
+    (RerankRequest, {"query": "a", "documents": 5}, "body.documents"),
+    (RerankRequest, {"query": {"content": "no list"}, "documents": ["a"]}, "body.query"),
+    (RerankRequest, {"query": {"content": [{"type": "smell", "smell": "x"}]}, "documents": []}, "body.query"),
+    *(
+        (RerankRequest, {"query": "a", "documents": documents}, "body.documents")
+        for documents in ({}, ["b", None], [{"content": [{"type": "text", "text": 5}]}])
+    ),
+    (RerankRequest, {"query": "a", "documents": ["b"], "top_n": -1}, "body.top_n"),
+]
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "body.query"),
-        ({"query": "a", "documents": 5}, "body.documents"),
-        *(
-            ({"query": query, "documents": ["a"]}, "body.query")
-            for query in ({"content": "no list"}, {"content": [{"type": "smell", "smell": "x"}]})
-        ),
-        *(
-            ({"query": "a", "documents": documents}, "body.documents")
-            for documents in ({}, ["b", None], [{"content": [{"type": "text", "text": 5}]}])
-        ),
-        ({"query": "a", "documents": ["b"], "top_n": -1}, "body.top_n"),
-    ],
-)
-def test_a_wrong_rerank_request_names_the_field(body: dict[str, Any], param: str) -> None:
-    assert refused(RerankRequest, **body) == ("Bad Request", param)
+def test_a_wrong_type_is_a_bad_request_with_its_path() -> None:
+    for kind, body, param in REFUSED:
+        with pytest.raises(ApiError) as caught:
+            decoded(kind, **body)
+        error = caught.value
+        assert (error.status, error.type, error.param) == (400, "Bad Request", param), (kind, body)
