@@ -20,13 +20,13 @@ from app.llm.errors import LLMError
 from app.llm.model_files import find_model, load_tokenizer
 from app.serving.api.sampling import RealModel, SamplingDefaults, ThoughtTokens
 from app.serving.gunicorn import ranks
-from app.serving.gunicorn.engine_process import given_length
 from app.serving.gunicorn.ranks import ENDPOINT
 from app.text import Tokenizer
 from app.text.huggingface import template_source
 from app.wiring.assembly import publishing
 from config import ConfigError, Settings
 from config.installation import COMMAND, check_installed
+from config.sections.model import OWN_LENGTH
 
 if TYPE_CHECKING:
     from app.wiring.assembly import Components
@@ -53,6 +53,7 @@ def engine_options(settings: Settings) -> EngineProcessOptions:
     check_installed("engine", "setting engine: 'llm'")
     sampling_defaults(settings)  # raises before any work is done
     cache, limits, name = settings.kvcache, settings.scheduling, settings.model.model
+    length = settings.model.max_model_len
     return EngineProcessOptions(
         endpoint="",
         model=os.path.abspath(name) if os.path.exists(name) else name,
@@ -60,7 +61,7 @@ def engine_options(settings: Settings) -> EngineProcessOptions:
         dtype=DTYPES[settings.engine.dtype],
         num_blocks=cache.kv_cache_size,
         block_size=cache.block_size,
-        max_model_len=given_length(settings),
+        max_model_len=None if length == OWN_LENGTH else length,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=settings.steps.max_num_batched_tokens,
         # Each rank applies the limit to its latest count; the engine must accept what all ranks send at once.

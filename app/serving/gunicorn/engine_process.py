@@ -25,7 +25,6 @@ from app.engine.core.remote import TELL_WHERE, Heartbeat, HeartbeatMonitor
 from app.engine.core.wire import CommandResult, EngineProcessOptions, Hello, Notice, Ready
 from app.serving.gunicorn.ranks import ENDPOINT, SETTINGS
 from config import ConfigError, Settings
-from config.sections.model import OWN_LENGTH
 
 MODULE = "app.llm.service"
 ROOT = Path(__file__).parents[3]
@@ -45,10 +44,7 @@ class EngineProcess:
     """The engine process of one arbiter, across restarts."""
 
     def __init__(self, options: EngineProcessOptions, log: Logger, timeout_s: float) -> None:
-        """`options` lack the endpoint and the parent, which are added at each start.
-
-        `timeout_s`: longest time without a heartbeat; 0: no limit. ConfigError: no folder for the socket.
-        """
+        """`options` lack the endpoint and the parent. `timeout_s`: longest time without a heartbeat, or 0."""
         self.options = options
         self._log = log
         self._folder = private_folder()
@@ -83,44 +79,46 @@ class EngineProcess:
     def look(self) -> None:
         """Restarts an ended engine after a delay, and kills a hanging one. Called about once a second."""
         now_s = time.monotonic()
-        if self._again_s is None:
-            if self._runs():
-                self._end_silence(now_s)
-                return
+        if self._again_s is not None:
+            if now_s >= self._again_s:
+                self._start()
+        elif self._runs():
+            self._end_silence(now_s)
+        else:
             self._log.error("The engine has ended. It is started again in %.1f s.", self._delay_s)
             if now_s - self._started_s > STABLE_S:
                 self._delay_s = FIRST_DELAY_S
             self._again_s = now_s + self._delay_s
             self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
-        elif now_s >= self._again_s:
-            self._start()
 
     def end(self) -> None:
         """Ends the engine: by SIGTERM, then by SIGKILL after PATIENCE_S. Removes its folder."""
-        pid, deadline_s = self._pid, time.monotonic() + PATIENCE_S
-        if pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-            while self._runs() and time.monotonic() < deadline_s:
-                time.sleep(0.02)
-            if self._runs():
-                os.kill(pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + PATIENCE_S
+        self._signal(signal.SIGTERM)
+        while self._runs() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        if self._runs():
+            self._signal(signal.SIGKILL)
         self._pid = None
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _signal(self, number: int) -> None:
+        if self._pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, number)
 
     def _end_silence(self, now_s: float) -> None:
         """Kills an engine without heartbeats; one call earlier, requests a log of its threads' stacks."""
         silent_s = self._silence.look(self._heartbeat.last_s(), now_s)
-        if self._pid is None or not self.timeout_s or silent_s <= self.timeout_s:
+        if not self.timeout_s or silent_s <= self.timeout_s:
             self._is_asked_where = False
-        elif not self._is_asked_where:
-            self._is_asked_where = True
-            self._log.error(
-                "The engine (pid %d) has not gone on for %.1f s: it is killed", self._pid, silent_s
-            )
-            os.kill(self._pid, TELL_WHERE)
+        elif self._is_asked_where:
+            self._signal(signal.SIGKILL)
         else:
-            os.kill(self._pid, signal.SIGKILL)
+            self._is_asked_where = True
+            told = "The engine (pid %d) has not gone on for %.1f s: it is killed"
+            self._log.error(told, self._pid, silent_s)
+            self._signal(TELL_WHERE)
 
     def _start(self) -> None:
         self._heartbeat.stop()
@@ -179,8 +177,3 @@ def private_folder() -> str:
         os.rmdir(folder)
         raise ConfigError(f"TMPDIR: {os.path.dirname(folder)} is too long for the path of a socket")
     return folder
-
-
-def given_length(settings: Settings) -> int | None:
-    length = settings.model.max_model_len
-    return None if length == OWN_LENGTH else length

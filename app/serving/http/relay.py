@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from http.client import HTTPException, HTTPResponse
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import gevent
 import msgspec
 from gevent.pywsgi import WSGIHandler
-from gevent.socket import wait_read
 
 from app.serving.http.client import ROUTED_TO, HttpConnection
+from app.serving.http.connection import Connection
+from app.serving.http.context import headers_of
 
 READ_TIMEOUT_S = 300.0
 """Longest pause of a pod in seconds, before a response or within it."""
@@ -85,31 +85,24 @@ class ClientHandler(WSGIHandler):  # type: ignore[misc]
 
 
 def watched(client: socket.socket | None, left: Callable[[], None]) -> Callable[[], None]:
-    """Calls `left` when the client closes its side, also while no data can be sent to the client.
+    """Calls `left` in a greenlet when the client closes its side, also while no data can be sent to it.
 
-    Returns a function that ends the watch.
+    Returns a function that ends the watch, and the greenlet.
     """
     if client is None:
         return lambda: None
+    connection, leaving = Connection(client), gevent.Greenlet(left)
+    connection.watch(leaving.start)
 
-    def watch() -> None:
-        with suppress(OSError):
-            wait_read(client.fileno())
-            # Bytes after the request begin the next one: the client is still connected.
-            if client.recv(1, socket.MSG_PEEK):
-                return
-        left()
+    def unwatch() -> None:
+        connection.unwatch()
+        leaving.kill(block=False)
 
-    greenlet = gevent.spawn(watch)
-    return lambda: greenlet.kill(block=False)
+    return unwatch
 
 
 def request_headers(environ: WSGIEnvironment) -> dict[str, str]:
-    headers = {
-        name.removeprefix("HTTP_").replace("_", "-").lower(): value
-        for name, value in environ.items()
-        if name.startswith("HTTP_") or name == "CONTENT_TYPE"
-    }
+    headers = headers_of(environ)
     return {name: value for name, value in headers.items() if value and name not in NOT_FORWARDED}
 
 
