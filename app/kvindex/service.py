@@ -33,6 +33,7 @@ from app.kvindex.tokenizers import Discovery, Tokenization, TokenizationSettings
 from app.text import Tokenizer, load_tokenizer
 from config import ConfigError, Settings
 from config.sections.kvindex import KVIndexSettings, tier_weights, tokenizer_sources
+from config.sections.model import TokenizerSettings
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +233,8 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
 
     def load(name: str) -> Tokenizer:
         token, folder = source.hf_token, source.tokenizers_cache_dir
-        return load_tokenizer(model=name, tokenizer=name, hf_token=token, cache_dir=folder)
+        at = TokenizerSettings(tokenizer=name, hf_token=token, tokenizers_cache_dir=folder)
+        return load_tokenizer(name, at)
 
     adapters = [adapter.name for adapter in adapters_of(settings.lora, model)]
     folder = at.kv_index_tokenizer_dir

@@ -114,7 +114,11 @@ def _parse_message(message: Message, content_format: ContentFormat, takes_media:
         "content": _parse_content(parts, content_format, takes_media),
     }
     if role == "assistant":
-        parsed |= _assistant_fields(message)
+        calls, reasoning = message.get("tool_calls"), message.get("reasoning")
+        if calls and isinstance(calls, list):
+            parsed["tool_calls"] = [_parse_tool_call(call) for call in calls]
+        if reasoning is not None:  # templates may read the older name, too
+            parsed |= {"reasoning": reasoning, "reasoning_content": reasoning}
     elif role == "tool":
         if isinstance(parsed["content"], list) and all(part["type"] == "text" for part in parsed["content"]):
             parsed["content"] = _joined_text(parsed["content"])
@@ -193,17 +197,6 @@ def _text_part(text: str) -> Part:
     return {"type": "text", "text": text}
 
 
-def _assistant_fields(message: Message) -> dict[str, object]:
-    fields: dict[str, object] = {}
-    calls = message.get("tool_calls")
-    if calls and isinstance(calls, list):
-        fields["tool_calls"] = [_parse_tool_call(call) for call in calls]
-    if (reasoning := message.get("reasoning")) is not None:
-        # Templates may read the older name, too.
-        fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
-    return fields
-
-
 def _parse_tool_call(call: object) -> dict[str, object]:
     """Returns the call with its arguments as an object.
 
@@ -262,16 +255,11 @@ def _content_parameters(template: nodes.Template, macro: nodes.Macro, message: s
 
 def _aliases(template: nodes.Template, name: str) -> set[str]:
     """Returns `name` and every variable assigned from `name`, directly or not."""
-    found, fresh = {name}, [name]
+    found, fresh = set[str](), {name}
     while fresh:
-        source = fresh.pop()
-        for assignment in template.find_all(nodes.Assign):
-            target = assignment.target
-            if not isinstance(target, nodes.Name) or target.name in found:
-                continue
-            if _reads(assignment.node, source):
-                found.add(target.name)
-                fresh.append(target.name)
+        found |= fresh
+        read = [each for each in template.find_all(nodes.Assign) if any(_reads(each.node, n) for n in found)]
+        fresh = {each.target.name for each in read if isinstance(each.target, nodes.Name)} - found
     return found
 
 

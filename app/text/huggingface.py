@@ -42,6 +42,7 @@ from app.text.detokenize import (
 )
 from app.text.files import DEFAULT_TEMPLATE, TokenizerFolder, fetch, model_config, read_folder, read_info
 from app.text.files import takes_media as media_of
+from config.sections.model import TokenizerSettings
 
 WORDS = re.compile(
     r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
@@ -295,50 +296,40 @@ def default_tokenizer(chat_template: str | None = None, takes_media: bool | None
 
 
 def load_tokenizer(
-    *,
     model: str,
-    tokenizer: str | None = None,
-    force_dummy: bool = False,
-    render_url: str | None = None,
-    render_timeout_s: float = 5.0,
-    mm_render_timeout_s: float = 5.0,
-    hf_token: str | None = None,
-    cache_dir: str | None = None,
-    chat_template: str | None = None,
+    at: TokenizerSettings = TokenizerSettings(),  # noqa: B008 (immutable)
     takes_media: bool | None = None,
 ) -> Tokenizer:
     """Returns the embedded tokenizer if forced, else a render service, else one of a folder, file or hub.
 
-    `tokenizer`, by default `model`, is a folder, file or `organisation/name` on the hub. `hf_token` is for
-    the hub, `cache_dir` for its files, by default in the library's own place. `chat_template` is Jinja source
-    or its file, in place of the tokenizer's own, `takes_media` None reads the model's `config.json`; both are
-    not for a service. TokenizerLoadError when `tokenizer` cannot be loaded; a `model` then gets the embedded.
+    `at.tokenizer`, by default `model`, is a folder, file or `organisation/name` on the hub; `takes_media`
+    None reads the model's `config.json`. TokenizerLoadError when `at.tokenizer` cannot be loaded; a `model`
+    then gets the embedded tokenizer.
     """
-    chat_template = template_source(chat_template)
+    chat_template = template_source(at.chat_template)
     if takes_media is None:
         takes_media = media_of(model_config(model))
-    if force_dummy:
+    if at.force_dummy_tokenizer:
         return default_tokenizer(chat_template, takes_media)
-    if render_url:
+    if at.render_url:
         from app.text.render import RenderTokenizer
 
-        return RenderTokenizer(
-            render_url, model=model, timeout_s=render_timeout_s, mm_timeout_s=mm_render_timeout_s
-        )
-    source = tokenizer or model
+        limits = {"timeout_s": at.render_timeout, "mm_timeout_s": at.mm_render_timeout}
+        return RenderTokenizer(at.render_url, model=model, **limits)
+    source = at.tokenizer or model
     path = Path(source).expanduser()
     try:
         if path.exists():
             return LocalTokenizer.from_path(path, source, chat_template, takes_media)
         if source.startswith((".", "/", "~")):
             raise TokenizerLoadError(f"There is nothing at {source}.")
-        if tokenizer is None and "/" not in source:  # a model name such as `tiny` is no repository
+        if at.tokenizer is None and "/" not in source:  # a model name such as `tiny` is no repository
             return default_tokenizer(chat_template, takes_media)
-        cache = None if cache_dir is None else Path(cache_dir).expanduser()
-        folder = fetch(source, hf_token, cache)
+        cache = None if at.tokenizers_cache_dir is None else Path(at.tokenizers_cache_dir).expanduser()
+        folder = fetch(source, at.hf_token, cache)
         return LocalTokenizer.from_path(folder, source, chat_template, takes_media)
     except TokenizerLoadError as error:
-        if tokenizer is not None:
+        if at.tokenizer is not None:
             raise
         logger.warning("no tokenizer for %s, using the embedded one: %s", source, error)
         return default_tokenizer(chat_template, takes_media)

@@ -96,23 +96,12 @@ def engine_options(settings: Settings) -> EngineProcessOptions:
 
 def tokenizer_of(settings: Settings) -> Tokenizer:
     """Loads the tokenizer of the settings. TokenizerError when an explicit one cannot be loaded."""
-    at = settings.tokenizer
-    if settings.engine.is_real and at.tokenizer is None:
+    if settings.engine.is_real and settings.tokenizer.tokenizer is None:
         from app.wiring.real_engine import model_tokenizer
 
         return model_tokenizer(settings)
-    return load_tokenizer(
-        model=settings.model.model,
-        tokenizer=at.tokenizer,
-        force_dummy=at.force_dummy_tokenizer,
-        render_url=at.render_url,
-        render_timeout_s=at.render_timeout,
-        mm_render_timeout_s=at.mm_render_timeout,
-        hf_token=at.hf_token,
-        cache_dir=at.tokenizers_cache_dir,
-        chat_template=at.chat_template,
-        takes_media=False if settings.engine.is_real else settings.model.multimodal,
-    )
+    takes_media = False if settings.engine.is_real else settings.model.multimodal
+    return load_tokenizer(settings.model.model, settings.tokenizer, takes_media)
 
 
 def prepare(settings: Settings) -> None:

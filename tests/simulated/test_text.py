@@ -15,7 +15,7 @@ from app.engine.core.outputs import TokenLogprob
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import BROKEN, Entries
 from app.engine.simulated.modes import BUCKETS, bucket_range, limited_length, reply_length
-from app.text import Tokenizer, TokenizerError, load_tokenizer
+from app.text import Tokenizer, TokenizerError
 from tests.engine.harness import embedded_corpus, embedded_tokenizer
 from tests.needs import RECORDING
 
@@ -24,7 +24,7 @@ RECORDED = RECORDING / "vllm-0.32" / "tiny"
 
 @cache
 def recorded_tokenizer() -> Tokenizer:
-    return load_tokenizer(model="tiny", tokenizer=str(RECORDED))
+    return LocalTokenizer.from_path(RECORDED)
 
 
 RECORDED_CORPUS = cache(lambda: Corpus(recorded_tokenizer(), sample_sentences()))

@@ -4,17 +4,29 @@ import logging
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from app.text import LocalTokenizer, TokenizerInputError, TokenizerLoadError, load_tokenizer
+from app.text import (
+    LocalTokenizer,
+    Tokenizer,
+    TokenizerInputError,
+    TokenizerLoadError,
+    load_tokenizer,
+)
 from app.text.files import fetch
 from app.text.huggingface import EMBEDDED
 from app.text.render import RenderTokenizer
+from config.settings import TokenizerSettings
 
 
-def name_of(**settings: object) -> str:
-    return load_tokenizer(**settings).name  # type: ignore[arg-type]
+def loaded(model: str, takes_media: bool | None = None, **settings: Any) -> Tokenizer:
+    return load_tokenizer(model, TokenizerSettings(**settings), takes_media)
+
+
+def name_of(model: str, **settings: Any) -> str:
+    return loaded(model, **settings).name
 
 
 def test_a_plain_model_name_gets_the_embedded_tokenizer_without_a_word(
@@ -34,8 +46,8 @@ def test_a_folder_or_a_file_is_loaded_from_the_disk(tmp_path: Path) -> None:
 
 
 def test_the_embedded_tokenizer_can_be_forced_and_a_service_named() -> None:
-    assert name_of(model="x", tokenizer="/nowhere", force_dummy=True) == "embedded"
-    service = load_tokenizer(model="x", render_url="http://127.0.0.1:9/", render_timeout_s=1.0)
+    assert name_of(model="x", tokenizer="/nowhere", force_dummy_tokenizer=True) == "embedded"
+    service = loaded("x", render_url="http://127.0.0.1:9/", render_timeout=1.0)
     assert isinstance(service, RenderTokenizer)
     assert service.name == "http://127.0.0.1:9"
 
@@ -56,15 +68,15 @@ def test_the_embedded_tokenizer_can_be_forced_and_a_service_named() -> None:
 def test_the_config_of_a_model_says_whether_it_takes_media(
     tmp_path: Path, config: str | None, takes_media: bool
 ) -> None:
-    def takes(**settings: object) -> bool:
-        tokenizer = load_tokenizer(model=str(tmp_path), **settings)  # type: ignore[arg-type]
+    def takes(**settings: Any) -> bool:
+        tokenizer = loaded(str(tmp_path), **settings)
         with suppress(TokenizerInputError):
             return bool(tokenizer.render_chat([{"role": "user", "content": [{"image_url": "x"}]}]))
         return False
 
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    assert takes(force_dummy=True) is takes() is takes_media
+    assert takes(force_dummy_tokenizer=True) is takes() is takes_media
     for name in ("tokenizer.json", "chat_template.jinja"):
         shutil.copy(EMBEDDED / name, tmp_path)
     assert takes() is takes_media
@@ -80,7 +92,7 @@ def test_a_place_without_a_tokenizer_falls_back_with_one_warning_unless_asked_fo
     places = dict.fromkeys(["/nowhere/at/all", "./nowhere", "~/nowhere-at-all"], "nothing at")
     for name, flaw in (places | {str(tmp_path): "no tokenizer.json"}).items():
         with pytest.raises(TokenizerLoadError, match=flaw):
-            load_tokenizer(model="x", tokenizer=name)
+            loaded("x", tokenizer=name)
 
 
 def cached_repository(cache: Path, name: str) -> Path:
@@ -98,5 +110,5 @@ def test_a_cached_repository_needs_no_network(tmp_path: Path) -> None:
     snapshot = cached_repository(tmp_path, "somebody/small")
     assert fetch("somebody/small", cache=tmp_path) == snapshot
     assert LocalTokenizer.from_path(snapshot).encode("a") != []
-    found = load_tokenizer(model="x", tokenizer="somebody/small", cache_dir=str(tmp_path))
+    found = loaded("x", tokenizer="somebody/small", tokenizers_cache_dir=str(tmp_path))
     assert found.name == "somebody/small"

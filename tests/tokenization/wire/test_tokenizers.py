@@ -58,13 +58,14 @@ for work in sys.argv[1:]:
 PROGRAM = """
 import logging
 from app.text import TokenizerLoadError, load_tokenizer
+from config.settings import TokenizerSettings
 logging.basicConfig(format="%(levelname)s %(message)s")
-print(load_tokenizer(model="somebody/small").name)
-print(load_tokenizer(model="x", tokenizer="somebody/small").name)
-print(load_tokenizer(model="nobody/nothing").name)
+print(load_tokenizer("somebody/small").name)
+print(load_tokenizer("x", TokenizerSettings(tokenizer="somebody/small")).name)
+print(load_tokenizer("nobody/nothing").name)
 for name in ("nobody/nothing", "no name at all", "somebody/without"):
     try:
-        load_tokenizer(model="x", tokenizer=name)
+        load_tokenizer("x", TokenizerSettings(tokenizer=name))
     except TokenizerLoadError as error:
         print("stopped:", error)
 """
@@ -84,6 +85,6 @@ def test_offline_only_the_cache_is_asked(tmp_path: Path) -> None:
 
 
 def test_the_hub_library_is_not_imported_for_nothing() -> None:
-    program = "import sys; from app.text import load_tokenizer; load_tokenizer(model='m')"
+    program = "import sys; from app.text import load_tokenizer; load_tokenizer('m')"
     program += "; assert 'huggingface_hub' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
