@@ -10,7 +10,7 @@ import json
 import math
 import string
 from array import array
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
 from typing import ClassVar, NamedTuple
@@ -191,13 +191,10 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
             return ScoreList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
 
         writer = WholeWriter(len(prompts), answer)
-        return pipeline.submit(accepted, meta, _built(prompts), writer, context)
+        built = [BuiltPrompt(ids, "") for ids in prompts]
+        return pipeline.submit(accepted, meta, built, writer, context)
 
     return [post("/generative_scoring", generative_scoring)]
-
-
-def _built(prompts: Iterable[TokenIds]) -> list[BuiltPrompt]:
-    return [BuiltPrompt(ids, "") for ids in prompts]
 
 
 def _prompts(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> list[TokenIds]:
@@ -298,7 +295,8 @@ def _decide(
         )
 
     writer = WholeWriter(len(prompts), answer)
-    return pipeline.submit(accepted, meta, _built(prompts), writer, context)
+    built = [BuiltPrompt(ids, "") for ids in prompts]
+    return pipeline.submit(accepted, meta, built, writer, context)
 
 
 class Question(NamedTuple):

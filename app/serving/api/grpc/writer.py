@@ -56,9 +56,6 @@ class RpcWriter(ResponseWriter):
         self._kept: list[Any] = [] if self._stream else [engine.OutputLogProbs() for _ in self.choices]
 
     def chunk(self, output: EngineOutput) -> bytes:
-        return b"".join(self.messages(output))
-
-    def messages(self, output: EngineOutput) -> list[bytes]:
         """Returns the messages of `output` with their prefixes."""
         if type(output) is Tokens:
             return self._streamed(output) if self._stream else self._whole(output)
@@ -67,7 +64,7 @@ class RpcWriter(ResponseWriter):
             self.outcome.fail(as_stream_error(output.error))
         else:
             self.take(output)
-        return []
+        return b""
 
     def closing(self) -> bytes:
         """Returns nothing: the transport sends the status."""
@@ -81,15 +78,16 @@ class RpcWriter(ResponseWriter):
         """Returns the fields behind the id in the message of a plain token; None where it has more."""
         if not self._stream or self._logprobs is not None or self.prompt_logprobs is not None:
             return None
-        tail = b"\x10" + varint(self._told(0)[0]) + b"\x18\x01"
+        tail = b"\x10" + varint(self._told_prompt) + b"\x18\x01"
         if self.told_cached:
             tail += b"\x20" + varint(self.told_cached)
         return tail + b"\x38" + varint(index) if index else tail
 
-    def _told(self, tokens: int) -> tuple[int, int]:
-        return self.usage.told(len(self._prompt_ids), tokens)
+    @property
+    def _told_prompt(self) -> int:
+        return self.usage.told(len(self._prompt_ids), 0)[0]
 
-    def _streamed(self, output: Tokens) -> list[bytes]:
+    def _streamed(self, output: Tokens) -> bytes:
         index, ids, entries = output.index, output.ids, output.logprobs or ()
         self.choices[index].tokens += len(ids)
         if (tail := self.plain_tail(index)) is not None:
@@ -99,12 +97,12 @@ class RpcWriter(ResponseWriter):
         if output.finish is not None:
             last = self._of_reply(entries[-1:]) if entries else None
             messages.append(self._complete(index, output.finish, ids[-1:], last))
-        return messages
+        return b"".join(messages)
 
     def _chunk(self, index: int, ids: Sequence[int], entries: Sequence[TokenLogprob]) -> bytes:
         said = engine.GenerateStreamChunk(
             token_ids=ids,
-            prompt_tokens=self._told(0)[0],
+            prompt_tokens=self._told_prompt,
             completion_tokens=len(ids),
             cached_tokens=self.told_cached,
             output_logprobs=self._of_reply(entries) if entries else None,
@@ -114,23 +112,22 @@ class RpcWriter(ResponseWriter):
         self._begun.add(index)
         return framed(engine.GenerateResponse(chunk=said).SerializeToString())
 
-    def _whole(self, output: Tokens) -> list[bytes]:
+    def _whole(self, output: Tokens) -> bytes:
         choice, kept = self.choices[output.index], self._kept[output.index]
         choice.count(output)
         choice.ids += output.ids
         self._of_reply(output.logprobs or (), kept)
         if output.finish is None:
-            return []
-        return [self._complete(output.index, output.finish, choice.ids, kept if kept.token_ids else None)]
+            return b""
+        return self._complete(output.index, output.finish, choice.ids, kept if kept.token_ids else None)
 
     def _complete(self, index: int, finish: Finish, ids: Sequence[int], logprobs: Any) -> bytes:
         """Returns the end of a choice. In a stream it repeats only the last token, as in vLLM."""
-        prompt_tokens, tokens = self._told(len(ids))
         said = engine.GenerateComplete(
             output_ids=ids,
             finish_reason=finish.reason,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=tokens,
+            prompt_tokens=self._told_prompt,
+            completion_tokens=self.usage.told(0, len(ids))[1],
             cached_tokens=self.told_cached,
             output_logprobs=logprobs,
             input_logprobs=self._of_prompt(),
