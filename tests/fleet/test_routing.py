@@ -6,7 +6,6 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,14 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.lab.fleet.command import PolicySummary, draw, notes, summarize, table
-from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer, policies_of
-from app.lab.load.policies import BLIND, POLICIES, IndexerError, PrefixAware, RoundRobin
+from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer
+from app.lab.load.policies import IndexerError, PrefixAware
 from app.lab.load.recording_client import Wanted, completion
 from app.lab.load.workload import (
     TURNS,
     Sample,
     Workload,
-    arrivals,
     make_workload,
     play,
 )
@@ -45,11 +43,6 @@ def failing(incoming: Incoming) -> Mapping[str, float]:
     raise IndexerError("away")
 
 
-def test_round_robin_takes_turns() -> None:
-    policy = RoundRobin()
-    assert [policy.choose(ANY, PODS, IDLE) for _ in range(7)] == ["a", "b", "c", "a", "b", "c", "a"]
-
-
 @pytest.mark.parametrize(
     ("scores", "in_flight", "chosen"),
     [
@@ -62,14 +55,6 @@ def test_a_prefix_counts_less_the_requests_in_flight(
     scores: dict[str, float], in_flight: tuple[int, int, int], chosen: str
 ) -> None:
     assert prefix_aware(scores).choose(ANY, PODS, dict(zip(PODS, in_flight, strict=True))) == chosen
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_name_has_a_policy_that_takes_only_pods_that_are_offered(name: str) -> None:
-    policy = policies_of([name], {})[name](lambda incoming: {"a": 9.0}, Random(1))
-    assert {policy.choose(ANY, ["b", "c"], IDLE) for _ in range(50)} <= {"b", "c"}
-    busy = {"b": 3, "c": 1}
-    assert name in BLIND or {policy.choose(ANY, ["b", "c"], busy) for _ in range(9)} == {"c"}
 
 
 def test_an_indexer_that_fails_is_counted_and_load_decides() -> None:
@@ -171,12 +156,6 @@ def test_a_workload_shares_what_it_says(requests: int, groups: int, seed: int) -
     assert abs(workload.longest_tokens - longest) <= 2  # the heading's words
     own = sum(len(prompt.split()) - 22 for prompt in before.values())
     assert workload.distinct_tokens == 20 * len(prefixes) + own
-
-
-def test_arrivals_come_at_their_rate() -> None:
-    gaps = list(islice(arrivals(50.0, Random(3)), 5000))
-    assert 95 < sum(gaps) < 105
-    assert gaps == list(islice(arrivals(50.0, Random(3)), 5000))
 
 
 USAGE = {"prompt_tokens": 32, "prompt_tokens_details": {"cached_tokens": 16}}

@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import accumulate, count, repeat
+from itertools import count, repeat
 from pathlib import Path
 from random import Random
 from typing import NoReturn, TextIO
@@ -26,7 +26,8 @@ from app.lab.fleet.routing import PolicyMaker, policies_of
 from app.lab.load.policies import POLICIES
 from app.lab.load.recording_client import Wanted, completion
 from app.lab.load.report import BLUE, GREY, RED, check_target, four, markdown, new_figure, progress_of
-from app.lab.load.workload import Sample, Workload, arrivals, make_workload, play
+from app.lab.load.synthetic import arrivals
+from app.lab.load.workload import Sample, Workload, make_workload, play
 from app.text import Tokenizer, TokenizerError
 from config import ConfigError, Settings
 from config.flags import FlagParser, number_of, whole_number
@@ -280,7 +281,7 @@ def demonstrate(
         with phase(stream, name, len(workload.requests)) as step:
             due_s: Iterator[float] = repeat(0.0)
             if options.rate:
-                due_s = accumulate(arrivals(options.rate, Random(f"{options.seed}/arrivals")))
+                due_s = arrivals(options.rate, 1.0, Random(f"{options.seed}/arrivals"))
             requests = (
                 Wanted(at_s, completion(fleet.model, request.prompt, REPLY_TOKENS))
                 for request, at_s in zip(workload.requests, due_s, strict=False)

@@ -146,9 +146,8 @@ def draw_load(
     `progress` receives the number of requests now and then. Raises ConfigError for no requests, or too many.
     """
     load = LoadTrace("the load")
-    arrivals, lengths = Random(f"{recipe.seed}/arrivals"), Random(f"{recipe.seed}/lengths")
-    groups = Random(f"{recipe.seed}/groups")
-    for at_s in _moments(recipe, arrivals):
+    moments, lengths, groups = (Random(f"{recipe.seed}/{name}") for name in ("arrivals", "lengths", "groups"))
+    for at_s in _moments(recipe, moments):
         tokens_out = recipe.output_tokens.draw(lengths)
         own = recipe.input_tokens.draw(lengths)
         if isinstance(recipe.output_tokens, Lognormal):
@@ -180,14 +179,15 @@ def _moments(recipe: Recipe, rng: Random) -> Iterator[float]:
         assert recipe.seconds is not None
         moments = _ramp(recipe.ramp_from, recipe.rate, recipe.seconds, rng)
     else:
-        moments = _summed(recipe.rate, recipe.burstiness if recipe.arrivals == BURSTY else 1.0, rng)
+        moments = arrivals(recipe.rate, recipe.burstiness if recipe.arrivals == BURSTY else 1.0, rng)
     if recipe.seconds is not None:
         end_s = recipe.seconds
         moments = takewhile(lambda at_s: at_s < end_s, moments)
     return moments if most is None else (at_s for _, at_s in zip(range(most), moments, strict=False))
 
 
-def _summed(rate: float, shape: float, rng: Random) -> Iterator[float]:
+def arrivals(rate: float, shape: float, rng: Random) -> Iterator[float]:
+    """Yields endless times in seconds; gaps have a gamma distribution, for shape 1 a Poisson process."""
     at_s = 0.0
     while True:
         at_s += rng.expovariate(rate) if shape == 1.0 else rng.gammavariate(shape, 1 / (shape * rate))
@@ -200,7 +200,7 @@ def _ramp(low: float, high: float, seconds: float, rng: Random) -> Iterator[floa
     Each arrival of a unit-rate process is moved to the time with that expected number of requests.
     """
     growth = (high - low) / seconds
-    for expected in _summed(1.0, 1.0, rng):
+    for expected in arrivals(1.0, 1.0, rng):
         if not growth:
             yield expected / low
             continue

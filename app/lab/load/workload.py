@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
@@ -79,12 +79,6 @@ def make_workload(requests: int, groups: int, prefix_tokens: int, seed: int, com
     """Tokens of each conversation that its group does not share."""
     distinct = min(groups, requests) * prefix_tokens + sum(own)
     return Workload(tuple(sequence), prefix_tokens + max(own), distinct)
-
-
-def arrivals(rate: float, rng: Random) -> Iterator[float]:
-    """Yields endless gaps in seconds: a Poisson process of `rate` requests a second."""
-    while True:
-        yield rng.expovariate(rate)
 
 
 def _prompts(prefix: str, turns: int, rng: Random, compose: Compose) -> list[str]:
