@@ -42,26 +42,21 @@ class Plain:
 class Socket:
     """A connection that takes as many bytes at once as it was told; everything when it was not told.
 
-    With `stalls` it takes nothing then. Its descriptor is that of a socket that has always room.
+    Its descriptor is that of a socket that has always room.
     """
 
-    def __init__(self, *takes: int | OSError, stalls: bool = False) -> None:
+    def __init__(self, *takes: int) -> None:
         self.takes = list(takes)
-        self.stalls = stalls
         self.received = b""
         self.ended: Callable[[], None] | None = None
         self.watching: Callable[[], None] | None = None
-        self.watched = self.is_shut = False
+        self.watched = False
         self._pair = socket.socketpair()
         # Not every test sees the end of its stream.
         self._close = weakref.finalize(self, lambda pair: [end.close() for end in pair], self._pair)
 
     def send_now(self, data: bytes) -> int:
-        if not self.takes and self.stalls:
-            raise BlockingIOError
         take = self.takes.pop(0) if self.takes else len(data)
-        if isinstance(take, OSError):
-            raise take
         self.received += data[:take]
         return min(take, len(data))
 
@@ -73,9 +68,6 @@ class Socket:
 
     def unwatch(self) -> None:
         self.watching = None
-
-    def shut(self) -> None:
-        self.is_shut = True
 
     def close(self) -> None:
         self._close()
@@ -103,12 +95,10 @@ class Served:
         choices: int = 1,
         direct: bool = True,
         writer: ResponseWriter | None = None,
-        write_timeout_s: float = 1.0,
         keep_alive_s: float = 0.0,
     ) -> None:
         self.socket = socket
         self.plain = Plain()
-        self._write_timeout_s = write_timeout_s
         connection = cast("Connection | None", socket)
         self.stream = EventStream(
             writer or self.plain,
@@ -123,7 +113,7 @@ class Served:
 
     def _take_over(self, connection: Connection, finished: Callable[[], None]) -> StreamTransport:
         ends_body = connection.ended is not None
-        return StreamTransport(connection, WriteBatcher(), self._write_timeout_s, finished, ends_body)
+        return StreamTransport(connection, WriteBatcher(), 1.0, finished, ends_body)
 
     def serve(self) -> None:
         self.greenlet = gevent.spawn(self._iterate)

@@ -75,29 +75,6 @@ def test_however_much_the_socket_takes_at_once_the_bytes_are_the_same(
     assert served.plain.most_at_once <= SLICE_TOKENS
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError(), ConnectionResetError(), OSError(110, "timed out")])
-def test_a_broken_connection_ends_the_generation(error: OSError) -> None:
-    served = Served(Socket(1000, error))
-    served.serve()
-    served.stream.emit(tokens("a"))
-    gevent.sleep(0)
-    assert not served.running.aborted
-    served.stream.emit(tokens("b"))
-    gevent.sleep(0)
-    assert served.running.aborted and served.ended()
-    assert served.socket and unframed(served.socket.received) == b"a"
-
-
-def test_a_client_that_stalls_is_cut_off() -> None:
-    served = Served(Socket(3, stalls=True), write_timeout_s=0.05)
-    served.serve()
-    served.stream.emit(tokens("a long text"))
-    gevent.sleep(0)
-    assert served.socket and not served.socket.is_shut
-    assert served.ended() and served.stream.gone
-    assert served.socket.is_shut and served.running.aborted
-
-
 def test_a_client_that_leaves_is_noticed_while_nothing_is_written() -> None:
     served = Served(Socket())
     served.serve()

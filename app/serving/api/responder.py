@@ -245,15 +245,11 @@ class EventStream(StreamingBody):
         keep_alive_s: float = 0.0,
     ) -> None:
         """Writes a comment after each `keep_alive_s` without a chunk; 0 is never."""
-        self.bytes_sent = 0
-        self.gone = False
-        self.writer = writer
-        self.unfinished = choices
-        self._connection = connection
-        self._take_over = take_over
+        super().__init__()
+        self.writer, self.unfinished = writer, choices
+        self._connection, self._take_over, self._keep_alive_s = connection, take_over, keep_alive_s
         self._slice_tokens = max(1, SLICE_TOKENS // entries_per_token)
         self.transport: StreamTransport | None = None
-        self._keep_alive_s = keep_alive_s
         self._idle_timer: Watcher | None = None
         self._pending: list[EngineOutput] = []
         self._bell: Bell | None = None

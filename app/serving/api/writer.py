@@ -295,9 +295,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
 
     def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
         super().__init__(choices)
-        self._meta = meta
-        self._options = options
-        self._plain = plain
+        self._meta, self._options, self._plain = meta, options, plain
 
     def begin(self, output: Started, keeps_first: bool = True) -> None:
         """Writes the bytes that all chunks begin with, once for a stream."""
