@@ -96,10 +96,7 @@ def pod_headers(server: ServerSettings) -> dict[str, str]:
 def address_of(
     asked: GenerationRequest, identity: Identity, meta: ResponseMeta, prompt_tokens: int
 ) -> KVTransferParams | None:
-    """Returns the cache's address for the decode side; None unless `asked` wants its decode elsewhere.
-
-    vLLM's NixlConnector returns the same after a reply of one token, whose keys and values are not computed.
-    """
+    """Returns where the decode side finds the cache, as vLLM's NixlConnector; None unless it is wanted."""
     wanted = asked.kv_transfer_params
     if not identity.cache.transfers or not wanted or not wanted.get("do_remote_decode"):
         return None

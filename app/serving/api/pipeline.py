@@ -329,10 +329,7 @@ def check_repeated(param: str, values: int, entries: int = 0) -> None:
 
 
 def check_rank(context: RequestContext, rank: int) -> None:
-    """Raises ApiError 400 for a request that is pinned to a data parallel rank other than `rank`.
-
-    As in vLLM, other values than whole numbers are ignored. Each of our ranks has a port of its own.
-    """
+    """Raises ApiError 400 for another rank's request. As in vLLM, a header without a number is ignored."""
     try:
         pinned = int(context.headers.get(RANK, rank))
     except ValueError:

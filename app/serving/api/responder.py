@@ -61,10 +61,7 @@ class ServerLoad:
 
 @dataclass(frozen=True, slots=True)
 class Responder:
-    """Submits requests to the engine and brings the outputs to the client.
-
-    `headers` are added to every answer; a client that takes no bytes for `write_timeout_s` is dropped.
-    """
+    """Submits requests to the engine and brings the outputs to the client, with `headers`."""
 
     engine: EngineClient
     load: ServerLoad
@@ -281,7 +278,6 @@ class EventStream(StreamingBody):
         return self._plain_taker(output.index)
 
     def _plain_taker(self, index: int) -> TakeToken | None:
-        """Returns the receiver of a choice's plain tokens, whose events differ only in their texts."""
         around = self.writer.around_text(index)
         if around is None:
             return None

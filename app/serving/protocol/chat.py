@@ -22,10 +22,7 @@ Conversations = list[list[Message]]
 
 
 class ChatCompletionRequest(GenerationFields, kw_only=True):
-    """The body of ``POST /v1/chat/completions``, with every field of vLLM.
-
-    None is the server's default where no other default is given; null `top_logprobs` become 0.
-    """
+    """The body of ``POST /v1/chat/completions``, with every field of vLLM. None: the server's default."""
 
     messages: list[Message]
     logprobs: bool | None = False
@@ -121,7 +118,6 @@ def _check_tools(tools: object, choice: object) -> None:
 
 
 def _names(tools: object) -> set[str | None]:
-    """Returns the names of tools; None stands for names that the schema refuses."""
     names = [part(part(tool, "function"), "name") for tool in (tools if isinstance(tools, list) else ())]
     return {name if isinstance(name, str) else None for name in names}
 

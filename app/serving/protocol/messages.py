@@ -111,7 +111,6 @@ def _is_custom_kind(message: Message) -> bool:
 
 
 def _has(value: object, *keys: str) -> bool:
-    """True for an object with a string under each of `keys`."""
     return isinstance(value, dict) and all([isinstance(value.get(key), str) for key in keys])
 
 

@@ -1,9 +1,4 @@
-"""Bodies of routes that tokenize prompts, or score pods for a prompt's tokens.
-
-``POST /tokenize``, with its two forms, and ``POST /detokenize``: see vllm-api.md section 5.
-``POST /score_completions``, ``/score_chat_completions`` and ``/score_tokens`` have the names of llm-d's
-kv-cache manager (kv-cache.md section 5.1), which lacks `pods`, `lora` and `cache_salt`.
-"""
+"""Bodies of routes that tokenize prompts (vllm-api.md section 5) or score pods (kv-cache.md section 5.1)."""
 
 from __future__ import annotations
 

@@ -158,11 +158,7 @@ def check_prompt_length(prompt_tokens: int, max_model_len: int) -> None:
 
 
 def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: int) -> TokenIds:
-    """Returns the part of a prompt that `truncate_prompt_tokens` keeps. ApiError above the context.
-
-    The kept part is the start, or the end for side "left". -1 keeps as much as the context holds, less one
-    token when the request limits the output.
-    """
+    """Returns the part that `truncate_prompt_tokens` keeps; -1: all that fits, with a token if asked for."""
     keep = request.truncate_prompt_tokens
     if keep is not None and keep < 0:
         keep = max_model_len - 1 if requested_max_tokens(request)[0] else max_model_len
