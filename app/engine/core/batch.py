@@ -46,7 +46,6 @@ class SequenceStatus(Struct, frozen=True, gc=False):
 
 class SequenceState:
     adapter: str | None = None
-    """LoRA adapter that must be in memory while the sequence runs."""
 
     __slots__ = (
         *("arrived", "computed", "decodes", "held", "last", "lead", "loaded", "output_tokens"),

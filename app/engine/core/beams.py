@@ -1,6 +1,6 @@
 """Beams as vLLM answers them: each in one piece, once all have ended.
 
-The texts are decided in advance, as with any reply, and each beam runs as a choice of its own.
+The texts are decided in advance, as with any reply, and each beam runs as a choice.
 """
 
 from __future__ import annotations

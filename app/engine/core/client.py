@@ -18,7 +18,6 @@ class EngineClient:
     def __init__(self, settings: Settings, recorder: Recorder) -> None:
         self.recorder = recorder
         self.draining = False
-        """True once the engine admits no more requests."""
         limits = settings.scheduling
         self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
         self._max_unfinished = limits.max_num_queued_reqs

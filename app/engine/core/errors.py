@@ -10,7 +10,7 @@ class EngineError(Exception):
     """A request or an operator's command that the engine does not carry out."""
 
     text = "{}"
-    """The sentence, in which the arguments of the error replace the braces."""
+    """The sentence; the arguments of the error replace its braces."""
 
     def __init__(self, *values: object) -> None:
         super().__init__(self.text.format(*values))

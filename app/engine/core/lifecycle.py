@@ -154,11 +154,9 @@ class WeightUpdates:
 
     def __init__(self, model: str, devices: int, transfers: bool) -> None:
         self.version = "default"
-        """Label of the weights, changed only by a trainer."""
         self.devices, self._model, self._transfers = devices, model, transfers
         self._connected = self._updating = False
         self._content = "loaded"
-        """Digest that stands for the weight values."""
 
     def connect(self) -> None:
         self._check_configured()

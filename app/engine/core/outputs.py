@@ -76,10 +76,8 @@ class Tokens(Struct, gc=False):
     ids: Sequence[int]
     at_s: float
     logprobs: Sequence[TokenLogprob] | None = None
-    """One entry per token, created on access."""
     finish: Finish | None = None
     part: Part | None = None
-    """Part of the reply that contains all these tokens; None is plain text."""
 
     def split(self, count: int) -> tuple[Tokens, Tokens]:
         """Splits off the first `count` tokens (at least 1, fewer than all); the rest keeps `finish`."""

@@ -115,7 +115,6 @@ class HeartbeatMonitor:
 log = logging.getLogger(__name__)
 
 Names = Callable[[Listed[int]], Listed[str]]
-"""Returns the text of each token id."""
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -257,7 +256,6 @@ MOST_ORDERS = 16
 ReaderOf = Callable[[EngineRequest], PartReader | None]
 """Returns the parser of a request's text into parts; None for a text without parts."""
 BlocksListener = Callable[[str, int, bytes], None]
-"""Receives topic, sequence and batch of each `PublishedEvents`."""
 
 
 class RemoteEngine(EngineClient):
@@ -280,7 +278,6 @@ class RemoteEngine(EngineClient):
     ) -> None:
         super().__init__(settings, recorder)
         self.load = wire.EngineLoad()
-        """Load of the engine, summed over its workers."""
         recorder.read_load = lambda: (self.load.running, self.load.waiting, self.load.cache_usage)
         self._endpoint = endpoint
         self._is_greeted = False

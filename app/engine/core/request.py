@@ -90,16 +90,14 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     logprob_ids: tuple[int, ...] = ()
     """Token ids of the alternatives, if the client names them."""
     tool_calls: ToolCalls | None = None
-    """As `constraint`, for a simulated model; a real one has the original `form` of both."""
+    """For a simulated model, like `constraint`; a real one has the original `form` of both."""
     constraint: Constraint | None = None
     sampling: Sampling | None = None
     """Sampling parameters of a real model; None for a simulated one."""
     reasoning: bool = False
-    """The reply begins with thoughts."""
     only_thoughts: bool = False
     """The model must not think, and the parser treats the whole reply as thoughts."""
     thinking_budget: int | None = None
-    """Most tokens of thoughts."""
     image: bool = False
     adapter: str | None = None
     """LoRA adapter that must be in memory while the choice runs."""
@@ -117,11 +115,9 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     n: int = 1
     """Choices requested for this prompt (metrics only)."""
     beams: bool = False
-    """The choices are the beams of a search."""
     num_choices: int = 1
     """Choices of the whole request. Several advance in turn, token by token, as in an engine's steps."""
     observers: Sequence[Observer] = ()
-    """Called for this sequence at admission."""
 
 
 class SequenceOutcome(Struct, frozen=True, kw_only=True, gc=False):
@@ -175,11 +171,9 @@ class Reply(Struct, gc=False):
     finish: Finish
     spans: Sequence[Span] = ()
     logprobs: Sequence[TokenLogprob] | None = None
-    """One entry per token, if wanted. Slices are lazy."""
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None
     """One entry per prompt token, if wanted; the first is None."""
     delays: Sequence[tuple[int, float]] = ()
-    """Deliberate extra waits: (before token n, seconds)."""
 
     def all_spans(self) -> Sequence[Span]:
         return self.spans or [(len(self.texts), None)]

@@ -290,7 +290,6 @@ class Handle:
         """All choices; empty after the last one ends."""
         self._unfinished = 0
         self._lengths: dict[int, list[int]] | None = None
-        """Token counts of finished choices, by prompt."""
         self._future: Future[None] | None = None
 
     @property

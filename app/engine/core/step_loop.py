@@ -87,7 +87,6 @@ class StepLoop(Generic[S]):
     def __init__(self, scheduler: Scheduler[S], cost: CostModel, front: FrontCosts, depth: int = 2) -> None:
         self.scheduler = scheduler
         self.now_s = -inf
-        """Time of the event in progress."""
         self.next_s = inf
         """Time of the next event, inf without one. Arrivals count only while no step is under way."""
         self.steps = 0

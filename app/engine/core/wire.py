@@ -51,7 +51,6 @@ class EngineProcessOptions(Struct, frozen=True, kw_only=True, omit_defaults=True
     threads: int | None = None
     """Threads of torch; None: one per core."""
     kv_events: PublisherSettings | None = None
-    """Publisher of the engine's own KV events; None: no publisher."""
     log_level: str = "INFO"
 
 
@@ -87,7 +86,6 @@ class TextForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
     regex: str | None = None
     choices: tuple[str, ...] = ()
     grammar: str | None = None
-    """Grammar in Lark or GBNF notation, as the client wrote it."""
     structural_tag: str | None = None
     thoughts: Thoughts | None = None
     """None: the form holds from the first token."""
@@ -151,7 +149,6 @@ class Hello(Struct, frozen=True, omit_defaults=True, tag="hello"):
     """Greeting of a worker; the engine answers `Ready` once loaded."""
 
     kv_events: bool = False
-    """True if the worker wants `PublishedEvents`."""
 
 
 Order: TypeAlias = EngineCoreRequest | Abort | EngineCommand | Hello
@@ -189,9 +186,7 @@ class EngineCoreOutput(Struct, kw_only=True, omit_defaults=True, tag="said"):
     at_s: float = 0.0
     logprobs: list[WireLogprob] | None = None
     queued_s: float | None = None
-    """In the first output: when the engine received the request."""
     scheduled_s: float | None = None
-    """In the first output: when computing began."""
     cached_tokens: int = 0
     created_tokens: int = 0
     """In the first output: see `Started`."""
@@ -199,7 +194,6 @@ class EngineCoreOutput(Struct, kw_only=True, omit_defaults=True, tag="said"):
     finish: EndReason | None = None
     stop_reason: int | str | None = None
     preemptions: int = 0
-    """In the last output: number of preemptions."""
     error: str | None = None
     """With `finish` "error": one sentence for the client."""
     is_refused: bool = False

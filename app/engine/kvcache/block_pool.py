@@ -22,7 +22,7 @@ MOST_UNLOADED = 1000
 
 
 class BlockObserver:
-    """Is told what happens to blocks, by their numbers."""
+    """Follows blocks by their numbers."""
 
     def allocated(self, block: int) -> None:
         """Called when a sequence gets the block to fill."""
@@ -69,11 +69,9 @@ class BlockPool:
         if num_blocks <= NULL_BLOCKS:
             raise ValueError(f"a pool needs more than {NULL_BLOCKS} block")
         self.capacity = num_blocks - NULL_BLOCKS
-        """Number of blocks available to sequences."""
         self.free = self.capacity
         """Number of blocks that no sequence uses, including cached ones."""
         self.observers = [] if observer is None else [observer]
-        """Observers of block events; may change at any time."""
         self._on_evict = on_evict
         self._created = 0
         self._releases = 0
@@ -83,7 +81,6 @@ class BlockPool:
         self._unloaded: OrderedDict[Block, None] = OrderedDict()
         """Unused cached blocks of unloaded adapters."""
         self._absent: dict[str, None] = {}
-        """Names of unloaded adapters, the oldest first."""
         self._cached: dict[bytes, Block] = {}
         self._copies: dict[bytes, dict[Block, None]] = {}
 

@@ -90,7 +90,7 @@ class BlockHasher:
 
 
 class Chain:
-    """Computes hashes of consecutive full blocks, and remembers up to `memo_bytes` of them."""
+    """Computes hashes of consecutive full blocks, and remembers hashes up to `memo_bytes`."""
 
     def __init__(self, block_size: int, hash_blocks: HashBlocks, memo_bytes: int = MEMO_BYTES) -> None:
         if block_size < 1:

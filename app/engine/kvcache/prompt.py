@@ -90,4 +90,3 @@ class Prompt(Struct, gc=False, frozen=True):
     adapter: Adapter | None
     reads: bool
     hashes: list[bytes] | None
-    """Hashes of all full blocks."""

@@ -69,9 +69,7 @@ END = b"\xff" * 8
 LIMIT_BYTES = 64 << 20
 """Most bytes of batches kept for replay: ten thousand batches of long prompts could take gigabytes."""
 PAUSE_EVERY = 32
-"""Messages between two pauses for other greenlets."""
 BATCH_BYTES = 150
-"""Memory of a batch besides its payload, in bytes."""
 
 
 class ReplayBuffer:

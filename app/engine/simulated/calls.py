@@ -44,12 +44,10 @@ class CallSpan(NamedTuple):
 
     part: Part
     named: int
-    """End of the name."""
     start: int
     end: int
     """End of the arguments, which begin at `start`."""
     until: int
-    """End of the markup."""
 
 
 class WrittenCalls(NamedTuple):

@@ -1,4 +1,4 @@
-"""What reading and drawing share: names of keywords, ranges and sizes of values, a work budget, errors."""
+"""Shared by reading and drawing: names of keywords, ranges and sizes of values, a work budget, errors."""
 
 from __future__ import annotations
 

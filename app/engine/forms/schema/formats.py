@@ -105,7 +105,6 @@ DRAWS: Mapping[str, Callable[[Random], str]] = MappingProxyType(
         "regex": lambda rng: f"^{rng.choice(WORDS)}[0-9]+$",
     }
 )
-"""Draws of a valid value, by format."""
 
 
 def _checker() -> FormatChecker:
