@@ -8,9 +8,10 @@ import sqlite3
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, TextIO
 
 import ijson  # type: ignore[import-untyped]
@@ -170,21 +171,6 @@ def written_as_json(records: Iterable[Record], file: TextIO, tokenizer: Tokenize
     file.write("\n]\n")
 
 
-@contextmanager
-def all_or_none(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yields temporary paths, which are renamed to `paths` on success and deleted on failure."""
-    parts = [path.with_name(path.name + ".part") for path in paths]
-    try:
-        for part in parts:
-            part.unlink(missing_ok=True)
-        yield parts
-        for part, path in zip(parts, paths, strict=True):
-            os.replace(part, path)
-    finally:
-        for part in parts:
-            part.unlink(missing_ok=True)
-
-
 ABOUT = """\
 Make a dataset (an SQLite file with recorded replies, see docs/datasets.md) out of a JSON file with
 conversations in the form of ShareGPT. The settings of the server are flags here, too: the model and its
@@ -247,7 +233,8 @@ def _build(
     size = os.fstat(source.fileno()).st_size
     counted: Any = tqdm.wrapattr(source, "read", total=size, desc=options.input.name, disable=None)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with all_or_none(targets) as (sqlite, page, *debug), counted as file:
+    with TemporaryDirectory(dir=output.parent) as folder, counted as file:
+        sqlite, page, *debug = parts = [Path(folder, target.name) for target in targets]
         records = recorder.records(islice(conversations(file), options.max_records))
         with debug[0].open("w", encoding="utf-8") if debug else nullcontext() as readable:
             if readable is not None:
@@ -267,4 +254,6 @@ def _build(
             records=recorder.recorded,
         )
         page.write_text(card, "utf-8")
+        for part, target in zip(parts, targets, strict=True):
+            os.replace(part, target)
     return f"{output}: {recorder.recorded} records of {recorder.conversations} conversations{refused}"

@@ -271,7 +271,14 @@ class Draw:
         """Returns `plain` merged with a random option of each choice; None without a fitting option."""
         merged, choices = MergedSchema(plain), list(choices)
         while choices and merged.types:
-            for option in self._in_order(choices.pop(), depth):
+            options = choices.pop()
+            self.budget.spend(1 + len(options) // MEMBERS_A_STEP)
+            depths = [(self._document.min_depth(*option), option) for option in options]
+            ordered = [(levels, option) for levels, option in depths if levels != inf]
+            self.rng.shuffle(ordered)
+            if self.is_small(depth):  # shallow ones first
+                ordered.sort(key=lambda each: each[0])
+            for _, option in ordered:
                 more, open_choices = list(plain), list(choices)
                 if self._flatten(option, more, open_choices) and (found := MergedSchema(more)).types:
                     plain, choices, merged = more, open_choices, found
@@ -279,16 +286,6 @@ class Draw:
             else:
                 return None
         return merged if merged.types else None
-
-    def _in_order(self, options: Choice, depth: int) -> Choice:
-        """Returns the options that can end, shuffled; shallow ones first where values are kept small."""
-        self.budget.spend(1 + len(options) // MEMBERS_A_STEP)
-        depths = [(self._document.min_depth(*option), option) for option in options]
-        ordered = [(levels, option) for levels, option in depths if levels != inf]
-        self.rng.shuffle(ordered)
-        if self.is_small(depth):
-            ordered.sort(key=lambda each: each[0])
-        return [option for _, option in ordered]
 
     def _flatten(self, schemas: Sequence[Schema], plain: list[Keywords], choices: list[Choice]) -> bool:
         """Adds `schemas` to `plain`, their branches to `choices`; returns False without a possible value."""

@@ -139,7 +139,11 @@ class _Writer:
             case "ANY" | "IN" | "NOT_LITERAL":
                 return self._characters(tokens, 1)
             case "BRANCH":
-                return self.text(self._option(operand[1], length), length)
+                widths = [option.getwidth() for option in operand[1]]
+                longest = max(length, min(widths)[0])
+                short = [at for at, (least, _) in enumerate(widths) if least <= longest]
+                fitting = [at for at in short if longest <= widths[at][1]]
+                return self.text(operand[1][self._rng.choice(fitting or short)], length)
             case "SUBPATTERN":
                 text = self.text(operand[-1], length)
                 if operand[0] is not None:
@@ -155,13 +159,6 @@ class _Writer:
                 chosen = operand[1] if operand[0] in self._groups else operand[2]
                 return "" if chosen is None else self.text(chosen, length)
         return self._repeated(operand[2], operand, length) if name in REPEATS else ""
-
-    def _option(self, options: Sequence[Tokens], length: int) -> Tokens:
-        """Returns an option that can have this length, else any that fits, else a shortest one."""
-        widths = [option.getwidth() for option in options]
-        length = max(length, min(widths)[0])
-        short = [at for at, (least, _) in enumerate(widths) if least <= length]
-        return options[self._rng.choice([at for at in short if length <= widths[at][1]] or short)]
 
     def _repeated(self, item: Tokens, limits: tuple[int, int, Tokens], length: int) -> str:
         least, most = int(limits[0]), int(limits[1])

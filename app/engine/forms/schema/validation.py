@@ -50,16 +50,6 @@ def accepts(document: Document, schema: Schema, value: JSON, budget: WorkBudget,
         _current.reset(before)
 
 
-def _pay(value: JSON) -> None:
-    _, budget, prices = _current.get()
-    price = 1
-    if isinstance(value, (str, list, dict)):
-        price = prices.get(id(value), 0)
-        if not price:
-            price = prices[id(value)] = 1 + len(repr(value)) // CHARACTERS_A_STEP
-    budget.spend(price)
-
-
 def _valid(validator: Validator, schema: Schema, value: JSON) -> bool:
     return validator.evolve(schema=schema).is_valid(value)
 
@@ -116,7 +106,12 @@ def _metered(keyword: str) -> Check:
     def check(
         validator: Validator, wanted: object, value: JSON, schema: Keywords
     ) -> Iterator[ValidationError]:
-        _pay(value)
+        _, budget, prices = _current.get()
+        price = 1
+        if isinstance(value, (str, list, dict)):
+            price = prices.get(id(value), 0) or 1 + len(repr(value)) // CHARACTERS_A_STEP
+            prices[id(value)] = price
+        budget.spend(price)
         if predicate is None:
             return library(validator, wanted, value, schema) or iter(())
         return iter(() if predicate(validator, wanted, value, schema) else (ValidationError(keyword),))
