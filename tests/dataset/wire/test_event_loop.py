@@ -18,7 +18,7 @@ import os, sqlite3, sys
 from pathlib import Path
 from random import Random
 import gevent
-from app.engine.dataset.dataset import open_dataset
+from app.engine.dataset.dataset import Dataset
 from app.text import default_tokenizer
 
 path, prompt = Path(sys.argv[1]), [1, 2, 3]
@@ -46,7 +46,7 @@ def test_other_greenlets_run_while_a_lookup_waits_for_the_file(file: Path) -> No
     """If the lookup held the event loop, the file would stay locked, and nothing would come back."""
     run(
         """
-        dataset = open_dataset(path, "llmd", False, default_tokenizer())
+        dataset = Dataset(path, "llmd", False, default_tokenizer())
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         waiting = gevent.spawn(dataset.reply, prompt, (), 1, 5, Random(1))
@@ -71,7 +71,7 @@ def test_greenlets_look_up_at_once_and_a_fork_is_outlived(file: Path) -> None:
                 assert found.ids == [number] * (number % 50 + 1), found
 
         for in_memory in (False, True):
-            dataset = open_dataset(path, "llmd", in_memory, default_tokenizer())
+            dataset = Dataset(path, "llmd", in_memory, default_tokenizer())
             child = os.fork()
             found = dataset.reply(prompt, (), 1, 5, Random(1))
             assert found.ids == [70, 71]
