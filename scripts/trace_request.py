@@ -3,6 +3,7 @@
     $ python scripts/trace_request.py            # a three-token chat stream on the fast path
     $ python scripts/trace_request.py --general  # the same under Flask
     $ python scripts/trace_request.py --profile  # on the fast path, in the steps of an engine
+    $ python scripts/trace_request.py --tool     # a chat that must call a tool, under Flask
     $ python scripts/trace_request.py --summary  # only the figures, of all three and of the KV index
 
 A *change of file* is a call that is made in another file than the call before it; a *room* is a folder of
@@ -44,6 +45,10 @@ from app.wiring.factory import create_app  # noqa: E402
 from config.loader import load  # noqa: E402
 
 BODY = b'{"messages":[{"role":"user","content":"Hello!"}],"stream":true,"max_tokens":3}'
+TOOL = (
+    b'{"type":"function","function":{"name":"f","parameters":{"type":"object","additionalProperties":false}}}'
+)
+TOOL_BODY = BODY.replace(b"3", b"300")[:-1] + b',"seed":1,"tool_choice":"required","tools":[' + TOOL + b"]}"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 REQUEST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 WARM_UP = 300
@@ -88,8 +93,8 @@ def fast(app: Understudy) -> Callable[[], None]:
     return serve
 
 
-def general(app: Understudy) -> Callable[[], None]:
-    """Serves the request under Flask, as any worker does."""
+def general(app: Understudy, asked: bytes = BODY) -> Callable[[], None]:
+    """Serves the request `asked` under Flask, as any worker does."""
     from io import BytesIO
 
     def serve() -> None:
@@ -100,10 +105,10 @@ def general(app: Understudy) -> Callable[[], None]:
             "SERVER_NAME": "localhost",
             "SERVER_PORT": "80",
             "CONTENT_TYPE": "application/json",
-            "CONTENT_LENGTH": str(len(BODY)),
+            "CONTENT_LENGTH": str(len(asked)),
             "REMOTE_ADDR": "127.0.0.1",
             "wsgi.url_scheme": "http",
-            "wsgi.input": BytesIO(BODY),
+            "wsgi.input": BytesIO(asked),
             "wsgi.errors": sys.stderr,
         }
         body = app(environ, lambda status, headers: None)  # type: ignore[arg-type, return-value]
@@ -163,30 +168,41 @@ def _room(file: str) -> str:
     return "/".join(file.split("/")[1:-1][:2]) or file
 
 
+WAYS = {
+    "fast, no latency": ("fast", False),
+    "fast, --profile": ("fast", True),
+    "Flask, no latency": ("Flask", False),
+    "a required tool": ("tool", False),
+}
+
+
 def main() -> int:
     """Exit status."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--general", action="store_true", help="under Flask")
     options.add_argument("--profile", action="store_true", help="in the steps of an engine")
+    options.add_argument("--tool", action="store_true", help="a chat that must call a tool, under Flask")
     options.add_argument(
         "--summary", action="store_true", help="only the figures, of all ways and of the KV index"
     )
     asked = options.parse_args()
     if not asked.summary:
-        show(calls_of("Flask" if asked.general else "fast", asked.profile), with_calls=True)
+        way = "tool" if asked.tool else "Flask" if asked.general else "fast"
+        show(calls_of(way, asked.profile), with_calls=True)
         return 0
-    for way, has_profile in (("fast", False), ("fast", True), ("Flask", False)):
-        print(f"{way}, {'--profile' if has_profile else 'no latency'}:")
+    for title, (way, has_profile) in WAYS.items():
+        print(f"{title}:")
         show(calls_of(way, has_profile), with_calls=False)
-    for way, calls in index_ways().items():
-        print(f"{way}:", figures(calls), sep="\n")
+    for title, calls in index_ways().items():
+        print(f"{title}:", figures(calls), sep="\n")
     return 0
 
 
 def calls_of(way: str, has_profile: bool) -> list[Call]:
     """The calls of one request on a server that is warm."""
     profile = ("--profile", PROFILE) if has_profile else ()
-    serve = (fast if way == "fast" else general)(create_app(load(("--seed", "7", *profile), {})))
+    app = create_app(load(("--seed", "7", *profile), {}))
+    serve = fast(app) if way == "fast" else general(app, TOOL_BODY if way == "tool" else BODY)
     for _ in range(WARM_UP // 3 if has_profile else WARM_UP):  # what is made once is made now
         serve()
     return traced(serve)

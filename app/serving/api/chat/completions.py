@@ -101,6 +101,11 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
     def _thoughts(self) -> Sequence[bytes]:
         return PLAIN_THOUGHT.begins(self._head, self._options.n)
 
+    def _tokens(self, output: Tokens) -> bytes:
+        if (parsed := self._options.parsed) is not None:
+            parsed(True, output.part is not None and output.part.kind == "call", max(1, len(output.ids)))
+        return super()._tokens(output)
+
     def _plain_thoughts(self, output: Tokens, number: int) -> bytes:
         choice = self.choices[output.index]
         choice.tokens += number
@@ -112,14 +117,12 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
 
     def _shown(self, choice: ChoiceState, output: Tokens, of: slice, ends: bool) -> wire.ChunkChoice | None:
         options, part, ids, text = self._options, output.part, output.ids[of], "".join(output.texts[of])
-        if options.parsed is not None:
-            options.parsed(True, part is not None and part.kind == "call", max(1, len(ids)))
         if part is not None and part.kind == "reasoning":
             choice.reasoning_tokens += len(ids)
         delta = self._delta(choice, part, text)
         if delta is None:
             has_more = options.token_ids or options.top_logprobs is not None
-            if not ends and (options.hides or not has_more):
+            if not ends and (not has_more or options.hides):
                 return None
             delta = wire.Delta()
         elif ends and part is None and not text and options.parses:
