@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from reprlib import Repr
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -192,7 +192,7 @@ class Console:
         return json_response(self._generator.summary() or {})
 
 
-def describe(bar: Bar, tokenizer: Tokenizer) -> dict[str, Any]:
+def describe(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
     """Returns all known facts of a choice; long texts are cut."""
     request, sequence = bar.request, bar.sequence
     settings = {
@@ -246,7 +246,7 @@ class _Brief(Repr):
 _BRIEF = _Brief()
 
 
-def knob_of(row: Setting, live: LiveSettings) -> dict[str, Any]:
+def knob_of(row: Setting, live: LiveSettings) -> dict[str, object]:
     return {
         "name": row.name,
         "group": row.group,

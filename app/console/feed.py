@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import gevent
 from gevent.queue import Queue
@@ -94,7 +93,7 @@ class ClientQueue(StreamingBody):
     def __init__(self, leave: Callable[[ClientQueue], None], connection: Connection | None) -> None:
         super().__init__()
         self._leave, self._connection = leave, connection
-        self._queue: Queue[Any] = Queue(MOST_WAITING)
+        self._queue: Queue[bytes] = Queue(MOST_WAITING)
         self._taken_s = time.monotonic()
         self.lost = True
         """The client needs a picture before another frame."""

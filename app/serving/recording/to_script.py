@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -34,7 +34,7 @@ LEAST_PAUSE_S, PAUSE_GAPS = 0.1, 4
 _MARK = re.compile(r"\{[{%#]")
 """Start of a template expression."""
 FAMILIES = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
-Json: TypeAlias = Mapping[str, Any]
+Json: TypeAlias = dict[str, Any]
 BROKEN = (msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError)
 """Errors that a malformed body raises."""
 
@@ -63,20 +63,20 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> dict[str, Any]:
+def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> Json:
     """Builds the document of a script. Prints each exchange that is left out to stderr.
 
     Rules with equal conditions answer once, in order, except the last. The model is a condition only if there
     are several.
     """
-    rules: list[dict[str, Any]] = []
-    tools: dict[str, Any] = {}
+    rules: list[Json] = []
+    tools: Json = {}
     for number, exchange in exchanges:
         request = exchange.request
         try:
             api = FAMILIES[request.target.partition("?")[0]]
-            asked = msgspec.json.decode(bytes_of(request.body), type=dict[str, Any])
-            rule = {"name": f"line {number}", "when": _when(api, asked), "then": _then(exchange.answer)}
+            asked = msgspec.json.decode(bytes_of(request.body), type=Json)
+            rule: Json = {"name": f"line {number}", "when": _when(api, asked), "then": _then(exchange.answer)}
             functions = [tool.get("function") or tool for tool in asked.get("tools") or ()]
             tools |= {each["name"]: each["parameters"] for each in functions if each.get("parameters")}
         except BROKEN:
@@ -95,9 +95,9 @@ def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> dict[str, Any]:
     return ({"tools": tools} if tools else {}) | {"rules": rules}
 
 
-def _when(api: str, asked: Json) -> dict[str, Any]:
+def _when(api: str, asked: Json) -> Json:
     """Returns the conditions for a request: the user's last message, the turn, the tool result at the end."""
-    turns: list[dict[str, Any]] = asked.get("messages") or []
+    turns: list[Json] = asked.get("messages") or []
     if api == "completions":
         turns = [{"role": "user", "content": convert(asked["prompt"], str)}]
     calls = [call for turn in turns for call in turn.get("tool_calls") or ()]
@@ -117,11 +117,11 @@ def _when(api: str, asked: Json) -> dict[str, Any]:
     }
 
 
-def _then(answer: RecordedAnswer) -> dict[str, Any]:
+def _then(answer: RecordedAnswer) -> Json:
     if answer.status >= 400:
         return {"fault": _error(answer)}
     reply = reply_of(answer)
-    then: dict[str, Any] = {"reasoning": _literals(reply.reasoning)} if reply.reasoning else {}
+    then: Json = {"reasoning": _literals(reply.reasoning)} if reply.reasoning else {}
     if reply.text or not reply.calls:
         then["text"] = _literals(reply.text)
     if reply.calls:
@@ -133,11 +133,11 @@ def _then(answer: RecordedAnswer) -> dict[str, Any]:
     return then | {"delays": _delays(reply.moments, answer.end_s)}
 
 
-def _error(answer: RecordedAnswer) -> dict[str, Any]:
+def _error(answer: RecordedAnswer) -> Json:
     """Builds the equivalent fault rule (docs/faults.md)."""
-    fault: dict[str, Any] = {"action": "error", "status": answer.status}
+    fault: Json = {"action": "error", "status": answer.status}
     try:
-        error = msgspec.json.decode(answer.body(), type=dict[str, dict[str, Any]]).get("error", {})
+        error = msgspec.json.decode(answer.body(), type=dict[str, Json]).get("error", {})
     except msgspec.MsgspecError:
         return fault
     return fault | {name: error[name] for name in ("type", "message") if isinstance(error.get(name), str)}
@@ -185,7 +185,7 @@ class RecordedReply(Struct):
 
 def reply_of(answer: RecordedAnswer) -> RecordedReply:
     """Parses an answer, whole or streamed. Raises one of `BROKEN` for a body that is not a reply."""
-    reply, decode = RecordedReply(), msgspec.json.Decoder(dict[str, Any]).decode
+    reply, decode = RecordedReply(), msgspec.json.Decoder(Json).decode
     if not answer.header("content-type").lower().startswith("text/event-stream"):
         reply.take(decode(answer.body()), answer.end_s)
         return reply
@@ -198,9 +198,9 @@ def reply_of(answer: RecordedAnswer) -> RecordedReply:
     return reply
 
 
-def _call(name: str, arguments: str) -> dict[str, Any]:
+def _call(name: str, arguments: str) -> Json:
     try:
-        given = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        given = msgspec.json.decode(arguments or "{}", type=Json)
     except msgspec.MsgspecError:  # scripts cannot make malformed arguments
         return {"name": name, "unchecked": True}
     return {"name": name, "arguments": _literals(given)}
@@ -215,7 +215,7 @@ def _literals(value: Any) -> Any:
     return _MARK.sub(lambda found: "{{ '" + found[0] + "' }}", value) if isinstance(value, str) else value
 
 
-def _delays(moments: Sequence[float], end_s: float) -> dict[str, Any]:
+def _delays(moments: Sequence[float], end_s: float) -> Json:
     """Returns delays of the first token, of each later token, and of pauses."""
     if len(moments) < 2:
         return {"first_token": f"{end_s * 1e3:.0f}ms"}
