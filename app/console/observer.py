@@ -74,21 +74,15 @@ class Steps:
         decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
         begin_ms, took_ms = round((start_s - self._began_s) * 1000, 2), round((end_s - start_s) * 1000, 3)
         self._rows.append((begin_ms, took_ms, batch.tokens - decodes, decodes, batch.sequences))
-        if self._executor is not None and (self._executor.scheduler.prefilling or self._computed):
-            self._note_chunks(self._executor, begin_ms + took_ms)
-
-    def _note_chunks(self, executor: StepExecutor, end_ms: float) -> None:
-        """Notes the sequences whose prefill got a chunk in this step, but not the last one."""
-        before, self._computed = (
-            self._computed,
-            {state: state.computed for state in executor.scheduler.prefilling},
-        )
-        for state, computed in self._computed.items():
-            if computed == before.get(state) or state.over:
-                continue
-            number = self._number_of(state.request)
-            if number is not None and len(self._chunks) < MOST_CHUNKS:
-                self._chunks += (number, round(end_ms, 1))
+        if self._executor is None:
+            return
+        # Of prompts in prefill, those that got a chunk in this step, but not the last one.
+        prefilling = {state: state.computed for state in self._executor.scheduler.prefilling}
+        before, self._computed = self._computed, prefilling
+        for state, computed in prefilling.items():
+            if computed != before.get(state) and not state.over and len(self._chunks) < MOST_CHUNKS:
+                number = self._number_of(state.request)
+                self._chunks += () if number is None else (number, round(begin_ms + took_ms, 1))
 
     def changes(self, frame: Frame, figures: Figures) -> None:
         """Writes the steps into `frame`; without shared steps, one that sums up all computed tokens."""

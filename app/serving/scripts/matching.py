@@ -146,7 +146,11 @@ class Conditions:
         self._when = when
         self.groups: set[str] = set()
         """Names and numbers of all groups of the rule's regexes."""
-        self._messages = [(each, self._compiled(each)) for each in message_conditions(when)]
+        given = when.message if isinstance(when.message, tuple) else (when.message,)
+        wanted = [
+            MessageIs(exact=each) if isinstance(each, str) else each for each in given if each is not None
+        ]
+        self._messages = [(each, self._compiled(each)) for each in wanted]
         result = when.tool_result
         if isinstance(result, str):
             result = ToolResultIs(tool=result)
@@ -236,11 +240,6 @@ class TextCondition:
         if found is not None:
             groups.take(found)
         return found is not None
-
-
-def message_conditions(when: When) -> list[MessageIs]:
-    every = when.message if isinstance(when.message, tuple) else (when.message,)
-    return [MessageIs(exact=each) if isinstance(each, str) else each for each in every if each is not None]
 
 
 def _looked_at(wanted: MessageIs, request: MatchedRequest) -> Iterable[Message]:
