@@ -303,9 +303,9 @@ class FastConnection(HubConnection):
         super().lag()
 
     def all_sent(self) -> None:
+        if self._response is None or (self._source is not None and not self._last):
+            return  # nothing is being answered, or the stream goes on
         if self._source is not None:
-            if not self._last:
-                return
             self.connection.unwatch()
         self._end_answer()
         if self._closes or not self.path.is_open:

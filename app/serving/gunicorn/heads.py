@@ -19,9 +19,7 @@ MOST_DIGITS = 9
 HEAD_OVERHEAD_BYTES = 2048
 """Estimated memory of a cached head besides its bytes: the dictionary and its strings."""
 LIMIT_BYTES = 1 << 20
-GENERAL = frozenset(
-    ("transfer-encoding", "expect", "upgrade", "connection", "content-encoding", "te", "trailer")
-)
+GENERAL = {"transfer-encoding", "expect", "upgrade", "connection", "content-encoding", "te", "trailer"}
 """Headers for the general path. Exceptions: `Connection: keep-alive`, and `close` of a GET request."""
 CONNECTION = {"keep-alive": False, "close": True}
 
@@ -46,11 +44,8 @@ class RequestHeads:
     """
 
     def __init__(self, routes: Iterable[Route], limit_bytes: int = LIMIT_BYTES) -> None:
-        self._routes = {
-            (route.methods[0].encode(), route.path.encode()): route
-            for route in routes
-            if route.plain is not None
-        }
+        plain = [route for route in routes if route.plain is not None]
+        self._routes = {(route.methods[0].encode(), route.path.encode()): route for route in plain}
         self._known: dict[bytes, RequestHead] = {}
         self.size_bytes = 0
         self.limit_bytes = limit_bytes
@@ -63,18 +58,14 @@ class RequestHeads:
 
     def read(self, data: bytes) -> RequestHead | None:
         """Returns the head in `data`, which includes the empty line; None: for the general path."""
-        known = self._known.get(data)
-        if known is not None:
-            return known
-        head = self._parse(data)
-        if head is None:
-            return None
-        self._known[data] = head
-        self.size_bytes += len(data) + HEAD_OVERHEAD_BYTES
-        while self.size_bytes > self.limit_bytes:
-            oldest = next(iter(self._known))
-            del self._known[oldest]
-            self.size_bytes -= len(oldest) + HEAD_OVERHEAD_BYTES
+        head = self._known.get(data)
+        if head is None and (head := self._parse(data)) is not None:
+            self._known[data] = head
+            self.size_bytes += len(data) + HEAD_OVERHEAD_BYTES
+            while self.size_bytes > self.limit_bytes:
+                oldest = next(iter(self._known))
+                del self._known[oldest]
+                self.size_bytes -= len(oldest) + HEAD_OVERHEAD_BYTES
         return head
 
     def _parse(self, data: bytes) -> RequestHead | None:

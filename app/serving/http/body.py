@@ -30,7 +30,6 @@ class BodyLimits:
 
     @classmethod
     def of(cls, server: ServerSettings) -> BodyLimits:
-        """Returns the limits in the settings."""
         return cls(server.max_request_body_size_mb << 20, server.read_timeout, server.max_json_values)
 
     def read(self, context: RequestContext) -> bytes:
@@ -40,10 +39,6 @@ class BodyLimits:
         """
         if context.body is not None:
             return context.body
-        context.body = body = self._whole(context)
-        return body
-
-    def _whole(self, context: RequestContext) -> bytes:
         declared = context.headers.get("content-length") or "0"
         length = int(declared) if declared.isdecimal() else 0
         body = self._receive(context) if length <= self.most_bytes else b""
@@ -55,6 +50,7 @@ class BodyLimits:
         values = sum(map(body.count, (b",", b"[", b"{"))) if len(body) > self.most_values else 0
         if values > self.most_values:
             raise too_large(f"The request body has more than {self.most_values} values (--max-json-values).")
+        context.body = body
         return body
 
     def _receive(self, context: RequestContext) -> bytes:

@@ -108,7 +108,7 @@ class Traces(Middleware):
 class RequestTrace:
     """The trace of a request that arrived at `arrival_s`; a child of the span in `parent`, if there is one.
 
-    `name` and `attributes` are those of the request's span. `unix_ns` is the Unix time of the clock's zero.
+    `name` and `attributes` belong to the request's span. `unix_ns` is the Unix time of the clock's zero.
     """
 
     def __init__(
