@@ -56,20 +56,17 @@ def text_form(wanted: StructuredOutputs | None, calls: ToolCalls | None) -> Text
                 kinds.append({"type": "object", "properties": call, **closed})
             most = {"maxItems": 1} if calls.most == 1 else {}
             schema = {"type": "array", "minItems": calls.least, "items": {"anyOf": kinds}, **most}
-        return TextForm(json_schema=_json(schema))
+        return TextForm(json_schema=msgspec.json.encode(schema).decode())
     if wanted is None:
         return None
     if wanted.json is not None:
-        return TextForm(json_schema=wanted.json if isinstance(wanted.json, str) else _json(wanted.json))
+        given = wanted.json
+        return TextForm(json_schema=given if isinstance(given, str) else msgspec.json.encode(given).decode())
     if wanted.json_object:
         return TextForm(json_schema=ANY_OBJECT)
     if wanted.choice:
         return TextForm(choices=tuple(wanted.choice))
     return TextForm(regex=wanted.regex, grammar=wanted.grammar, structural_tag=wanted.structural_tag)
-
-
-def _json(schema: object) -> str:
-    return msgspec.json.encode(schema).decode()
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):

@@ -147,10 +147,7 @@ class UsageOverrides(Struct, frozen=True):
 
     def told(self, prompt_tokens: int, tokens: int) -> tuple[int, int]:
         prompt, completion = self.prompt_tokens, self.completion_tokens
-        return (
-            prompt_tokens if prompt is None else prompt,
-            tokens if completion is None else completion,
-        )
+        return (prompt_tokens if prompt is None else prompt, tokens if completion is None else completion)
 
 
 class ResponseWriter(ABC):

@@ -139,7 +139,8 @@ def _converter(annotation: object) -> Convert:
     if annotation in _SCALARS:
         return _SCALARS[annotation]
     if origin is Annotated:
-        return partial(_bounded, annotation, _converter(args[0]))
+        inner = _converter(args[0])
+        return lambda value: _strictly(annotation, inner(value))
     if origin is Literal:
         return partial(_strictly, annotation)
     if origin is list:
@@ -159,10 +160,6 @@ def _strictly(annotation: object, value: object) -> object:
         return msgspec.convert(value, annotation)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # a lone surrogate is no enum value
         raise Misfit(str(error)) from None
-
-
-def _bounded(annotation: object, convert_inner: Convert, value: object) -> object:
-    return _strictly(annotation, convert_inner(value))
 
 
 def _list(scalars: object, item: Convert, value: object) -> object:

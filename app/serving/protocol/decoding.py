@@ -22,6 +22,7 @@ from app.serving.http.errors import ApiError, malformed
 from app.serving.protocol.coercion import JsonObject, Misfit, convert, param_of
 from app.serving.protocol.rules import check_unicode
 
+_decoder = cache(msgspec.json.Decoder)
 LONG = 1 << 17
 """Size of a body, in bytes, above which other requests get a turn before its rules are checked."""
 
@@ -168,11 +169,6 @@ def _strictly(body: bytes, kind: type[T]) -> T | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Misfit, ApiError):
         return None
     return request
-
-
-@cache
-def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    return msgspec.json.Decoder(kind)
 
 
 def _parse_json(body: bytes) -> object:

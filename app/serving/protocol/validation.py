@@ -113,16 +113,12 @@ class ModelLimits:
         return list(islice((each for each in token_ids if not 0 <= each < self.vocab_size), MAX_NAMED))
 
 
-def check_depth(schema: object) -> None:
-    if _is_deeper_than(MAX_SCHEMA_DEPTH, schema):
-        raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
-
-
-def _is_deeper_than(levels: int, value: object) -> bool:
-    if not isinstance(value, dict | list):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper_than(levels - 1, item) for item in inner)
+def check_depth(schema: object, levels: int = MAX_SCHEMA_DEPTH) -> None:
+    if isinstance(schema, dict | list):
+        if levels == 0:
+            raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
+        for item in schema.values() if isinstance(schema, dict) else schema:
+            check_depth(item, levels - 1)
 
 
 def check_ranges(request: GenerationRequest, ranges: Sequence[Range]) -> None:
