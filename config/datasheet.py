@@ -177,7 +177,7 @@ class ModelShape(Struct, kw_only=True):
             raise ValueError(f"num_experts_per_tok ({self.experts_a_token}) is more than the experts")
 
     def weights(self) -> tuple[int, int]:
-        """Returns the weights that every token needs, and those of one expert, of all layers."""
+        """Returns two counts over all layers: weights that every token needs, and weights of one expert."""
         matrices, width, layers = MATRICES[self.architectures[0]], self.hidden_size, self.num_hidden_layers
         step, dense = self.decoder_sparse_step, set(self.mlp_only_layers)
         sparse = sum((layer + 1) % step == 0 for layer in range(layers) if layer not in dense)

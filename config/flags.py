@@ -169,7 +169,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Flags:
 
 
 def _items(word: str) -> Sequence[str]:
-    """Returns items separated by commas, or those of a JSON array, as in variables."""
+    """Returns the items of a text with commas, or of a JSON array, as in variables."""
     with suppress(ValueError):
         return cast("Sequence[str]", LIST.read(word)) or [word]
     return [word]

@@ -33,7 +33,7 @@ class LiveSettings:
         return self.current
 
     def changed(self, values: Mapping[str, object]) -> Settings:
-        """Returns the settings after a change; ConfigError for what is unknown, not live or invalid."""
+        """Returns the settings after a change; ConfigError for an unknown, constant or invalid one."""
         table = self.current.table
         found: dict[str, object] = {}
         for name, raw in values.items():

@@ -40,7 +40,7 @@ RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
 IGNORED = ("chat_template", "tokenize")
 """Names in `chat_template_kwargs` that have no effect."""
 CHANGING = re.compile("strftime_now|lipsum|random")
-"""What gives equal conversations different prompts."""
+"""Names in a template that may give equal conversations different prompts."""
 DICT_ATTRIBUTES = frozenset(dir(dict))
 END_MARK = "END_OF_WHAT_TO_CONTINUE "
 """Mark after the final message, to find and cut the text that the template adds behind the message."""

@@ -148,7 +148,7 @@ def is_matryoshka(model: Mapping[str, object]) -> bool:
 def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Path:
     """Returns the folder with the tokenizer files of the repository `name`, from the cache or the hub.
 
-    The library reads `HF_HUB_OFFLINE`, `HF_HOME` and `HF_ENDPOINT`. TokenizerLoadError when nobody has them.
+    The library reads `HF_HUB_OFFLINE`, `HF_HOME` and `HF_ENDPOINT`. TokenizerLoadError when neither has them.
     """
     from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.utils.tqdm import disable_progress_bars

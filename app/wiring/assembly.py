@@ -248,7 +248,7 @@ def replay_of(components: Components, faults: FaultInjector) -> Replay | None:
 
 
 def families_of(components: Components) -> list[Families]:
-    """Returns the engine's families, which fake metrics may replace, and those of adapters."""
+    """Returns the engine's families, which fake metrics may replace, and the adapters' families."""
     settings, recorder, families = components.settings, components.recorder, list[Families]()
     model, lora, rank = settings.model, settings.lora, str(components.rank)
     if not settings.metrics.disable_log_stats:

@@ -1,4 +1,4 @@
-"""`python -m app completion SHELL`: what makes a shell complete the words of the command `understudy`.
+"""`python -m app completion SHELL`: prints completions of the command `understudy` for a shell.
 
     understudy completion bash >> ~/.bashrc         # zsh: the same, into ~/.zshrc
     understudy completion fish > ~/.config/fish/completions/understudy.fish

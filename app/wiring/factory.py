@@ -221,7 +221,7 @@ def add_api(
     identity: Identity,
     lifecycle: Operations,
 ) -> None:
-    """Adds vLLM's routes: the families that generate text or pool, and what steers the model."""
+    """Adds vLLM's routes: families that generate text, families that pool, and control of the model."""
     settings, live, body = components.settings, components.live, pipeline.body
     api, server, ranks = settings.api, settings.server, components.server.data_parallel_size
     transfers = server.weight_transfer and not settings.engine.is_real

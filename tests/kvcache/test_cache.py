@@ -8,7 +8,7 @@ import gevent
 import pytest
 
 from app.base.clock.clock import VirtualClock
-from app.engine.kvcache.block_pool import BLOCK_BYTES, Block, BlockPool, Residency
+from app.engine.kvcache.block_pool import BLOCK_BYTES, BlockPool, Residency
 from app.engine.kvcache.events import BlockStored
 from app.engine.kvcache.prompt import Placeholder
 from tests.kvcache.caches import (
@@ -125,40 +125,11 @@ def pool(blocks: int = 4) -> tuple[BlockPool, list[bytes]]:
     return BlockPool(blocks + 1, evicted.extend), evicted
 
 
-def cached(ours: BlockPool, *adapters: str | None) -> list[Block]:
-    """New blocks, each cached for tokens of an adapter."""
-    blocks = ours.take(len(adapters))
-    for block, adapter in zip(blocks, adapters, strict=True):
-        ours.cache(block, bytes([block.number]), adapter)
-    return blocks
-
-
-def order(ours: BlockPool) -> list[int]:
-    return [block.number for block in ours.free_blocks()]
-
-
 def test_there_may_be_more_blocks_than_memory_for_them() -> None:
     ours, _ = pool(10**15)
     assert (ours.free, ours.take(1)[0].number, ours.size_bytes) == (10**15, 1, BLOCK_BYTES)
     with pytest.raises(IndexError):
         pool(1)[0].take(2)
-
-
-def test_blocks_of_unloaded_adapters_go_between_empty_and_other_cached_ones_and_keep_their_order() -> None:
-    ours, evicted = pool(6)
-    first, second, third = cached(ours, "a", None), cached(ours, "b"), cached(ours, "a", None)
-    [fourth] = ours.take(1)
-    ours.release(first)
-    ours.release([fourth, *second])
-    ours.unload_adapter("a")
-    ours.unload_adapter("b")
-    ours.release(third)
-    assert order(ours) == [6, 1, 3, 4, 2, 5]
-    ours.load_adapter("b")
-    assert order(ours) == [6, 1, 4, 2, 3, 5]
-    ours.clear()
-    assert order(ours) == [6, 1, 4, 2, 3, 5] == [block.number for block in ours.take(6)]
-    assert evicted == []
 
 
 class Observed:

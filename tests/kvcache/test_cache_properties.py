@@ -238,11 +238,6 @@ class Adapters(RuleBasedStateMachine):
         if self.running:
             self.cache.release(self.running.pop(number % len(self.running)))
 
-    @rule(loaded=st.booleans())
-    def load(self, loaded: bool) -> None:
-        pool = self.cache.pool
-        (pool.load_adapter if loaded else pool.unload_adapter)(ALICE.name)
-
     @rule(caching=st.booleans())
     def switch(self, caching: bool) -> None:
         self.cache.caching = caching

@@ -52,15 +52,6 @@ def test_a_late_subscriber_asks_for_what_it_missed(peers: Peers) -> None:
     assert messages[-1] == [b"", END, b""]
 
 
-def test_before_vllm_0_26_there_was_no_topic(peers: Peers) -> None:
-    publisher = published(peers, 2, replay_layout="bare")
-    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
-    ask(client, 1)
-    messages = answer(client)
-    assert sequences(messages, 0) == [1]
-    assert messages[-1] == [END, b""]
-
-
 @pytest.mark.parametrize(("start", "expected"), [(0, [2, 3, 4]), (3, [3, 4]), (5, []), (2**64 - 2, [])])
 def test_only_the_last_batches_are_kept(peers: Peers, start: int, expected: list[int]) -> None:
     publisher = published(peers, 5, replay_batches=3)

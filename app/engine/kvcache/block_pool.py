@@ -17,8 +17,6 @@ NULL_BLOCKS = 1
 """Number of placeholder blocks: vLLM reserves the first block, which holds nothing and is never free."""
 BLOCK_BYTES = 400
 """Memory of a block, in bytes: the object, its hash, and its entries in the queue and the index."""
-MOST_UNLOADED = 1000
-"""Most names of unloaded adapters that are remembered; the oldest is dropped first."""
 
 
 class BlockObserver:
@@ -41,13 +39,11 @@ class BlockObserver:
 
 
 class Block(Struct, gc=False, eq=False):
-    """Room for one block of tokens, found by `hash`; `freed` numbers the release that freed the block."""
+    """Room for one block of tokens, found by `hash`."""
 
     number: int
     references: int = 0
     hash: bytes | None = None
-    adapter: str | None = None
-    freed: int = 0
 
 
 class BlockPool:
@@ -55,9 +51,8 @@ class BlockPool:
 
     A full block can be cached under its hash. Equal blocks may be cached more than once; the first is found.
     An unused cached block stays until its room is needed: `on_evict` then receives the hashes. Blocks are
-    reused in this order: empty ones, last released first, then cached ones, least recent first. After
-    `unload_adapter`, cached blocks of that adapter precede other cached blocks. Every operation is O(1) per
-    block; `Block` objects are created on first use.
+    reused in this order: empty ones, last released first, then cached ones, least recent first. Every
+    operation is O(1) per block; `Block` objects are created on first use.
     """
 
     def __init__(
@@ -74,13 +69,9 @@ class BlockPool:
         self.observers = [] if observer is None else [observer]
         self._on_evict = on_evict
         self._created = 0
-        self._releases = 0
         self._empty: deque[Block] = deque()
         self._unused: OrderedDict[Block, None] = OrderedDict()
-        """Unused cached blocks, but for those in `_unloaded`."""
-        self._unloaded: OrderedDict[Block, None] = OrderedDict()
-        """Unused cached blocks of unloaded adapters."""
-        self._absent: dict[str, None] = {}
+        """Unused cached blocks, the least recent first."""
         self._cached: dict[bytes, Block] = {}
         self._copies: dict[bytes, dict[Block, None]] = {}
 
@@ -100,7 +91,7 @@ class BlockPool:
 
     def free_blocks(self) -> list[Block]:
         """Returns the free blocks in order of reuse, without blocks never used."""
-        return [*self._empty, *self._unloaded, *self._unused]
+        return [*self._empty, *self._unused]
 
     def longest_prefix(self, hashes: Iterable[bytes]) -> list[Block]:
         """Returns the cached blocks of `hashes`, up to the first hash that is not cached."""
@@ -116,7 +107,7 @@ class BlockPool:
         """Adds one sequence to the users of cached blocks."""
         for block in blocks:
             if block.references == 0:
-                del self._queue_of(block)[block]
+                del self._unused[block]
                 self.free -= 1
             block.references += 1
             for observer in self.observers:
@@ -135,7 +126,7 @@ class BlockPool:
                 block = Block(NULL_BLOCKS + self._created)
                 self._created += 1
             else:
-                block = (self._unloaded or self._unused).popitem(last=False)[0]
+                block = self._unused.popitem(last=False)[0]
             for observer in self.observers:
                 observer.evicted(block.number)
                 observer.allocated(block.number)
@@ -156,9 +147,9 @@ class BlockPool:
             self._on_evict(evicted)
         return blocks
 
-    def cache(self, block: Block, block_hash: bytes, adapter: str | None = None) -> None:
+    def cache(self, block: Block, block_hash: bytes) -> None:
         """Caches a full block, which is in use, under its hash."""
-        block.hash, block.adapter = block_hash, adapter
+        block.hash = block_hash
         first = self._cached.setdefault(block_hash, block)
         if first is not block:
             self._copies.setdefault(block_hash, {first: None})[block] = None
@@ -166,7 +157,6 @@ class BlockPool:
     def release(self, blocks: Sequence[Block]) -> None:
         """Releases a sequence's blocks, the last one first: later blocks are useless without earlier ones."""
         empty = []
-        self._releases += 1
         for block in reversed(blocks):
             block.references -= 1
             if block.references == 0:
@@ -174,48 +164,20 @@ class BlockPool:
                 if block.hash is None:
                     empty.append(block)
                 else:
-                    block.freed = self._releases
-                    self._queue_of(block)[block] = None
+                    self._unused[block] = None
             for observer in self.observers:
                 observer.released(block.number, block.hash is not None)
         self._empty.extendleft(reversed(empty))
 
     def clear(self, used: Iterable[Block] = ()) -> None:
         """Makes all blocks unfindable, in their order of reuse. `used` are the blocks in use."""
-        for block in (*self._unloaded, *self._unused, *used):
+        for block in (*self._unused, *used):
             block.hash = None
-        self._empty.extend(self._unloaded)
         self._empty.extend(self._unused)
-        for held in (self._unloaded, self._unused, self._cached, self._copies):
+        for held in (self._unused, self._cached, self._copies):
             held.clear()
         for observer in self.observers:
             observer.cleared()
-
-    def unload_adapter(self, name: str) -> None:
-        """Reuses an adapter's cached blocks before others, until `load_adapter`. O(blocks)."""
-        if name in self._absent:
-            return
-        self._absent[name] = None
-        if len(self._absent) > MOST_UNLOADED:
-            del self._absent[next(iter(self._absent))]
-        self._sort()
-
-    def load_adapter(self, name: str) -> None:
-        """Treats an adapter's cached blocks like others again. O(blocks)."""
-        if name in self._absent:
-            del self._absent[name]
-            self._sort()
-
-    def _sort(self) -> None:
-        """Distributes unused cached blocks anew. Python's sort is stable, and linear for two sorted runs."""
-        blocks = sorted([*self._unloaded, *self._unused], key=lambda block: block.freed)
-        self._unloaded.clear()
-        self._unused.clear()
-        for block in blocks:
-            self._queue_of(block)[block] = None
-
-    def _queue_of(self, block: Block) -> OrderedDict[Block, None]:
-        return self._unloaded if block.adapter in self._absent else self._unused
 
 
 USES = 4

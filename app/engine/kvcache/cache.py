@@ -271,14 +271,13 @@ class KVCache:
         """Caches the next full blocks of a sequence."""
         first, size, prompt = sequence.cached_blocks, self.block_size, sequence.prompt
         assert prompt is not None
-        last, adapter = first + len(hashes), prompt.adapter
-        name = None if adapter is None else adapter.name
+        last = first + len(hashes)
         for block, block_hash in zip(sequence.blocks[first:last], hashes, strict=True):
-            self.pool.cache(block, block_hash, name)
+            self.pool.cache(block, block_hash)
         if self.log.wanted:
             parent = sequence.last_hash if first else None
             ids = self._token_ids(sequence, first * size, last * size)
-            self.log.stored(hashes, parent, ids, first, prompt.keys, adapter)
+            self.log.stored(hashes, parent, ids, first, prompt.keys, prompt.adapter)
         sequence.cached_blocks, sequence.last_hash = last, hashes[-1]
 
     def _token_ids(self, sequence: CachedSequence, start: int, stop: int) -> list[int]:

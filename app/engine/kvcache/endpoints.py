@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -45,10 +44,6 @@ def is_name(endpoint: str) -> bool:
     return False
 
 
-ReplayLayout: TypeAlias = Literal["topic", "bare"]
-"""`topic` is vLLM 0.26 and later, [topic, sequence, payload]; `bare` is older, [sequence, payload]."""
-
-
 class PublisherSettings(Struct, frozen=True, kw_only=True):
     """Publisher settings. `endpoint` is the PUB socket's, None for listeners only.
 
@@ -62,7 +57,6 @@ class PublisherSettings(Struct, frozen=True, kw_only=True):
     rank: int = 0
     replay_endpoint: str | None = None
     replay_batches: int = 1024
-    replay_layout: ReplayLayout = "topic"
     layout: LayoutName = DEFAULT_LAYOUT
     batch_events: int = 16
     flush_s: float = 1.0

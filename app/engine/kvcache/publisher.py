@@ -19,7 +19,7 @@ from gevent.event import Event
 from msgspec import Struct
 
 from app.base.clock.pause import pause_if_possible
-from app.engine.kvcache.endpoints import PublisherSettings, ReplayLayout, is_bound, is_ipv6, is_name, of_rank
+from app.engine.kvcache.endpoints import PublisherSettings, is_bound, is_ipv6, is_name, of_rank
 from app.engine.kvcache.events import EventBatch, KVEvent, encoder, event_bytes
 from app.engine.kvcache.memo import Bounded
 
@@ -80,12 +80,10 @@ class ReplayBuffer:
     prescribes; a DEALER receives all.
     """
 
-    def __init__(
-        self, topic: bytes, batches: int, layout: ReplayLayout = "topic", limit_bytes: int = LIMIT_BYTES
-    ) -> None:
+    def __init__(self, topic: bytes, batches: int, limit_bytes: int = LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        self._topic, self._layout, self._most_batches = topic, layout, batches
+        self._topic, self._most_batches = topic, batches
         self._batches: deque[tuple[int, zmq.Frame]] = deque()
         """Payloads in shared frames, so that slow clients cost no copies."""
         self._socket: zmq.Socket[bytes] | None = None
@@ -130,11 +128,9 @@ class ReplayBuffer:
             self.answered += 1
 
     def _send(self, client: bytes, topic: bytes, sequence: bytes, payload: zmq.Frame) -> None:
-        frames: list[bytes | zmq.Frame]
-        frames = [sequence, payload] if self._layout == "bare" else [topic, sequence, payload]
         with suppress(zmq.ZMQError):  # the client is gone
             if self._socket is not None:
-                self._socket.send_multipart([client, b"", *frames], zmq.NOBLOCK, copy=False)
+                self._socket.send_multipart([client, b"", topic, sequence, payload], zmq.NOBLOCK, copy=False)
 
 
 MOST_BATCHES = 16
@@ -238,7 +234,7 @@ class EventSender:
         self._wall, self._now = wall, now
         self._topic = settings.topic.encode()
         kept = settings.replay_batches if settings.replay_endpoint else 0
-        self.replay = ReplayBuffer(self._topic, kept, settings.replay_layout)
+        self.replay = ReplayBuffer(self._topic, kept)
         self._socket: zmq.Socket[bytes] | None = None
         wanted = {"events": settings.endpoint, "replay": settings.replay_endpoint}
         self._unopened = {name: of_rank(it, settings.rank) for name, it in wanted.items() if it}
