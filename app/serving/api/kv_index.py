@@ -28,18 +28,10 @@ def routes(index: KvIndex, backend: str) -> list[Route]:
     def kv_index(context: RequestContext) -> Response:
         """The state of the index; sizes and pods are null while its backend does not answer."""
         stats = index.stats()
-        state = {
-            "backend": backend,
-            "block_size": index.block_size,
-            "listens_at": index.address,
-            "size": stats.size,
-            "pods": stats.pods,
-            "streams": stats.streams,
-            "sources": stats.targets,
-            "queued": stats.queued,
-            "skipped": {"messages": stats.skipped_messages, "events": stats.skipped_events},
-        }
-        return json_response(state)
+        skipped = {"messages": stats.skipped_messages, "events": stats.skipped_events}
+        state = {"backend": backend, "block_size": index.block_size, "listens_at": index.address}
+        state |= {"size": stats.size, "pods": stats.pods, "streams": stats.streams}
+        return json_response({**state, "sources": stats.targets, "queued": stats.queued, "skipped": skipped})
 
     return [get("/kv/index", kv_index)]
 
@@ -100,16 +92,10 @@ def score_routes(
         media = [Placeholder(span.identifier, span.offset, span.length) for span in asked.media or ()]
         with errors_answered():
             found = scores(asked, asked.tokens, media) or ()
-        cards = {
-            best.pod: {
-                "score": _short(best.score),
-                "matched": best.matched,
-                "match_ratio": best.match_ratio,
-                "tiers": best.tiers,
-                "rank": best.rank,
-            }
-            for best in best_ranks(found)
-        }
+        cards = {}
+        for best in best_ranks(found):
+            card = {"score": _short(best.score), "matched": best.matched, "match_ratio": best.match_ratio}
+            cards[best.pod] = {**card, "tiers": best.tiers, "rank": best.rank}
         return json_response({"blocks": len(asked.tokens) // index.block_size, "scores": cards})
 
     return [

@@ -142,9 +142,8 @@ class PeerRanks:
         if answer.status == 200:
             return told
         wrong = told.get("error") if isinstance(told, dict) else None
-        message = wrong.get("message") if isinstance(wrong, dict) else f"status {answer.status}"
-        kind = wrong.get("type", "Error") if isinstance(wrong, dict) else "Error"
-        raise ApiError(answer.status, kind, f"Rank {rank}: {message}")
+        known = wrong if isinstance(wrong, dict) else {"message": f"status {answer.status}"}
+        raise ApiError(answer.status, known.get("type", "Error"), f"Rank {rank}: {known.get('message')}")
 
 
 def script_routes(book: ScriptSet, siblings: PeerRanks) -> list[Route]:

@@ -49,8 +49,6 @@ class WorldSizeQuery(Struct):
 
 
 class InitTransferRequest(Request, kw_only=True):
-    """The body of ``POST /init_weight_transfer_engine``."""
-
     init_info: JsonObject
 
 
@@ -61,20 +59,14 @@ class UpdateWeightsRequest(Request, kw_only=True):
 
 
 class FinishUpdateRequest(Request, kw_only=True):
-    """The body of ``POST /finish_weight_update``."""
-
     weight_version: str | None = None
 
 
 class WeightVersionRequest(Request, kw_only=True):
-    """The body of ``POST /update_weight_version``."""
-
     new_version: str
 
 
 class WeightCheckRequest(Request, kw_only=True):
-    """The body of ``POST /weight_checker``."""
-
     action: Literal["checksum", "reset", "compare"]
     baseline: dict[str, str] | None = None
 

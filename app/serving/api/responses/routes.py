@@ -103,16 +103,13 @@ def error_of_responses(error: Exception) -> Response:
 def _follow_on(asked: ResponsesRequest, chat: ResponsesChat, store: ResponseStore) -> None:
     """Puts the conversation so far before the input. ApiError for an unknown response, or without a store."""
     if asked.background and not store.keeps:
-        raise invalid(
-            "background needs kept responses, and enable-responses-store is off on this server.",
-            "background",
-        )
+        missing = "background needs kept responses, and enable-responses-store is off on this server."
+        raise invalid(missing, "background")
     if asked.previous_response_id is None:
         return
     if asked.previous_input_messages:
-        raise invalid(
-            "previous_input_messages and previous_response_id exclude each other.", "previous_response_id"
-        )
+        both = "previous_input_messages and previous_response_id exclude each other."
+        raise invalid(both, "previous_response_id")
     before = store.get(asked.previous_response_id)
     go_on(chat, before.messages, before.items())
 
