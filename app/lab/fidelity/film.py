@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
 from app.console.frames import FIGURES, Frame, Picture
@@ -41,6 +41,11 @@ class Film:
         """Times of preemptions."""
         self._chunks: list[tuple[float, int]] = []
         """Prefill chunks except last ones: time of the end, number of the request."""
+        self._under_way: dict[int, None] = {}
+        self._written = 0
+        """Output tokens of ended requests."""
+        self._figures = dict.fromkeys(FIGURES, 0.0)
+        self._ttft, self._itl = [0] * (len(FIRST_TOKEN) + 1), [0] * (len(INTER_TOKEN) + 1)
 
     def watch(self, pod: Pod, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
         for request in batch.admitted:
@@ -81,57 +86,23 @@ class Film:
 
     def frames(self, outcome: SimulationOutcome) -> Iterator[Frame]:
         """Yields the frames from the first request to the last token."""
-        out, load, begin_s = outcome, self._load, min(outcome.send_s)
+        out, begin_s = outcome, min(outcome.send_s)
         columns = (out.send_s, self._admitted_s, out.first_s, out.last_s)
         orders = [deque(sorted(range(len(its)), key=its.__getitem__)) for its in columns]
-        steps, chunks = deque(sorted(self._steps)), deque(sorted(self._chunks))
-        lost_s, under_way, written = sorted(self._lost_s), dict[int, None](), 0
-        figures = dict.fromkeys(FIGURES, 0.0)
-        ttft, itl = [0] * (len(FIRST_TOKEN) + 1), [0] * (len(INTER_TOKEN) + 1)
+        handlers = (self._sent, self._admitted, self._begun, self._over)
+        steps, chunks, lost_s = deque(sorted(self._steps)), deque(sorted(self._chunks)), sorted(self._lost_s)
 
         def ms(moment_s: float) -> float:
             return round((moment_s - begin_s) * 1000, 1)
 
-        def reached(place: int) -> Iterator[tuple[int, bool]]:
-            """Yields the requests that have come so far, and whether they have bars."""
-            order, its = orders[place], columns[place]
-            while order and its[order[0]] <= at_s:
-                number = order.popleft()
-                yield number, number % self._every == 0
-
         for at_s in self._moments(out, begin_s):
             frame = Frame(at=ms(at_s))
-            for number, shown in reached(0):
-                figures["waiting"] += 1
-                if shown:
-                    pod = f"pod {out.pod[number]}" if self._plan.pods > 1 else ""
-                    sizes = load.input_tokens[number], load.output_tokens[number]
-                    at_ms = ms(out.send_s[number])
-                    frame.new.append((number + 1, f"#{number + 1}", 0, *sizes, at_ms, None, pod, 1))
-            for number, shown in reached(1):
-                figures["waiting"] -= 1
-                figures["running"] += 1
-                if shown:
-                    frame.phases.append((number + 1, int(Phase.PREFILL), ms(self._admitted_s[number]), 0))
-            for number, shown in reached(2):
-                under_way[number] = None
-                figures["prompt"] += load.input_tokens[number]
-                ttft[bisect_left(FIRST_TOKEN, out.first_s[number] - out.send_s[number])] += 1
-                if shown:
-                    frame.phases.append((number + 1, int(Phase.DECODE), ms(out.first_s[number]), 0))
-                    frame.computed += (number + 1, load.input_tokens[number])
-            for number, shown in reached(3):
-                del under_way[number]
-                figures["running"] -= 1
-                figures["length"] += 1
-                tokens, first_s, last_s = load.output_tokens[number], out.first_s[number], out.last_s[number]
-                written += tokens
-                if tokens > 1:
-                    itl[bisect_left(INTER_TOKEN, (last_s - first_s) / (tokens - 1))] += tokens - 1
-                if shown:
-                    running, first, last = map(ms, (self._admitted_s[number], first_s, last_s))
-                    frame.ended.append((number + 1, "length", last, tokens, 0, running, first, last))
-            figures["generated"] = written + self._grow(frame, out, under_way, at_s)
+            for handle, order, its in zip(handlers, orders, columns, strict=True):
+                while order and its[order[0]] <= at_s:
+                    number = order.popleft()
+                    times_ms = [ms(column[number]) for column in columns]
+                    handle(out, number, frame, times_ms)
+            self._grow(frame, out, at_s)
             while steps and steps[0][0] <= at_s:
                 start_s, took_s, *counts = steps.popleft()
                 prompts, decodes, sequences = counts
@@ -139,11 +110,45 @@ class Film:
             while chunks and chunks[0][0] <= at_s:
                 end_s, number = chunks.popleft()
                 frame.chunks += (number + 1, ms(end_s))
-            figures["preemptions"] = bisect_right(lost_s, at_s)
-            figures["cache_usage"] = self._cache_usage(out, at_s)
-            frame.figures = [round(figures[name], 5) for name in FIGURES]
-            frame.ttft, frame.itl = list(ttft), list(itl)
+            self._figures["preemptions"] = bisect_right(lost_s, at_s)
+            self._figures["cache_usage"] = self._cache_usage(out, at_s)
+            frame.figures = [round(self._figures[name], 5) for name in FIGURES]
+            frame.ttft, frame.itl = list(self._ttft), list(self._itl)
             yield frame
+
+    def _sent(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
+        self._figures["waiting"] += 1
+        if number % self._every == 0:
+            pod = f"pod {out.pod[number]}" if self._plan.pods > 1 else ""
+            sizes = self._load.input_tokens[number], self._load.output_tokens[number]
+            frame.new.append((number + 1, f"#{number + 1}", 0, *sizes, ms[0], None, pod, 1))
+
+    def _admitted(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
+        self._figures["waiting"] -= 1
+        self._figures["running"] += 1
+        if number % self._every == 0:
+            frame.phases.append((number + 1, int(Phase.PREFILL), ms[1], 0))
+
+    def _begun(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
+        tokens = self._load.input_tokens[number]
+        self._under_way[number] = None
+        self._figures["prompt"] += tokens
+        self._ttft[bisect_left(FIRST_TOKEN, out.first_s[number] - out.send_s[number])] += 1
+        if number % self._every == 0:
+            frame.phases.append((number + 1, int(Phase.DECODE), ms[2], 0))
+            frame.computed += (number + 1, tokens)
+
+    def _over(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
+        tokens = self._load.output_tokens[number]
+        del self._under_way[number]
+        self._figures["running"] -= 1
+        self._figures["length"] += 1
+        self._written += tokens
+        if tokens > 1:
+            gap_s = (out.last_s[number] - out.first_s[number]) / (tokens - 1)
+            self._itl[bisect_left(INTER_TOKEN, gap_s)] += tokens - 1
+        if number % self._every == 0:
+            frame.ended.append((number + 1, "length", ms[3], tokens, 0, ms[1], ms[2], ms[3]))
 
     def _moments(self, out: SimulationOutcome, begin_s: float) -> Iterator[float]:
         """Returns the times of the frames: enough to see a run, few enough for a small file."""
@@ -160,14 +165,14 @@ class Film:
         used = timeline.blocks[place] if place < len(timeline.blocks) else 0.0
         return used / timeline.bin_s / self._plan.pods / capacity
 
-    def _grow(self, frame: Frame, out: SimulationOutcome, under_way: dict[int, None], at_s: float) -> int:
-        """Writes the progress of requests in decode, as if tokens came evenly; returns their sum."""
-        load, size, written = self._load, self._plan.profile.engine.block_size, 0
-        for number in under_way:
+    def _grow(self, frame: Frame, out: SimulationOutcome, at_s: float) -> None:
+        """Writes the progress of requests in decode, as if their tokens came evenly."""
+        load, size, written = self._load, self._plan.profile.engine.block_size, self._written
+        for number in self._under_way:
             first_s, more = out.first_s[number], load.output_tokens[number] - 1
             tokens = 1 + int(more * (at_s - first_s) / (out.last_s[number] - first_s)) if more else 1
             written += tokens
             if number % self._every == 0:
                 frame.tokens += (number + 1, tokens)
                 frame.held += (number + 1, -(-(load.input_tokens[number] + tokens) // size))
-        return written
+        self._figures["generated"] = written
