@@ -25,9 +25,6 @@ MAX_INPUTS = 65_536
 """Most texts, conversations or documents in one request."""
 MAX_DIMENSIONS = 65_536
 
-EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
-EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
-Endianness = Literal["native", "big", "little"]
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"]
 REMOVED_TASKS = frozenset(("score", "encode"))
 
@@ -118,10 +115,10 @@ class ClassificationRequest(PoolingFields, kw_only=True):
 class EncodedRequest(ClassificationRequest, kw_only=True):
     """A request whose answer has vectors; the first three fields choose their encoding."""
 
-    encoding_format: EncodingFormat = "float"
-    embed_dtype: EmbedDtype = "float32"
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = "float"
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = "float32"
     """For base64 and bytes only."""
-    endianness: Endianness = "native"
+    endianness: Literal["native", "big", "little"] = "native"
     """For base64 and bytes only."""
     dimensions: int | None = None
 

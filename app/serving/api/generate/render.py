@@ -26,12 +26,17 @@ from app.serving.protocol.anthropic import MessagesRequest
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.completions import CompletionRequest
-from app.serving.protocol.generate import SamplingParams
+from app.serving.protocol.generate import GenerateRequest, SamplingParams
 from app.serving.protocol.options import StreamOptions, StructuredOutputs
 from app.serving.protocol.responses import ResponsesRequest
 from app.serving.protocol.responses_chat import chat_request as chat_of_response
 from app.serving.protocol.validation import GenerationRequest, ValidatedRequest, fit_prompt
 from config.settings import ToolSettings
+
+BODY: JsonObject = {
+    field.name: field.default for field in fields(GenerateRequest) if field.name != "ignore_eos"
+}
+"""Fields of ``/inference/v1/generate`` in vLLM's order, with defaults."""
 
 
 def routes(pipeline: RequestPipeline) -> list[Route]:
@@ -136,28 +141,19 @@ def _generate_request(
     transfers = {name: getattr(asked, name) for name in ("kv_transfer_params", "ec_transfer_params")}
     extra_args = {**(asked.vllm_xargs or {}), **{name: it for name, it in transfers.items() if it}}
     without_data = {"kwargs_data": None} if asked.mm_payload == "none" else {}
-    whole: JsonObject = {
-        "request_id": "",
+    params = sampling_params(accepted, accepted.max_tokens[number], form, extra_args or no_extra_args)
+    return {
+        **BODY,
         "token_ids": prompt.ids,
-        "token_offsets": None,
         "features": None if features is None else {**features, **without_data},
-        "content_parts": None,
-        "sampling_params": sampling_params(
-            accepted, accepted.max_tokens[number], form, extra_args or no_extra_args
-        ),
+        "sampling_params": params,
         "model": asked.model,
-        "reasoning_ended": None,
-        "reasoning_parser_kwargs": None,
-        "return_token_ids": None,
-        "output_mode": "tokens",
         "stream": bool(asked.stream),
         "stream_options": asked.stream_options if asked.stream else None,
         "cache_salt": asked.cache_salt,
         "priority": asked.priority,
-        "kv_transfer_params": None,
-        "ec_transfer_params": None,
+        **more,
     }
-    return whole | more
 
 
 def _offsets(

@@ -260,7 +260,7 @@ def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
         if kind in ("file_by_filename", "file_containing_symbol"):
             of = pool.FindFileByName if kind == "file_by_filename" else partial(_containing, pool)
             files = _with_imports(of(getattr(asked, kind)))
-            return reply(file_descriptor_response={"file_descriptor_proto": files})
+            return reply(file_descriptor_response={"file_descriptor_proto": [*files.values()]})
         return failed(RpcCode.UNIMPLEMENTED, "Extensions are not used here.")
 
     def failed(code: RpcCode, text: str) -> Any:
@@ -282,22 +282,16 @@ def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
 
 
 def _containing(pool: Any, symbol: str) -> Any:
-    """Returns the file that declares a symbol, which may be a method. KeyError without one."""
+    """Returns the file that declares a symbol, which may be a method of a service. KeyError without one."""
     try:
         return pool.FindFileContainingSymbol(symbol)
     except KeyError:
-        service, _, method = symbol.rpartition(".")
-        found = pool.FindServiceByName(service)
-        found.methods_by_name[method]
-        return found.file
+        return pool.FindServiceByName(symbol.rpartition(".")[0]).file
 
 
-def _with_imports(file: Any) -> list[bytes]:
-    found: dict[str, bytes] = {}
-    waiting = [file]
-    while waiting:
-        one = waiting.pop()
-        if one.name not in found:
-            found[one.name] = one.serialized_pb
-            waiting += one.dependencies
-    return list(found.values())
+def _with_imports(file: Any) -> dict[str, bytes]:
+    """Returns a file and all its imports by their names."""
+    found = {file.name: file.serialized_pb}
+    for imported in file.dependencies:
+        found |= _with_imports(imported)
+    return found
