@@ -51,7 +51,7 @@ class Holders:
         self._holders: list[EngineGroup | None] = []
         self._free: list[int] = []
         self._groups: dict[IndexedEngine, dict[int, int]] = {}
-        self._pods: dict[str, tuple[int, ...]] = {}
+        self._pods: dict[str, int] = {}
         self._models: dict[str, int] = {}
         self._scored = 0
         self._adapters: LRUCache[str, int] = LRUCache(MOST_ADAPTERS)
@@ -105,7 +105,7 @@ class Holders:
         return self._groups.get(source, {})
 
     def sources(self, pod: str) -> list[IndexedEngine]:
-        return list({holder.source for _, holder in self.among(self._pods.get(pod, ()))})
+        return list({holder.source for _, holder in self.of(self._pods.get(pod, 0))})
 
     def assign(self, number: int, holder: EngineGroup) -> None:
         """Assigns bit `number`, chosen by a shared backend, to a holder."""
@@ -130,11 +130,7 @@ class Holders:
         del groups[holder.group]
         if not groups:
             del self._groups[source]
-        left = tuple(other for other in self._pods[source.pod] if other != number)
-        if left:
-            self._pods[source.pod] = left
-        else:
-            del self._pods[source.pod]
+        _drop(self._pods, source.pod, number)
         _drop(self._models, source.model, number)
         for adapter, mask in list(self._adapters.items()):
             if mask >> number & 1:
@@ -150,11 +146,9 @@ class Holders:
         Only holders of `pods`, unless `pods` is empty.
         """
         serving = self._models.get(model) or self._adapters.get(model, 0) & self._scored
-        wanted = 0
-        for pod in pods:
-            for number in self._pods.get(pod, ()):
-                wanted |= 1 << number
-        return serving & wanted if pods else serving
+        if not pods:
+            return serving
+        return serving & anywhere([self._pods.get(pod, 0) for pod in pods])
 
     def seats(self) -> list[EngineGroup | None]:
         """Returns a copy of the holders by bit; None for a free bit."""
@@ -162,18 +156,14 @@ class Holders:
 
     def of(self, mask: int) -> list[tuple[int, EngineGroup]]:
         """Returns bits and holders of a mask, lowest bit first."""
-        return self.among(bits(mask))
-
-    def among(self, numbers: Iterable[int]) -> list[tuple[int, EngineGroup]]:
-        """Returns the given bits that have a holder, with the holder."""
         holders = self._holders
-        return [(number, holder) for number in numbers if (holder := holders[number]) is not None]
+        return [(number, holder) for number in bits(mask) if (holder := holders[number]) is not None]
 
     def _place(self, number: int, holder: EngineGroup) -> None:
         source = holder.source
         self._holders[number] = holder
         self._groups.setdefault(source, {})[holder.group] = number
-        self._pods[source.pod] = (*self._pods.get(source.pod, ()), number)
+        self._pods[source.pod] = self._pods.get(source.pod, 0) | 1 << number
         if holder.scored:
             self._scored |= 1 << number
             self._models[source.model] = self._models.get(source.model, 0) | 1 << number
@@ -223,7 +213,7 @@ def without_holder(copies: Copies, tier: int | None, bit: int) -> Copies:
     return tuple(left)
 
 
-def anywhere(copies: Copies) -> int:
+def anywhere(copies: Iterable[int]) -> int:
     """Returns the mask of holders in any tier."""
     mask = 0
     for one in copies:
