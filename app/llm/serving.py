@@ -384,7 +384,14 @@ def start(options: EngineProcessOptions, sockets: WorkerSockets) -> EngineServic
         torch.set_num_threads(options.threads)
     path = find_model(options.model)
     checkpoint = load_checkpoint(path)
-    sizes = engine_options(options, checkpoint.config.max_position)
+    model_len = checkpoint.config.max_position
+    length = options.max_model_len or model_len
+    if length > model_len:
+        raise ModelLoadError(f"max_model_len is {length}, and the model was made for {model_len} tokens.")
+    length = min(length, options.num_blocks * options.block_size)
+    same = {name: value for name, value in asdict(options).items() if name in EngineOptions.__struct_fields__}
+    same["kv_events"] = options.kv_events is not None
+    sizes = EngineOptions(**same, max_seq_length=length, form_cpu_s=FORM_CPU_S)
     try:
         events = None if options.kv_events is None else EventSender(options.kv_events)
     except ValueError as error:
@@ -392,17 +399,6 @@ def start(options: EngineProcessOptions, sockets: WorkerSockets) -> EngineServic
     engine = assemble(path, checkpoint, options.device, options.dtype, sizes)
     heartbeat = Heartbeat(options.endpoint)
     return EngineService(engine, lambda: load_checkpoint(path), sockets, events, heartbeat)
-
-
-def engine_options(options: EngineProcessOptions, model_len: int) -> EngineOptions:
-    """Returns the engine's sizes. Raises ModelLoadError for a length beyond the model's."""
-    length = options.max_model_len or model_len
-    if length > model_len:
-        raise ModelLoadError(f"max_model_len is {length}, and the model was made for {model_len} tokens.")
-    same = {name: value for name, value in asdict(options).items() if name in EngineOptions.__struct_fields__}
-    same["kv_events"] = options.kv_events is not None
-    length = min(length, options.num_blocks * options.block_size)
-    return EngineOptions(**same, max_seq_length=length, form_cpu_s=FORM_CPU_S)
 
 
 def make_ready(engine: LLMEngine) -> Ready:
