@@ -12,10 +12,8 @@ import pytest
 
 from app.engine.core.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
 from app.serving.api import logprobs, writer
-from app.serving.api.anthropic import MessageResponseOptions, MessageWriter
 from app.serving.api.chat.completions import ChatResponseOptions, ChatWriter
 from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
-from app.serving.api.generate.routes import GenerateResponseOptions, GenerateWriter
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import SLICE
 from app.serving.api.pipeline import Asked, check_answer_size
@@ -90,17 +88,6 @@ def completion(choices: int) -> ResponseWriter:
     return CompletionWriter(META, options)
 
 
-def generate(choices: int) -> ResponseWriter:
-    options = GenerateResponseOptions(
-        n=choices, prompt_ids=PROMPT, logprobs=True, text=True, token_ids=True, weights=lambda: "default"
-    )
-    return GenerateWriter(META, options)
-
-
-def message(choices: int) -> ResponseWriter:
-    return MessageWriter(META, MessageResponseOptions(prompt_tokens=16), lambda: "one")
-
-
 def response(choices: int, ended: Callable[[ResponseObject], None] | None = None) -> ResponseWriter:
     first = new_response(ResponsesRequest(input="hi"), META, 9)
     options = ResponsesOptions(response=first, prompt_ids=PROMPT, top_logprobs=3)
@@ -110,7 +97,7 @@ def response(choices: int, ended: Callable[[ResponseObject], None] | None = None
 
 FAMILIES = [
     pytest.param(make, choices, id=f"{make.__name__}-{choices}")
-    for make, choices in ((chat, 2), (chat, 1), (completion, 2), (generate, 2), (message, 1), (response, 1))
+    for make, choices in ((chat, 2), (chat, 1), (completion, 2), (response, 1))
 ]
 
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from app.engine.core.wire import Sampling, Thoughts
 from app.serving.api.sampling import MOST_LOOKED_AT, SamplingDefaults, ThoughtTokens, check_real
 from app.serving.http.errors import ApiError
-from app.serving.protocol.completions import CompletionRequest
-from app.serving.protocol.decoding import decode
+from tests.protocol.refused import completion as asked
 
 OWN = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)
-
-
-def asked(**fields: Any) -> CompletionRequest:
-    return decode(json.dumps({"prompt": "hi", **fields}).encode(), "application/json", CompletionRequest)
 
 
 def test_a_request_that_says_nothing_is_sampled_as_the_model_wants() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,21 +10,15 @@ from app.engine.core.request import ToolCalls
 from app.engine.forms.schema import Schemas
 from app.serving.api.chat.parts import check_tool_choice, constraint_of, tool_calls_of
 from app.serving.http.errors import ApiError
-from app.serving.protocol.chat import ChatCompletionRequest
-from app.serving.protocol.decoding import decode
 from app.serving.protocol.options import StructuredOutputs
 from config.settings import ToolSettings
+from tests.protocol.refused import chat
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("look", "go")]
 CHOOSING = ToolSettings(enable_auto_tool_choice=True)
 
 
 LOOK = {"type": "function", "function": {"name": "look"}}
-
-
-def chat(**fields: Any) -> ChatCompletionRequest:
-    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    return decode(json.dumps(body).encode(), "application/json", ChatCompletionRequest)
 
 
 def calls(settings: ToolSettings = CHOOSING, **fields: Any) -> ToolCalls | None:

@@ -2,20 +2,16 @@
 
 import json
 import math
-from typing import Any
 
 import pytest
 
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.serving.protocol.decoding import UnparsableBody, decode
+from tests.protocol.refused import chat
 
 JSON = "application/json"
 HELLO = [{"role": "user", "content": "hi"}]
-
-
-def chat(**fields: Any) -> ChatCompletionRequest:
-    return decode(json.dumps({"messages": HELLO, **fields}).encode(), JSON, ChatCompletionRequest)
 
 
 def refusal(body: bytes, content_type: str | None = JSON) -> ApiError:

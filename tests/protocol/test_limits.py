@@ -8,24 +8,13 @@ from typing import Any
 
 import pytest
 
-from app.serving.protocol.chat import ChatCompletionRequest
-from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.decoding import decode
 from app.serving.protocol.generate import GenerateRequest
 from app.serving.protocol.validation import GenerationRequest, ModelLimits, ValidatedRequest, fit_prompt
-from tests.protocol.refused import refused
+from tests.protocol.refused import chat, completion, refused
 
 CONTEXT = 2048
 LIMITS = ModelLimits(max_model_len=CONTEXT, vocab_size=4096)
-
-
-def chat(**fields: Any) -> ChatCompletionRequest:
-    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    return decode(json.dumps(body).encode(), "application/json", ChatCompletionRequest)
-
-
-def completion(**fields: Any) -> CompletionRequest:
-    return decode(json.dumps({"prompt": "hi", **fields}).encode(), "application/json", CompletionRequest)
 
 
 def accepted(request: GenerationRequest, limits: ModelLimits = LIMITS) -> ValidatedRequest[GenerationRequest]:

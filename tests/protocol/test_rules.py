@@ -1,27 +1,19 @@
 """Parse-time rules of chats and of text completions, and the forms of a prompt."""
 
-import json
 from typing import Any
 
 import pytest
 
 from app.serving.http.errors import ApiError
-from app.serving.protocol.chat import ChatCompletionRequest
-from app.serving.protocol.completions import MAX_PROMPTS, CompletionRequest
-from app.serving.protocol.decoding import decode
+from app.serving.protocol.completions import MAX_PROMPTS
 from app.serving.protocol.rules import check_structured_outputs
-from tests.protocol.refused import refused
+from tests.protocol.refused import chat, completion, refused
 
 HELLO = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "weather"}}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 DEVELOPER = "body.messages.0.ChatCompletionDeveloperMessageParam"
 TOOL_CALL = "body.0.ChatCompletionMessageFunctionToolCallParam"
-
-
-def chat(**fields: Any) -> ChatCompletionRequest:
-    body = json.dumps({"messages": HELLO, **fields}).encode()
-    return decode(body, "application/json", ChatCompletionRequest)
 
 
 def refusal(**fields: Any) -> tuple[int, str, str | None]:
@@ -140,10 +132,6 @@ def test_an_old_name_of_reasoning_is_understood() -> None:
 
 
 # Text completions
-
-
-def completion(**fields: Any) -> CompletionRequest:
-    return decode(json.dumps({"prompt": "hi", **fields}).encode(), "application/json", CompletionRequest)
 
 
 @pytest.mark.parametrize(
