@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from app.engine.core.timing import PerRequestTiming
+from app.engine.core.sequence import PerRequestTiming
 from config import VERSION
 from config.document import SETTINGS, settings_page
 from config.flags import usage

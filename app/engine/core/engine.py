@@ -23,12 +23,12 @@ from app.engine.core.sequence import (
     COUNTED_AS,
     MOST_AT_ONCE,
     Handle,
+    PerRequestTiming,
     ReplySequence,
     SequenceContext,
     emit_failure,
 )
 from app.engine.core.timeline import SequencePool, TimedSequence
-from app.engine.core.timing import PerRequestTiming
 from app.engine.lora import LoRASlots
 from config.settings import Settings
 

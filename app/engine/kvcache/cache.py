@@ -277,7 +277,7 @@ class KVCache:
         if self.log.wanted:
             parent = sequence.last_hash if first else None
             ids = self._token_ids(sequence, first * size, last * size)
-            self.log.stored(hashes, parent, ids, first, prompt.keys, prompt.adapter)
+            self.log.stored(prompt, hashes, parent, ids, first)
         sequence.cached_blocks, sequence.last_hash = last, hashes[-1]
 
     def _token_ids(self, sequence: CachedSequence, start: int, stop: int) -> list[int]:

@@ -14,7 +14,7 @@ from msgspec.msgpack import Encoder
 from msgspec.structs import astuple
 
 from app.engine.kvcache.hashing import all_low64, low64
-from app.engine.kvcache.prompt import Adapter, ExtraKeys
+from app.engine.kvcache.prompt import Prompt
 
 BlockHash: TypeAlias = int | bytes
 """Block hash on the wire: the low 64 bits, or all bytes (16 or 32)."""
@@ -105,15 +105,10 @@ class EventLog:
         return events
 
     def stored(
-        self,
-        hashes: Sequence[bytes],
-        parent: bytes | None,
-        token_ids: list[int],
-        first: int,
-        keys: ExtraKeys,
-        adapter: Adapter | None,
+        self, prompt: Prompt, hashes: Sequence[bytes], parent: bytes | None, token_ids: list[int], first: int
     ) -> None:
         """Records that blocks from index `first` of a sequence hold `token_ids`, if `wanted`."""
+        adapter = prompt.adapter
         self.pending.append(
             BlockStored(
                 block_hashes=self._wire(hashes),
@@ -123,7 +118,7 @@ class EventLog:
                 lora_id=adapter.id if adapter else None,
                 medium=MEDIUM,
                 lora_name=adapter.name if adapter else None,
-                extra_keys=keys.published(first, first + len(hashes)),
+                extra_keys=prompt.keys.published(first, first + len(hashes)),
                 group_idx=GROUP,
                 kv_cache_spec_kind=SPEC_KIND,
             )

@@ -254,12 +254,9 @@ REFERENCE_ALONE = ("draft-04", "draft-06", "draft-07")
 """Drafts that ignore keywords beside a reference."""
 
 
-def read(text: bytes, lenient: bool) -> Document:
-    """Returns the document in the JSON `text`; `lenient` leaves out wrong keywords. Raises SchemaError."""
-    return _Reader(text, lenient).document()
+class Reader:
+    """Reads the schema in the JSON `text`; `lenient` leaves out wrong keywords. Raises SchemaError."""
 
-
-class _Reader:
     def __init__(self, text: bytes, lenient: bool) -> None:
         self._root: JSON = json.loads(text)
         dialect = _dialect(self._root)

@@ -10,7 +10,7 @@ from random import Random
 from typing import TypeVar
 
 from app.engine.forms.schema.bounds import Ranges, SchemaError, Size, Unsatisfiable, WorkBudget, WorkExhausted
-from app.engine.forms.schema.document import JSON, Document, Keywords, Schema, identity, read
+from app.engine.forms.schema.document import JSON, Document, Keywords, Reader, Schema, identity
 from app.engine.forms.schema.formats import WORDS
 from app.engine.forms.schema.scalars import SUGGESTING, MergedSchema, draw_number, draw_text
 from app.engine.forms.schema.validation import accepts
@@ -429,7 +429,7 @@ class CompiledSchema:
 def compile_schema(text: bytes, lenient: bool) -> CompiledSchema:
     """Returns the schema in the JSON `text`. Raises SchemaError."""
     try:
-        document = read(text, lenient)
+        document = Reader(text, lenient).document()
     except RecursionError:
         raise SchemaError("the schema is too deep") from None
     held = BYTES_A_SCHEMA * text.count(b"{") + BYTES_A_CHARACTER * len(text)

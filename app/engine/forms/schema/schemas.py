@@ -25,6 +25,7 @@ MACHINERY = "app.engine.forms.schema.draw"
 """Module of the compiler. Its import takes 50 ms with its libraries: a sixth of a server's start."""
 MOST_BYTES = 500_000
 """Bytes of the longest accepted schema, as JSON."""
+TOO_LARGE = f"a schema of more than {MOST_BYTES} bytes is too large"
 MOST_VALUES = 100_000
 """Values in the largest accepted schema; counting them takes up to 15 ms."""
 LONG_BYTES = 2_000
@@ -101,7 +102,7 @@ def _canonical(schema: object) -> bytes:
     except RecursionError:
         raise SchemaError("the schema is too deep") from None
     if len(text) > MOST_BYTES:
-        raise _too_large()
+        raise SchemaError(TOO_LARGE)
     return text
 
 
@@ -118,8 +119,4 @@ def _check(schema: object) -> None:
         elif isinstance(each, float) and not isfinite(each):
             raise SchemaError("the schema holds what JSON cannot")
     if length > MOST_BYTES:
-        raise _too_large()
-
-
-def _too_large() -> SchemaError:
-    return SchemaError(f"a schema of more than {MOST_BYTES} bytes is too large")
+        raise SchemaError(TOO_LARGE)
