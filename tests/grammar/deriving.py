@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from app.engine.forms.grammar.compiling import compile_grammar, compile_structural_tag
+from app.engine.forms.grammar.structural_tags import compile_grammar, compile_structural_tag
 from app.engine.forms.schema import Ranges, Schemas
 from app.engine.forms.schema.derivation import Grammar, write
 

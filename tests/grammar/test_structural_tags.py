@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from app.engine.forms.grammar.compiling import compile_structural_tag
+from app.engine.forms.grammar.structural_tags import compile_structural_tag
 from app.engine.forms.schema import SchemaError, Schemas
 from tests.grammar.deriving import SPOKEN, tag, text, texts
 

@@ -101,7 +101,7 @@ def tag_of(tag: str, request: GenerationRequest, schemas: Schemas) -> Grammar:
     """Returns the grammar of a structural tag. ApiError 400 for an invalid tag, at once as in vLLM."""
     field = "structured_outputs" if request.structured_outputs is not None else "response_format"
     schemas.load()
-    from app.engine.forms.grammar.compiling import compile_structural_tag
+    from app.engine.forms.grammar.structural_tags import compile_structural_tag
 
     try:
         return compile_structural_tag(tag, schemas)
@@ -120,7 +120,7 @@ def constraint_of(wanted: StructuredOutputs, schemas: Schemas) -> Constraint | N
     if wanted.grammar is None:
         return Constraint(choices=tuple(wanted.choice)) if wanted.choice else None
     schemas.load()
-    from app.engine.forms.grammar.compiling import compile_grammar
+    from app.engine.forms.grammar.structural_tags import compile_grammar
 
     try:
         return Constraint(grammar=compile_grammar(wanted.grammar))
