@@ -245,7 +245,7 @@ def _fault_of(plugin: str, given: object, facts: RequestFacts) -> Fault:
     _check_headers(fault.headers)
     _check_seconds(*(wait_s for _, wait_s in fault.delays))
     is_named = fault.name or not (fault.error or fault.damage or fault.delays)
-    return fault if is_named else fault.named(plugin)
+    return fault if is_named else msgspec.structs.replace(fault, name=plugin)
 
 
 def _nothing(*args: object, **kwargs: object) -> None:

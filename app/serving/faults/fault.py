@@ -77,12 +77,6 @@ class Fault(Struct, frozen=True, kw_only=True):
     """Pairs of token number and the wait before it in seconds, as in an engine request."""
     damage: Damage | None = None
 
-    def named(self, name: str) -> Fault:
-        return replace(self, name=name)
-
-    def with_headers(self, headers: Mapping[str, str]) -> Fault:
-        return replace(self, headers=headers)
-
 
 def error_type(status: int) -> str:
     """Returns the error type of an injected status (simulator.md 3.1)."""
@@ -135,13 +129,10 @@ class FaultScript:
         """Returns the fault of this request; None when no rule applies."""
         decided, headers = Fault(), dict[str, str]()
         for rule in self._rules:
-            if not (rule.fits(request) and rule.is_turn()) or decided.name:
-                continue
-            if rule.applies(rng):
-                decided = rule.fault(request, now_s)
-                rule.applied += bool(decided.name)
+            if rule.fits(request) and rule.is_turn() and not decided.name:
+                decided = rule.fault(request, rng, now_s)
                 headers |= decided.headers  # from a quota that still allows the request
-        return decided.with_headers(headers) if decided.name or headers else None
+        return replace(decided, headers=headers) if decided.name or headers else None
 
 
 class _Rule:
@@ -172,18 +163,18 @@ class _Rule:
             rule.every is None or self._met % rule.every == 0
         )
 
-    def applies(self, rng: Random) -> bool:
-        """True when `times` and `probability` allow the fault."""
+    def fault(self, request: RequestFacts, rng: Random, now_s: float) -> Fault:
+        """Returns the fault for this request; without a name when the rule does not apply."""
         rule = self.rule
-        if rule.times is not None and self.applied >= rule.times:
-            return False
-        return rule.probability >= 1 or rng.random() < rule.probability
+        is_spent = rule.times is not None and self.applied >= rule.times
+        if is_spent or rule.probability < 1 and rng.random() >= rule.probability:
+            return Fault()
+        fault = self._due(rule, rule.name or rule.action, request, now_s)
+        self.applied += bool(fault.name)
+        return fault
 
-    def fault(self, request: RequestFacts, now_s: float) -> Fault:
-        """Returns the fault for this request; without a name when a quota still allows the request."""
-        rule = self.rule
-        name = rule.name or rule.action
-        if self._quota is not None:
+    def _due(self, rule: FaultRule, name: str, request: RequestFacts, now_s: float) -> Fault:
+        if self._quota is not None:  # a quota that still allows the request only adds headers
             error = self._quota.take(request.tokens, now_s)
             return Fault(name=name if error else "", error=error, headers=self._quota.headers(now_s))
         if isinstance(rule, ErrorRule):

@@ -14,6 +14,7 @@ from random import Random
 
 from cachetools import LRUCache
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.serving.faults.fault import Fault, FaultScript, RequestFacts, error_type, failure
 from app.serving.http.context import RequestContext, client_name
@@ -91,7 +92,7 @@ class FaultInjector:
             if fault is not None:
                 headers |= fault.headers
                 if fault.name:
-                    return fault.with_headers(headers)
+                    return replace(fault, headers=headers)
         return Fault(headers=headers) if headers else None
 
     def _asked_for(self, request: RequestFacts) -> Fault | None:
