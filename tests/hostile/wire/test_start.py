@@ -54,18 +54,6 @@ def test_a_port_that_is_taken_is_told_at_once_in_one_line() -> None:
     assert time.monotonic() - begun_s < 5, "gunicorn tries for as long"
 
 
-def test_a_start_says_three_lines() -> None:
-    flags = ("--profile", "qwen3-14b-h100", "--console", "--served-model-name", "a,b")
-    with running_server(*flags) as server:
-        lines = [line.partition("gunicorn.error: ")[2] for line in server.log().splitlines()]
-        # A hostile client of an earlier test may still send to a port that is given again.
-        lines = [line for line in lines if not line.startswith("Invalid request")]
-        assert lines[0] == "model: a, b; timing: steps of profile qwen3-14b-h100"
-        assert lines[1].startswith(f"Listening at: http://127.0.0.1:{server.port} (")
-        assert lines[2].startswith("console: http://127.0.0.1:") and len(lines) == 3
-        post(server.port, ask())
-
-
 def test_a_preloaded_application_serves_on_through_a_reload_which_lets_streams_end() -> None:
     env = {"SIM_INTER_TOKEN_LATENCY": "10ms", "SIM_GRACEFUL_TIMEOUT": "20s"}
     with running_gunicorn("--preload", env=env) as server:
@@ -99,8 +87,15 @@ def successor_of(server: RunningServer) -> int | None:
     return next((int(pid) for pid in started if int(pid) != server.process.pid), None)
 
 
-def test_a_successor_takes_over_the_port_and_outlives_the_server() -> None:
-    with running_server() as server:
+def test_a_start_says_three_lines_and_a_successor_takes_over_the_port_and_outlives_the_server() -> None:
+    flags = ("--profile", "qwen3-14b-h100", "--console", "--served-model-name", "a,b")
+    with running_server(*flags) as server:
+        lines = [line.partition("gunicorn.error: ")[2] for line in server.log().splitlines()]
+        # A hostile client of an earlier test may still send to a port that is given again.
+        lines = [line for line in lines if not line.startswith("Invalid request")]
+        assert lines[0] == "model: a, b; timing: steps of profile qwen3-14b-h100"
+        assert lines[1].startswith(f"Listening at: http://127.0.0.1:{server.port} (")
+        assert lines[2].startswith("console: http://127.0.0.1:") and len(lines) == 3
         server.process.send_signal(signal.SIGUSR2)
         wait_until(lambda: successor_of(server) is not None)
         successor = successor_of(server)
