@@ -50,29 +50,24 @@ QUIET_S = 60.0
 """Least time between two log lines about lost spans, in seconds."""
 
 
-def resource_of(settings: TracingSettings) -> Resource:
-    """Makes the attributes of the server for all spans.
+def tracing_to(settings: TracingSettings) -> tuple[SpanSender, Callable[[], Tracer]]:
+    """Makes the queue of ended spans for the collector; slow to make, idle without spans. Call it at start.
 
-    Call it at start: OpenTelemetry runs detectors in threads, and the hub cannot wait for threads.
-    """
-    return Resource.create({SERVICE_NAME: settings.otlp_service_name, SERVICE_VERSION: VERSION})
-
-
-def sender_to(settings: TracingSettings) -> SpanSender:
-    """Makes the queue of ended spans for the collector of `settings`; slow to make, idle without spans.
-
-    Headers, timeout, compression and certificates come from OpenTelemetry's OTEL_EXPORTER_OTLP_ variables.
+    The function makes a tracer with the queue: call it in the worker, whose exit flushes the queue. Headers,
+    timeout, compression and certificates come from OpenTelemetry's OTEL_EXPORTER_OTLP_ variables.
     """
     reason = FailureReason.of(trace_exporter.__name__)
-    return SpanSender(OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint), reason)
+    sender = SpanSender(OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint), reason)
+    # Made now: OpenTelemetry runs detectors in threads, and the hub cannot wait for threads.
+    resource = Resource.create({SERVICE_NAME: settings.otlp_service_name, SERVICE_VERSION: VERSION})
 
+    def make_tracer() -> Tracer:
+        sys.setswitchinterval(SWITCH_S)
+        provider = TracerProvider(resource=resource)
+        provider.add_span_processor(sender)
+        return provider.get_tracer("understudy", VERSION)
 
-def tracer_to(sender: SpanSender, resource: Resource) -> Tracer:
-    """Makes a tracer with the queue `sender`. Call it in the worker, whose exit flushes the queue."""
-    sys.setswitchinterval(SWITCH_S)
-    provider = TracerProvider(resource=resource)
-    provider.add_span_processor(sender)
-    return provider.get_tracer("understudy", VERSION)
+    return sender, make_tracer
 
 
 class FailureReason(logging.Handler):
@@ -106,9 +101,8 @@ class FailureReason(logging.Handler):
 class SpanSender(SpanProcessor):
     """Queues ended spans for `exporter`. A slow or missing collector only costs spans.
 
-    One greenlet at a time empties the queue, through a native thread. It ends with the queue, so an idle
-    sender runs nothing. Spans beyond `limit_bytes` are lost. `reason` keeps the exporter's error; `now`
-    returns monotonic seconds.
+    One greenlet at a time empties the queue, through a native thread, and ends with it. Spans beyond
+    `limit_bytes` are lost. `reason` keeps the exporter's error; `now` returns monotonic seconds.
     """
 
     def __init__(

@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from app.base.clock.clock import Clock
@@ -293,11 +292,11 @@ def middleware_of(
     for one in (http_log, keys, limits):
         live.subscribe(one.on_settings)
     if settings.tracing.otlp_traces_endpoint is not None:
-        from app.base.tracing import resource_of, sender_to, tracer_to
+        from app.base.tracing import tracing_to
         from app.serving.middleware.traces import Traces
 
-        sender, resource = sender_to(settings.tracing), resource_of(settings.tracing)
-        traces.append(Traces(partial(tracer_to, sender, resource), clock, caches={"spans": sender}))
+        sender, make_tracer = tracing_to(settings.tracing)
+        traces.append(Traces(make_tracer, clock, caches={"spans": sender}))
     request_ids = RequestIds(settings.api.enable_request_id_headers)
     outer = [http_metrics, http_log, request_ids, *traces, Cors(settings.access), keys, limits]
     middleware = MiddlewareStack([*outer, *innermost, ForeignPages(settings.access)])
