@@ -77,19 +77,6 @@ def test_weights_of_tiers_are_a_setting(backend: Backend) -> None:
         TierWeights({"gpu": -1.0})
 
 
-def test_removals_and_clears_are_followed(index: Index) -> None:
-    ingest(index, "a", stored([1, 2, 3], PROMPT[:12]))
-    ingest(index, "b", stored([1, 2, 3], PROMPT[:12]))
-    ingest(index, "a", removed([2]))
-    assert matched(index, PROMPT) == {"a": 1, "b": 3}
-    ingest(index, "b", AllBlocksCleared())
-    assert matched(index, PROMPT) == {"a": 1}
-    ingest(index, "b", stored([1], PROMPT[:4]))
-    assert matched(index, PROMPT) == {"a": 1, "b": 1}
-    index.clear("a")
-    assert matched(index, PROMPT) == {"b": 1}
-
-
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_models_do_not_meet_in_any_generation(backend: Backend, generation: str) -> None:
     index = make_index(backend, generation=generation)

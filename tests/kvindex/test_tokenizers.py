@@ -173,12 +173,6 @@ def test_a_failed_load_is_tried_again_after_a_while(loader: Loader) -> None:
         assert len(loader.calls) == loads
 
 
-def test_an_unknown_model_is_an_error_that_names_it_and_nothing_is_loaded(loader: Loader) -> None:
-    with pytest.raises(UnknownModelError, match="^There is no tokenizer for the model `org/nobody`.$"):
-        library(loader).get("org/nobody")
-    assert loader.calls == []
-
-
 def test_the_tokenizer_that_was_not_used_for_longest_is_dropped(
     loader: Loader, embedded: LocalTokenizer
 ) -> None:
