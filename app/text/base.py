@@ -129,19 +129,3 @@ class Tokenizer:
 
 def not_unicode() -> TokenizerInputError:
     return TokenizerInputError("The text holds half of a surrogate pair, which no encoding can express.")
-
-
-def json_length(value: object, most: int) -> int:
-    """Estimates the members and characters in the JSON of `value`; returns `most` for more."""
-    length, waiting = 0, [value]
-    for each in waiting:  # the list grows meanwhile
-        length += 1
-        if isinstance(each, str | list | tuple | dict):
-            length += len(each)
-        if length >= most:
-            return most
-        if isinstance(each, dict):
-            waiting += each.values()
-        elif isinstance(each, list | tuple):
-            waiting += each
-    return length

@@ -17,7 +17,8 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from app.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message, json_length
+from app.base.clock.pause import call_off_hub
+from app.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message
 from app.text.conversation import (
     PLAIN_ROLES,
     ContentFormat,
@@ -33,6 +34,8 @@ TEMPLATES_BYTES = 8 << 20
 """Memory limit of compiled templates, as trusted requests may bring their own."""
 COMPILED_BYTES, CHARACTER_BYTES = 8_000, 6
 """Most memory of a compiled template, and of each character of its source; measured."""
+LONG_CHAT, MANY_MESSAGES = 20_000, 400
+"""Members and characters, and messages, above which a conversation is rendered in a native thread."""
 LONG_JSON = 20_000
 """Members and characters of a value from which its JSON is written in pieces."""
 RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
@@ -129,7 +132,11 @@ class ChatTemplates:
         self._lock = Lock()
 
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
-        return self.of(options).render(messages, options)
+        """Returns the prompt of a conversation; a native thread renders a long one."""
+        given = messages, options.tools, options.documents, options.chat_template_kwargs
+        is_long = len(messages) > MANY_MESSAGES or json_length(given, LONG_CHAT) == LONG_CHAT
+        render = self.of(options).render
+        return call_off_hub(render, messages, options) if is_long else render(messages, options)
 
     def of(self, options: ChatOptions) -> CompiledTemplate:
         source = self._source(options)
@@ -254,3 +261,19 @@ def _to_json(
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
+
+
+def json_length(value: object, most: int) -> int:
+    """Estimates the members and characters in the JSON of `value`; returns `most` for more."""
+    length, waiting = 0, [value]
+    for each in waiting:  # the list grows meanwhile
+        length += 1
+        if isinstance(each, str | list | tuple | dict):
+            length += len(each)
+        if length >= most:
+            return most
+        if isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
+    return length

@@ -28,7 +28,6 @@ from app.text.base import (
     TokenIdError,
     Tokenizer,
     TokenizerLoadError,
-    json_length,
     not_unicode,
 )
 from app.text.chat_template import ChatTemplates
@@ -117,8 +116,6 @@ LONG_TEXT = 2_000
 """Characters above which a text is encoded in a native thread (about 0.5 ms of work)."""
 LONG_LIST = 8_000
 """Tokens above which their texts are made in a native thread (about 0.5 ms of work)."""
-LONG_CHAT, MANY_MESSAGES = 20_000, 400
-"""Members and characters, and messages, above which a conversation is rendered in a native thread."""
 WORD_START = "▁"
 """Sign of a blank in SentencePiece vocabularies."""
 P = ParamSpec("P")
@@ -269,13 +266,10 @@ class LocalTokenizer(Tokenizer):
         return self.token_texts([token_id])[0].encode()
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
-        given = messages, options.tools, options.documents, options.chat_template_kwargs
-        is_long = len(messages) > MANY_MESSAGES or json_length(given, LONG_CHAT) == LONG_CHAT
-        render = self._templates.of(options).render
-        return call_off_hub(render, messages, options) if is_long else render(messages, options)
+        return self._templates.render(messages, options)
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
-        return self.encode(self.render_chat(messages, options), options.add_special_tokens)
+        return self.encode(self._templates.render(messages, options), options.add_special_tokens)
 
 
 def _last_id(backend: tokenizers.Tokenizer) -> int:

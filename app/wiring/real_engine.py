@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -32,14 +31,8 @@ if TYPE_CHECKING:
     from app.wiring.assembly import Components
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
-DTYPES: Mapping[str, Literal["auto", "float32", "bfloat16", "float16"]] = {
-    "auto": "auto",
-    "float32": "float32",
-    "float": "float32",
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "half": "float16",
-}
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+SHORT_DTYPES = {"float": "float32", "half": "float16"}
 OWN_DEFAULTS, NO_DEFAULTS = "auto", "vllm"
 """Values of the setting generation-config: the model's own defaults, or none."""
 NOT_STARTED = (
@@ -58,7 +51,7 @@ def engine_options(settings: Settings) -> EngineProcessOptions:
         endpoint="",
         model=os.path.abspath(name) if os.path.exists(name) else name,
         device=cast(Device, settings.steps.device or "auto"),  # checked by `config.validation`
-        dtype=DTYPES[settings.engine.dtype],
+        dtype=cast(Dtype, SHORT_DTYPES.get(settings.engine.dtype, settings.engine.dtype)),
         num_blocks=cache.kv_cache_size,
         block_size=cache.block_size,
         max_model_len=None if length == OWN_LENGTH else length,
