@@ -45,15 +45,11 @@ class KVCacheManager(KVCache):
             tokens, name = len(request.prompt_ids), request.adapter
             if tokens > self.capacity * self.block_size:
                 raise PromptExceedsCache(tokens, self.capacity * self.block_size)
-            prompt = self.make_prompt(
-                request.prompt_ids,
-                None if name is None else self._adapter_of(name),
-                request.cache_salt,
-                [Placeholder(*item) for item in request.media] if request.media else (),
-                # Prompt log probabilities require computing the whole prompt, as in vLLM.
-                reads=request.prompt_logprobs is None,
-            )
-            prompts.append(prompt)
+            adapter = None if name is None else self._adapter_of(name)
+            media = [Placeholder(*item) for item in request.media]
+            # Prompt log probabilities require computing the whole prompt, as in vLLM.
+            reads = request.prompt_logprobs is None
+            prompts.append(self.make_prompt(request.prompt_ids, adapter, request.cache_salt, media, reads))
         return prompts
 
     def begin(self, sequence: CachedSequence, found: int, count: int) -> None:

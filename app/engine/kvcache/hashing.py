@@ -61,10 +61,7 @@ def _last_eight(length: int) -> Struct:
 
 
 def none_hash(algorithm: Algorithm, seed: str | None, rng: Random) -> bytes:
-    """Returns the parent hash of first blocks, derived from `seed`, the PYTHONHASHSEED of a vLLM.
-
-    Without a seed (None), cryptographic algorithms use one constant for all servers, others draw from `rng`.
-    """
+    """Returns the parent hash of first blocks from `seed`, a PYTHONHASHSEED; xxHash draws a missing one."""
     if seed is None:
         seed = rng.randbytes(SEED_BYTES).hex() if algorithm.startswith("xxhash") else DEFAULT_SEED
     serialize = cbor.encode if algorithm.endswith("_cbor") else _pickled

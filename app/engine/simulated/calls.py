@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from app.engine.core.outputs import Part
 from app.engine.core.request import (
@@ -50,9 +50,8 @@ class CallSpan(NamedTuple):
     until: int
 
 
-class WrittenCalls(NamedTuple):
-    text: str
-    calls: Sequence[CallSpan]
+WrittenCalls: TypeAlias = tuple[str, Sequence[CallSpan]]
+"""The text of a reply that calls tools, and where the calls are."""
 
 
 class CallReplies:
@@ -111,11 +110,12 @@ class CallReplies:
 
     def marked_up(self, written: WrittenCalls, most: int) -> Reply:
         """Returns the reply, cut off after `most` tokens; a token shows only arguments."""
-        ids = self._tokenizer.encode(written.text)
+        text, calls = written
+        ids = self._tokenizer.encode(text)
         kept = ids[:most]
         pieces = self._tokenizer.pieces(kept)
         raw = "" if len(kept) == len(ids) else "".join(pieces)
-        texts, spans = _told(pieces, written.calls, raw)
+        texts, spans = _told(pieces, calls, raw)
         return Reply(texts, kept, LENGTH if raw else STOP, spans)
 
 
@@ -133,7 +133,7 @@ def written(calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bo
         end = len(text)
         text += "}" if terse and number == len(calls) else "}" + CLOSING
         places.append(CallSpan(Part("call", number - 1, name, "", *own_id), named, start, end, len(text)))
-    return WrittenCalls(text, places)
+    return text, places
 
 
 def _told(pieces: Sequence[str], calls: Sequence[CallSpan], raw: str) -> tuple[list[str], list[Span]]:

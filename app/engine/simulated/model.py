@@ -308,7 +308,7 @@ class SimulatedModel:
         """Returns a script's reply; the token limit and stop strings end it as they end any other."""
         if not script.in_parts:
             thoughts = THOUGHTS.format(script.reasoning) if script.reasoning else ""
-            calls = written(script.calls).text if script.calls else ""
+            calls = written(script.calls)[0] if script.calls else ""
             reply = self._told(request, thoughts + script.text + calls)
         else:
             reply = self._in_parts(request, script)
