@@ -240,17 +240,9 @@ class ChatChoice(Struct):
     routed_experts: None = None
 
 
-class ChatCompletion(Struct, kw_only=True):
-    """A whole answer. `created` is Unix seconds."""
-
-    id: str
+class ChatCompletion(common.WholeAnswer, kw_only=True):
     object: str = "chat.completion"
-    created: int
-    model: str
     choices: Sequence[ChatChoice | Raw]
-    service_tier: None = None
-    system_fingerprint: str | None
-    usage: common.Usage
     prompt_logprobs: common.PromptLogprobs | Raw | None = None
     prompt_token_ids: Sequence[int] | Raw | None = None
     prompt_text: str | None = None

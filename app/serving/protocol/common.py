@@ -71,6 +71,19 @@ ECTransferParams = Mapping[str, EncodedItem]
 """`ec_transfer_params` of an encoder's answer: locations of encodings by item hash."""
 
 
+class WholeAnswer(Struct, kw_only=True):
+    """First fields of a whole answer. `created` is Unix seconds."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: Sequence[Struct | Raw]
+    service_tier: None = None
+    system_fingerprint: str | None
+    usage: Usage
+
+
 Figure = float | None | UnsetType
 
 

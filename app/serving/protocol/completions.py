@@ -105,17 +105,9 @@ class CompletionChoice(Struct):
     routed_experts: None = None
 
 
-class Completion(Struct, kw_only=True):
-    """A whole answer. `created` is Unix seconds."""
-
-    id: str
+class Completion(common.WholeAnswer, kw_only=True):
     object: str = "text_completion"
-    created: int
-    model: str
     choices: Sequence[CompletionChoice | Raw]
-    service_tier: None = None
-    system_fingerprint: str | None
-    usage: common.Usage
     kv_transfer_params: common.KVTransferParams | None = None
     ec_transfer_params: None = None
     metrics: common.PerRequestMetrics | None = None

@@ -196,7 +196,6 @@ class ValidatedRequest(Generic[R]):
         for param, tokens in ((name, self.requested), ("truncate_prompt_tokens", kept)):
             if tokens is not None and tokens > most:
                 raise bad_request(f"{param}={tokens} is more than the context of {most} tokens", param)
-
         stop, temperature = request.stop or (), request.temperature
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self.seed = None if request.seed == NO_SEED else request.seed

@@ -130,12 +130,11 @@ def constraint_of(wanted: StructuredOutputs, schemas: Schemas) -> Constraint | N
 
 def _schema_of(given: str | JsonObject, schemas: Schemas) -> JsonSchema:
     schema: object = given
-    try:
-        if isinstance(given, str):
-            schema = json.loads(given)
-    except (ValueError, RecursionError):
-        raise bad_request("structured_outputs.json is no JSON") from None
     if isinstance(given, str):
+        try:
+            schema = json.loads(given)
+        except (ValueError, RecursionError):
+            raise bad_request("structured_outputs.json is no JSON") from None
         check_depth(schema)
     try:
         schemas.compile(schema)
