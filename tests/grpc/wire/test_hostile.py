@@ -13,6 +13,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 from h2.errors import ErrorCodes as Reason
 
+from app.serving.api.grpc.messages import varint
 from tests.grpc import raw as frames
 from tests.grpc.client import Engine, connected, ends_of, generate, wait_until
 from tests.grpc.raw import RawClient, call, encode, frame, headers, message, opening, settings_frame
@@ -181,3 +182,23 @@ def test_a_stream_that_is_too_late_has_one_line_in_the_log_which_shows_no_key() 
         log = server.log()
     lines = [line for line in log.splitlines() if "VllmEngine/Generate" in line and "access" in line]
     assert "secret-words" not in log and len(lines) == 1, log
+
+
+def test_a_subscriber_that_reads_late_has_every_batch() -> None:
+    """The room for its answer is used up at the first batch, and comes back after the last."""
+    subscribe, asked = "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", message(b"")
+    firsts = (1000, 2000, 3000)
+    with running_server("--grpc", "--enable-kvcache", "true") as server, connected(server.port) as engine:
+        raw = RawClient(server.port)
+        with raw.sock:
+            raw.send(settings_frame({frames.INITIAL_WINDOW_SIZE: 9}), opening(1, headers(subscribe)))
+            raw.send(frame(frames.DATA, frames.END_STREAM, 1, asked))
+            wait_until(lambda: (raw.frame() or (None,))[0] == frames.HEADERS)
+            for first in firsts:
+                engine.said(generate(range(first, first + 33), max_tokens=2))
+            raw.send(frames.window_update(1, 1 << 20))
+            received = b""
+            while not all(varint(first) + varint(first + 1) in received for first in firsts):
+                kind, _, _, payload = raw.frame() or (None, 0, 0, b"")
+                assert kind is not None
+                received += payload if kind == frames.DATA else b""

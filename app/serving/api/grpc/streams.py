@@ -77,7 +77,15 @@ class MessageFeed(StreamingBody):
         self._greenlet: gevent.Greenlet | None = None
 
     def attach(self, transport: StreamTransport) -> None:
+        transport.start(self)
         self._greenlet = gevent.spawn(self._write, transport)
+
+    def next_slice(self) -> tuple[bytes, bool, bool]:
+        """Returns nothing: the greenlet goes on when a call lags no longer (see `StreamSource`)."""
+        return b"", False, False
+
+    def leave(self) -> None:
+        self.close()
 
     def _write(self, transport: StreamTransport) -> None:
         for message in self._messages:
