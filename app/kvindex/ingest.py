@@ -9,9 +9,9 @@ tail, which the next event continues.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, count, groupby
-from typing import NamedTuple, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from msgspec import Struct
 
@@ -211,8 +211,9 @@ class Ingest:
             store.keys = store.owned = self._request_keys.keys(before, tokens, features)
             return
         tail = Tail(before) if isinstance(before, int) else before
-        aligned = align(self._request_keys, tail, engine, size, tokens, features)
-        store.keys, store.owned, store.remapped, tails = aligned
+        store.keys, store.owned, store.remapped, tails = align(
+            self._request_keys, tail, engine, size, tokens, features
+        )
         for key, after in tails.items():
             self.tails.put((source, new.group, key), after, tail_bytes(after))
 
@@ -300,20 +301,6 @@ class Tail(Struct, frozen=True):
     spans: Sequence[TailBlock] = ()
 
 
-class Aligned(NamedTuple):
-    """An event, mapped to blocks of the index.
-
-    `keys` lists the request keys of all full index blocks; `owned` lists the keys of each engine block.
-    `remapped` has new keys for blocks of earlier events. `tails` has, by engine key, the tail behind each
-    engine block that ends inside an index block.
-    """
-
-    keys: list[int]
-    owned: list[Owned]
-    remapped: list[tuple[int, tuple[int, ...]]]
-    tails: Mapping[int, Tail]
-
-
 def tail_bytes(tail: Tail) -> int:
     """Returns the memory of a tail, in bytes; texts are shared and not counted."""
     numbers = len(tail.tokens) + sum([len(span.before) for span in tail.spans])
@@ -327,9 +314,11 @@ def align(
     block_size: int,
     tokens: Sequence[int],
     features: Sequence[Features] | None,
-) -> Aligned:
+) -> tuple[list[int], list[Owned], list[tuple[int, tuple[int, ...]]], dict[int, Tail]]:
     """Cuts the `tokens` of engine blocks of `block_size`, behind `tail`, into blocks of the index.
 
+    Returns the request keys of all full index blocks, those of each engine block, new ones for blocks of
+    earlier events, and by engine key the tail behind each engine block that ends inside an index block.
     Raises ValueError as `RequestKeys.keys`.
     """
     size, offset = request_keys.block_size, len(tail.tokens)
@@ -349,7 +338,7 @@ def align(
         owned.append(own if span.end % size == 0 else (*own, UNALIGNED))
     remapped = [(span.engine, own) for span, own in zip(tail.spans, owned, strict=False)] if keys else []
     tails = dict(_tails(tail.parent, everything, spans, known, keys, size))
-    return Aligned(keys, [*owned[known:]], remapped, tails)
+    return keys, [*owned[known:]], remapped, tails
 
 
 def _tails(
