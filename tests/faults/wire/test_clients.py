@@ -13,7 +13,7 @@ import requests
 from tests.conformance.sdk import openai_client
 from tests.faults.client import CHAT, TEXT, TOKENS, Asker, ask, question
 from tests.hostile.raw_client import wait_until
-from tests.running_server import RunningServer, running_server
+from tests.running_server import RunningServer
 
 MESSAGES: Any = [{"role": "user", "content": "Say something."}]
 
@@ -137,7 +137,11 @@ def test_who_leaves_is_counted(faulty: RunningServer) -> None:
     assert kinds(faulty, over=True) == set()
 
 
-def test_who_ignores_the_limit_of_its_key_is_found_too() -> None:
-    with running_server("--requests-per-minute", "1") as server:
-        wait_until(lambda: naive(server, "", 1) == [429] and not verdict(server)["clean"])
-        assert kinds(server) == {"retry_after_ignored"}
+def test_who_ignores_the_limit_of_its_key_is_found_too(faulty: RunningServer) -> None:
+    config = f"{faulty.url}/admin/config"
+    requests.post(config, json={"requests-per-minute": 1}, timeout=20).raise_for_status()
+    try:
+        wait_until(lambda: naive(faulty, "", 1) == [429] and not verdict(faulty)["clean"])
+        assert kinds(faulty) == {"retry_after_ignored"}
+    finally:
+        requests.post(config, json={"requests-per-minute": None}, timeout=20).raise_for_status()
