@@ -378,7 +378,7 @@ def form_of(method: str, target: str, content_type: str, body: bytes, alike: boo
     object.
     """
     path, mark, query = mask_query(target).partition("?")
-    place = hash_of([f"{method} {unquote(path)}{mark}{query}".encode()])
+    place = hash_of(f"{method} {unquote(path)}{mark}{query}".encode())
     fields = json_object(body)
     if fields is not None:
         # 1.0 is equal to 1: clients write either.
@@ -389,13 +389,13 @@ def form_of(method: str, target: str, content_type: str, body: bytes, alike: boo
         }
         model = known.get("model")
         with suppress(ValueError, RecursionError):  # JSON that cannot be encoded again
-            key = hash_of((place, digest(known)))
+            key = digest(known, place)
             model = model if isinstance(model, str) else None
             return RequestForm(key, place, model, _likeness(known) if alike else None)
     boundary = _BOUNDARY.search(content_type) if content_type.startswith("multipart/") else None
     if boundary is not None:  # differs in every request
         body = body.replace(boundary[1].encode("latin-1", "replace"), b"boundary")
-    return RequestForm(hash_of((place, body)), place, None, None)
+    return RequestForm(hash_of(body, place), place, None, None)
 
 
 def _likeness(fields: dict[str, object]) -> Likeness:
@@ -427,22 +427,17 @@ def json_object(body: bytes) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-def digest(value: object) -> bytes:
-    """Hashes a JSON value.
+def digest(value: object, place: bytes = b"") -> bytes:
+    """Hashes a JSON value; the same value at another `place` has another hash.
 
     ValueError or RecursionError for values that JSON cannot encode: half a surrogate pair, integers beyond 64
     bits, deep nesting.
     """
     try:
-        return blake2b(_encoder.encode(value), digest_size=DIGEST_BYTES).digest()
+        return hash_of(_encoder.encode(value), place)
     except OverflowError as error:
         raise ValueError(str(error)) from None
 
 
-def hash_of(parts: Sequence[bytes]) -> bytes:
-    """Hashes `parts`; the same bytes split differently have another hash."""
-    made = blake2b(digest_size=DIGEST_BYTES)
-    for part in parts:
-        made.update(len(part).to_bytes(8))
-        made.update(part)
-    return made.digest()
+def hash_of(content: bytes, place: bytes = b"") -> bytes:
+    return blake2b(content, digest_size=DIGEST_BYTES, key=place).digest()
