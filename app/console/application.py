@@ -126,7 +126,6 @@ class Console:
         app.add_routes("console_admin", [*own, *actions])
 
     def _described(self) -> dict[str, object]:
-        """Returns the server's description for a newly opened page."""
         settings, steps, cache = self._live.current, self.observer.steps, self._cache
         counted = settings.kvcache.kv_cache_size - 1 if steps.shared else 0
         rank = self._siblings.own

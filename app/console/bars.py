@@ -98,7 +98,6 @@ class RequestBars:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the ended requests."""
         return int(self._over.currsize)
 
     def begin(self, counts_blocks: bool) -> None:
@@ -109,7 +108,6 @@ class RequestBars:
         self._open, self._counts_blocks = True, counts_blocks
 
     def end(self) -> None:
-        """Stops collecting changes when the last page closes."""
         self._open = False
         self._new, self._ended = [], []
 
@@ -205,7 +203,6 @@ class RequestBars:
             frame.held += (bar.number, bar.held)
 
     def live(self) -> list[Bar]:
-        """Returns the bars of requests that have not ended."""
         return list(self._live.values())
 
     def number_of(self, request: EngineRequest) -> int | None:
@@ -298,7 +295,6 @@ class BlockMap(BlockObserver):
         self._own.pop(bar, None)
 
     def changes(self, frame: Frame) -> None:
-        """Writes the changes since the last frame into `frame`."""
         dirty, self._dirty = self._dirty, set()
         frame.blocks = self._rows(dirty)
         frame.evicted, self._evicted = self._evicted, []

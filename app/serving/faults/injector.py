@@ -74,7 +74,6 @@ class FaultInjector:
             self._read_rules(self._script)
 
     def restart(self) -> None:
-        """Restarts the counters of all rules and forgets the rules of headers."""
         self.active = False
         self._read_rules(None)
         self._header_rules.clear()

@@ -154,12 +154,10 @@ class KeptExchange:
         self._sizes = {"request": 0, "answer": 0}
 
     def sent(self, piece: bytes) -> None:
-        """Keeps a part of the request's body."""
         if self._fits("request", piece):
             self._body.append(piece)
 
     def came(self, piece: bytes) -> None:
-        """Keeps a part of the answer's body, which has just arrived."""
         if self._fits("answer", piece):
             self._pieces.append((self._file.now(), piece))
 

@@ -134,7 +134,6 @@ def _then(answer: RecordedAnswer) -> Json:
 
 
 def _error(answer: RecordedAnswer) -> Json:
-    """Builds the equivalent fault rule (docs/faults.md)."""
     fault: Json = {"action": "error", "status": answer.status}
     try:
         error = msgspec.json.decode(answer.body(), type=dict[str, Json]).get("error", {})
@@ -216,7 +215,6 @@ def _literals(value: Any) -> Any:
 
 
 def _delays(moments: Sequence[float], end_s: float) -> Json:
-    """Returns delays of the first token, of each later token, and of pauses."""
     if len(moments) < 2:
         return {"first_token": f"{end_s * 1e3:.0f}ms"}
     gaps = [later - earlier for earlier, later in pairwise(moments)]

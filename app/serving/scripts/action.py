@@ -306,7 +306,6 @@ class Action:
             raise ScriptError(f"then.{key}: {error}") from None
 
     def _filled(self, value: object, key: str) -> Filled:
-        """Returns a function that fills the templates in a JSON value."""
         if (template := self._template(value, key)) is not None:
             return template.value
         if isinstance(value, dict):

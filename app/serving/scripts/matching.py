@@ -102,7 +102,6 @@ class MatchedRequest:
 
     @cached_property
     def client(self) -> bytes:
-        """Digest of the client's key."""
         return _digest(self.facts.client())
 
     @cached_property
@@ -243,7 +242,6 @@ class TextCondition:
 
 
 def _looked_at(wanted: MessageIs, request: MatchedRequest) -> Iterable[Message]:
-    """Returns the messages that a condition compares."""
     found: Iterable[Message] = reversed(request.messages) if wanted.which == "last" else request.messages
     if wanted.role is not None:
         found = (message for message in found if message.role == wanted.role)
@@ -251,7 +249,6 @@ def _looked_at(wanted: MessageIs, request: MatchedRequest) -> Iterable[Message]:
 
 
 def is_in(number: int, wanted: Numbers) -> bool:
-    """True if the number meets the condition."""
     if isinstance(wanted, Range):
         return number >= wanted.at_least and (wanted.at_most is None or number <= wanted.at_most)
     return number in (wanted if isinstance(wanted, tuple) else (wanted,))

@@ -234,7 +234,6 @@ def script_of(document: Mapping[str, object], path: str) -> Script:
 
 
 def place(path: str, number: int, name: str = "") -> str:
-    """Names a rule in errors and logs."""
     return f"script {path}: rule {number}" + (f" ({name})" if name else "")
 
 

@@ -92,7 +92,6 @@ class RuleState:
 
     @property
     def place(self) -> str:
-        """File, number and name, for logs and errors."""
         return place(self.path, self.number, self.rule.name)
 
     def concerns(self, request: MatchedRequest) -> bool:
@@ -181,7 +180,6 @@ class ScriptFile(Struct, eq=False):
 
 
 def listing(rules: Sequence[RuleState]) -> str:
-    """Returns numbers and names of the first rules."""
     told = [f"rule {each.number}" + f" ({each.rule.name})" * bool(each.rule.name) for each in rules[:20]]
     return ", ".join(told) + (" and others" if len(rules) > 20 else "")
 
