@@ -48,11 +48,11 @@ class BlockWriter(ResponseWriter):
             self._add(output)
 
     def _add(self, output: Tokens) -> Segment | None:
-        """Adds the tokens to their block and returns it; None when they show nothing."""
-        segment = self.choices[0].shown(output, self._id_of)
-        if segment is not None:
-            segment.texts += output.texts
-        return segment
+        """Adds the tokens to their block and returns it; None when they show nothing, as images."""
+        if output.part is not None and output.part.kind == "image":
+            self.choices[0].count(output)
+            return None
+        return self.choices[0].add(output, self._id_of)
 
     def _id_of(self, part: Part | None) -> str:
         return self._new_id()

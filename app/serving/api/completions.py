@@ -110,7 +110,7 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
     def _choice(self, index: int, choice: ChoiceState) -> CompletionChoice:
         options = self._options
         prompt = options.prompts[index // options.n]
-        text = "".join(self._texts_of(prompt, choice.texts, options.echo))
+        text = "".join(self._texts_of(prompt, choice.texts_of("text"), options.echo))
         logprobs = None
         if options.logprobs:
             own = CompletionLogprobs(options.token_id_names)

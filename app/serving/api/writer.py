@@ -42,12 +42,12 @@ class Segment(Struct):
         return "".join(self.texts)
 
 
-class ChoiceState(Struct):
-    """State of one choice: its counts and, where an answer needs it, its content.
+def no_id(part: Part | None) -> str:
+    return ""
 
-    Answers that separate a reply into parts use `take`: `texts` is the reply's own text, and `segments` are
-    thoughts, calls and images. Answers that keep a reply's order use `shown`: `segments` are the whole reply.
-    """
+
+class ChoiceState(Struct):
+    """State of one choice: its counts and, where an answer needs it, its content."""
 
     tokens: int = 0
     reasoning_tokens: int = 0
@@ -55,11 +55,11 @@ class ChoiceState(Struct):
     ended_s: float = 0.0
     """Moment when the last token was due."""
     called: bool = False
-    texts: list[str] = []
     ids: list[int] = []
     logprobs: list[Sequence[TokenLogprob]] = []
     """Log probabilities of all tokens, as they came."""
     segments: list[Segment] = []
+    """The reply, part by part."""
 
     def count(self, output: Tokens) -> None:
         self.tokens += len(output.ids)
@@ -69,35 +69,26 @@ class ChoiceState(Struct):
             self.reasoning_tokens += len(output.ids)
 
     def take(self, output: Tokens) -> None:
-        self.count(output)
         self.ids += output.ids
         if output.logprobs is not None:
             self.logprobs.append(output.logprobs)
-        part = output.part
-        if part is None:
-            self.texts += output.texts
-        elif part.raw:
-            self.texts = [part.raw]
-            self._keep("reasoning", "image")
-        elif part.name or part.kind != "call":
-            segment = self.current(part) or self.begin(part)
-            segment.texts += output.texts
+        if not self.cut_off(output):
+            self.add(output)
 
-    def shown(self, output: Tokens, new_id: Callable[[Part | None], str]) -> Segment | None:
-        """Counts the tokens; returns their segment, perhaps a new one, or None without anything to show."""
+    def add(self, output: Tokens, new_id: Callable[[Part | None], str] = no_id) -> Segment | None:
+        """Adds the tokens to their segment, perhaps a new one; returns None when they show nothing."""
         self.count(output)
         part = output.part
         segment = self.current(part)
         if segment is None:
-            if part is not None and part.kind == "image":
-                return None
             begins = output.logprobs is not None if part is None else part.name != ""
             if not begins and not any(output.texts):
                 return None
             segment = self.begin(part, new_id(part))
+        segment.texts += output.texts
         return segment
 
-    def cut_off(self, output: Tokens, new_id: Callable[[Part | None], str]) -> bool:
+    def cut_off(self, output: Tokens, new_id: Callable[[Part | None], str] = no_id) -> bool:
         """True for tokens of a call that was cut off: in a whole answer their reply is a text."""
         part = output.part
         if part is None or not part.raw:
@@ -105,14 +96,10 @@ class ChoiceState(Struct):
         self.count(output)
         segment = self.current(None)
         if segment is None or segment.texts != [part.raw]:
-            self._keep("reasoning")
+            self.called = False
+            self.segments = [each for each in self.segments if each.kind in ("reasoning", "image")]
             self.begin(None, new_id(None)).texts.append(part.raw)
         return True
-
-    def _keep(self, *kinds: str) -> None:
-        """Drops other segments: with its last call cut off, a reply is text in a whole answer."""
-        self.called = False
-        self.segments = [segment for segment in self.segments if segment.kind in kinds]
 
     def current(self, part: Part | None) -> Segment | None:
         """Returns the segment that tokens of `part` continue; None when they begin another one."""

@@ -205,11 +205,9 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         )
 
     def _message(self, choice: ChoiceState) -> wire.ChatMessage:
-        options, texts = self._options, choice.texts
+        options, texts = self._options, choice.texts_of("text")
         if options.echo is not None:
             texts = [options.echo, *texts]
-        if not choice.segments and not options.reasons:
-            return wire.ChatMessage(options.role, "".join(texts))
         message = wire.ChatMessage(options.role, self._content(choice, texts))
         if choice.called:
             message.tool_calls = [
