@@ -1,6 +1,7 @@
 """Kind of installation, so that messages have the right command and packages."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -29,17 +30,16 @@ def install(extra: Extra) -> str:
 
 
 def missing(extra: Extra) -> list[str]:
-    return [module for module in PACKAGES[extra] if not _is_installed(module)]
+    absent = []
+    for module in PACKAGES[extra]:
+        with suppress(ImportError):  # the module's package is missing
+            if find_spec(module) is not None:
+                continue
+        absent.append(module)
+    return absent
 
 
 def check_installed(extra: Extra, wanted_by: str) -> None:
     """Raises ConfigError, in one line, if an optional part for `wanted_by` is not installed."""
     if names := missing(extra):
         raise ConfigError(f"{wanted_by}: needs {' and '.join(names)}: {install(extra)}")
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ImportError:  # the module's package is missing
-        return False

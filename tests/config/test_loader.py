@@ -56,13 +56,6 @@ def test_a_list_replaces_the_list_of_a_weaker_source(yaml_file: Write) -> None:
     assert emptied.served_names == ("m",)
 
 
-@pytest.mark.parametrize(
-    ("environ", "name"), [({"POD_NAME": "a"}, "a"), ({"POD_NAME": "a", "SIM_POD_NAME": "b"}, "b")]
-)
-def test_some_settings_have_a_variable_of_the_platform_too(environ: dict[str, str], name: str) -> None:
-    assert load((), environ).server.pod_name == name
-
-
 # Syntaxes
 
 

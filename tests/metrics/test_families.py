@@ -11,7 +11,7 @@ from flask import Flask
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.base.metrics.families import FINISHED, TABLE, token_bounds
+from app.base.metrics.families import FINISHED, TABLE
 from app.base.metrics.instruments import Exposition, Families
 from app.base.metrics.recorder import FinishedSequence, Recorder
 from app.serving.http.response import Response
@@ -72,14 +72,6 @@ def test_series_that_vllm_has_at_start_are_there_at_zero(recorder: Recorder) -> 
     assert success == dict.fromkeys(FINISHED, 0.0)
     state = {s.labels["sleep_state"]: s.value for s in families["vllm:engine_sleep_state"].samples}
     assert state == {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("max_model_len", "bounds"),
-    [(0, ()), (1, (1,)), (1024, (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)), (20, (1, 2, 5, 10, 20))],
-)
-def test_token_bounds_end_at_the_context_length(max_model_len: int, bounds: tuple[int, ...]) -> None:
-    assert token_bounds(max_model_len) == bounds
 
 
 class Clock:
