@@ -149,7 +149,9 @@ class Engine(EngineClient):
         slots, request, reply = self.executor, requests[0], replies[0]
         if len(requests) > 1 or not self.timing.instant or self._cache is not None:
             return False
-        if not isinstance(slots, SequencePool) or slots.waiting or slots.free() <= 0:
+        if not isinstance(slots, SequencePool) or slots.paused or slots.queue.members:
+            return False
+        if slots.running >= slots.slots:
             return False
         special = request.adapter or request.observers or request.delays or request.remote_prefill
         asked = request.cache_hit_threshold or request.logprobs is not None
