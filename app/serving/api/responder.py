@@ -242,7 +242,7 @@ class EventStream(StreamingBody):
         keep_alive_s: float = 0.0,
     ) -> None:
         """Writes a comment after each `keep_alive_s` without a chunk; 0 is never."""
-        super().__init__()
+        self.bytes_sent, self.gone = 0, False  # without a call of the base class
         self.writer, self.unfinished = writer, choices
         self._connection, self._take_over, self._keep_alive_s = connection, take_over, keep_alive_s
         self._slice_tokens = max(1, SLICE_TOKENS // entries_per_token)
