@@ -158,10 +158,15 @@ class AsyncLLM:
         max_wait_s: float | None = None,
     ) -> list[Result]:
         """Returns a result for each prompt and choice, in order. The first failure aborts other prompts."""
-        wholes = (self._whole(it, sampling_params, priority, max_wait_s) for it in prompt_list(prompts))
-        tasks = [asyncio.ensure_future(whole) for whole in wholes]
+
+        async def whole(prompt: Prompt) -> dict[int, CollectedChoice]:
+            choices = self._choices(prompt, sampling_params, priority, max_wait_s)
+            return {index: choice async for index, choice in choices}
+
+        tasks = [asyncio.ensure_future(whole(prompt)) for prompt in prompt_list(prompts)]
         try:
-            return [choice.result() for choices in await asyncio.gather(*tasks) for choice in choices]
+            replies = await asyncio.gather(*tasks)
+            return [reply[index].result() for reply in replies for index in sorted(reply)]
         finally:
             for task in tasks:
                 task.cancel()
@@ -246,14 +251,6 @@ class AsyncLLM:
 
     async def _encode(self, messages: Sequence[Message], system_prompt: str | None) -> list[int]:
         return await self._call(lambda engine: encode_chat(engine, messages, system_prompt))
-
-    async def _whole(
-        self, prompt: Prompt, params: Params, priority: int, max_wait_s: float | None
-    ) -> list[CollectedChoice]:
-        whole: dict[int, CollectedChoice] = {}
-        async for index, choice in self._choices(prompt, params, priority, max_wait_s):
-            whole[index] = choice
-        return [whole[index] for index in sorted(whole)]
 
     async def _choices(
         self, prompt: Prompt, params: Params, priority: int, max_wait_s: float | None

@@ -40,9 +40,8 @@ class Trial(msgspec.Struct, frozen=True):
     """Grammar in llguidance's notation."""
 
 
-def limits() -> llguidance.LLParserLimits:
-    """Returns llguidance's default limits, without schema and state in its errors."""
-    return llguidance.LLParserLimits(verbose_errors=False)
+# The defaults, without schema and state in errors.
+LIMITS: Final = llguidance.LLParserLimits(verbose_errors=False)
 
 
 class CompileSandbox:
@@ -84,7 +83,7 @@ def main() -> None:
     trial = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Trial)
     tokens = llguidance.LLTokenizer(trial.tokenizer, trial.vocab_size, trial.end)
     signal.setitimer(signal.ITIMER_PROF, trial.cpu_s)
-    matcher = llguidance.LLMatcher(tokens, trial.grammar, log_level=0, limits=limits())
+    matcher = llguidance.LLMatcher(tokens, trial.grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_logit_bias()  # finds out whether a first token is left
     sys.stdout.write(str(matcher.get_error())[:MOST_ERROR] if matcher.is_error() else "")

@@ -13,7 +13,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from app.engine.core.wire import TextForm, Thoughts
 from app.engine.forms.grammar import structural_tags as formats
-from app.llm.compile_sandbox import CompileSandbox, Trial, limits
+from app.llm.compile_sandbox import LIMITS, CompileSandbox, Trial
 from app.llm.errors import RequestError
 from app.text.huggingface import LocalTokenizer
 
@@ -72,7 +72,7 @@ class Forms:
             raise _refused(str(error)) from error
         if self._sandbox is not None and (flaw := self._sandbox.flaw(grammar)):
             raise _refused(flaw)
-        found = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=limits())
+        found = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=LIMITS)
         if found.is_error():
             raise _refused(found.get_error())
         thoughts = form.thoughts
