@@ -163,3 +163,14 @@ def test_a_worker_that_is_killed_comes_back() -> None:
         with connected(server.port) as engine:
             assert ends_of(engine.said(generate(), wait_for_ready=True))
             assert engine.running() == 0
+
+
+def test_a_client_may_leave_a_damaged_stream(served: RunningServer, engine: Engine) -> None:
+    before = len(served.log())
+    for _ in range(3):
+        rule = ("x-fault", "truncate; after=900")
+        call = engine.stub.Generate(long(), timeout=LIMIT_S, metadata=[rule])
+        next(call)
+        call.cancel()
+    engine.wait_for(0)
+    assert "Traceback" not in served.log()[before:]

@@ -89,8 +89,10 @@ class MessageFeed(StreamingBody):
 
     def _write(self, transport: StreamTransport) -> None:
         for message in self._messages:
-            while transport.lags:
+            while transport.lags and transport.is_open:
                 gevent.sleep(LOOK_S)
+            if not transport.is_open:
+                return
             data = framed_message(message)
             self.bytes_sent += len(data)
             transport.write(data)

@@ -6,6 +6,7 @@ The message of a plain token is assembled by hand: protobuf takes several times 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import gevent
@@ -18,7 +19,7 @@ from app.serving.api.grpc.messages import engine, varint
 from app.serving.api.logprobs import ALL
 from app.serving.api.responder import EventStream, Responder
 from app.serving.api.writer import ResponseWriter
-from app.serving.faults.fault import DamagedStream
+from app.serving.faults.fault import Damage, DamagedStream
 from app.serving.faults.injector import fault_of
 from app.serving.http.connection import BrokenOffError
 from app.serving.http.context import RequestContext
@@ -214,16 +215,24 @@ COMPLETE = b"\x12"
 class DamagedMessages(DamagedStream):
     """A damaged stream of messages, which a greenlet writes."""
 
+    def __init__(self, stream: EventStream, damage: Damage) -> None:
+        super().__init__(stream, damage, None)
+        self.leave = stream.leave
+
     def attach(self, transport: StreamTransport) -> None:
+        transport.start(self)
         gevent.spawn(self._write, transport)
+
+    def next_slice(self) -> tuple[bytes, bool, bool]:
+        """Returns nothing: the greenlet writes."""
+        return b"", False, False
 
     def _write(self, transport: StreamTransport) -> None:
         try:
-            for piece in self:
+            for piece in chain(self, (None,)):
                 if not transport.is_open:
                     return
-                transport.write(piece)
-            transport.write(b"", True)
+                transport.write(piece or b"", last=piece is None)
         except BrokenOffError:
             transport.break_off()
 
@@ -267,7 +276,7 @@ class RpcResponder(Responder):
         if fault is not None:
             response.headers.update(fault.headers)
             if fault.damage is not None:
-                response.body = DamagedMessages(body, fault.damage, None)
+                response.body = DamagedMessages(body, fault.damage)
         self.load.begin()
         response.on_close(self.load.end)
         return response
