@@ -122,10 +122,7 @@ class StepLoop(Generic[S]):
         raise NotImplementedError
 
     def send(self, sequence: S, arrival_s: float, apart: bool = False) -> float:
-        """Takes a sequence into the front end; if `apart`, the scheduler sees it after earlier sequences.
-
-        Returns the time of its visibility without the sequences before it.
-        """
+        """Takes a sequence, seen after earlier ones if `apart`; returns when it would be visible alone."""
         due_s = self._front.visible_s(arrival_s, sequence.prompt_tokens)
         self._seen_s = max(nextafter(self._seen_s, inf) if apart else self._seen_s, due_s)
         self.line.append((self._seen_s, sequence))

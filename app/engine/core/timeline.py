@@ -121,10 +121,7 @@ class TimedSequence(ReplySequence):
         return next_s
 
     def _due_together(self, stop: int, next_s: float, now_s: float) -> tuple[int, float, float]:
-        """Returns the end of the tokens to emit now, the last one's due time, and the next token's due time.
-
-        The token before `stop` is due, and token `stop` has been due since `next_s`.
-        """
+        """Returns the end of the tokens to emit now, the last one's due time, and the next token's."""
         wanted = self.request.logprobs
         most = MOST_AT_ONCE if wanted is None else max(1, MOST_AT_ONCE // (wanted + 2))
         at_s, end = self._due_s, min(self._part_end, stop - 1 + most)
@@ -165,10 +162,9 @@ class TimedSequence(ReplySequence):
 class SequencePool:
     """Runs at most `slots` sequences at a time, in the manner of `concurrent.futures`.
 
-    A slot is not a thread. A thread would only sleep, which the timer wheel does; a thread switch would cost
-    more than a short reply. A sequence starts in the submitter's own turn if a slot is free, else in the turn
-    that frees one. A request's future is `Handle.future`. One event loop owns the state, so locks are
-    unnecessary.
+    A slot is not a thread, which would only sleep, as the timer wheel does; a thread switch would cost more
+    than a short reply. A sequence starts in the submitter's own turn if a slot is free, else in the turn that
+    frees one. One event loop owns the state, so locks are unnecessary.
     """
 
     def __init__(

@@ -213,21 +213,12 @@ class Dataset:
     def reply(
         self, prompt_ids: Sequence[int], turns: Sequence[Turn], least: int, most: int, rng: Random
     ) -> Recorded | None:
-        """Returns a reply that was recorded for the prompt, else a random one.
+        """Returns a reply that was recorded for the prompt, else a random one; None if the file yields none.
 
         Prefers `least` to `most` tokens. Longer recorded replies come next, then shorter ones; long replies
         are cut. The one random draw comes before any wait, so replies depend on the order of calls only.
-
-        Args:
-            prompt_ids: token ids of the prompt, hashed as in current files.
-            turns: role and text of each message of the prompt, hashed as in older files; may be empty.
-
-        Returns:
-            None, with a warning in the log the first time, when the file yields no reply: it was locked or
-            changed, or the row is broken.
-
-        Raises:
-            TokenizerError: the row lacks ids or strings, and the tokenizer cannot add them.
+        `turns` are role and text of each message, hashed as in older files. The first failure (a locked or
+        changed file, a broken row) is logged. Raises TokenizerError if the tokenizer cannot complete a row.
         """
         catalogue = self._catalogue
         key = catalogue.recorded(ids_hash(prompt_ids), least, most, rng)

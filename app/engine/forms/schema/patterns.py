@@ -99,11 +99,7 @@ def _patterns_in(operand: Any) -> Iterator[Tokens]:
 
 
 class _Writer:
-    """Writes texts of a wanted length for a parsed pattern; anchors and boundaries write nothing.
-
-    Back references of another length, conditions and assertions may spoil a text, which is checked later.
-    Usually other tokens write by chance what an assertion demands; with `asserts` it is written out.
-    """
+    """Writes texts of a wanted length; assertions and references may spoil one, which is checked later."""
 
     def __init__(self, choices: dict[int, str], rng: Random, budget: WorkBudget, asserts: bool) -> None:
         self._rng, self._budget, self._asserts = rng, budget, asserts
