@@ -171,7 +171,11 @@ class BlockTable:
         The caller may `put` a run before taking the next run.
         """
         places, at = self._segment_of, 0
-        for segment, alike in groupby([places[key & PLACE].get(key) for key in keys]):
+        segments = [places[key & PLACE].get(key) for key in keys]
+        if keys and segments.count(None) == len(keys):
+            yield None, (), keys
+            return
+        for segment, alike in groupby(segments):
             some = keys[at : at + len(list(alike))]
             at += len(some)
             copies: list[Copies] = [()] if segment is None else list(map(segment.blocks.__getitem__, some))
