@@ -91,14 +91,18 @@ def test_views_may_return_what_flask_allows() -> None:
         assert url_for("converted", rest="a b", more="yes") == "/converted/a%20b?more=yes"
 
 
-def test_functions_of_extensions_get_the_responses_of_views_beside_ours() -> None:
-    """What the middleware do comes behind them."""
+def test_functions_of_extensions_get_responses_as_flask_has_them() -> None:
+    """Whole ones and streams; what the middleware do comes behind them."""
     app = create_app(load(["--force-dummy-tokenizer", "--enable-request-id-headers"], {}))
     app.secret_key = "a secret"
+    seen: list[tuple[int, str | None]] = []
 
     @app.after_request
     def look(response: FlaskResponse) -> FlaskResponse:
+        seen.append((response.status_code, response.headers.get("X-Request-Id")))
         response.headers["X-Extension"] = "1"
+        if response.is_json and "object" in response.get_json():
+            response.set_data(b'{"other":1}')
         return response
 
     @app.get("/visits")
@@ -107,11 +111,14 @@ def test_functions_of_extensions_get_the_responses_of_views_beside_ours() -> Non
         return str(session["visits"])
 
     client = app.test_client()
-    for number in ("1", "2"):
-        answer = client.get("/visits", headers={"X-Request-Id": "mine"})
-        assert (answer.text, answer.headers["X-Extension"]) == (number, "1")
-        assert answer.headers["X-Request-Id"] == "mine"
-    assert "X-Extension" not in client.get("/v1/models").headers
+    assert [client.get("/visits").text for _ in range(2)] == ["1", "2"]
+    models = client.get("/v1/models", headers={"X-Request-Id": "mine"})
+    told = models.headers["X-Request-Id"], models.headers["X-Extension"]
+    assert (models.json, *told) == ({"other": 1}, "mine", "1")
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "stream": True}
+    answer = client.post("/v1/chat/completions", json=chat)
+    assert answer.headers["X-Extension"] == "1" and answer.data.endswith(b"data: [DONE]\n\n")
+    assert seen == [(200, None)] * 4
 
 
 def test_the_test_client_gets_a_stream_token_by_token() -> None:

@@ -183,9 +183,15 @@ class Understudy(Flask):
         return rv if isinstance(rv, Response) else super().make_response(rv)
 
     def process_response(self, response: Any) -> Any:
-        """Runs the middleware; functions of extensions see the responses of the program's own views."""
+        """Runs functions of extensions, then the middleware."""
+        if self.after_request_funcs or request_ctx._after_request_functions or self.secret_key:
+            if isinstance(response, Response):
+                ours = response
+                response = FlaskResponse(ours.body, ours.status, list(ours.headers.items()))
+                response.call_on_close(ours.close)
+            response = super().process_response(response)
         if not isinstance(response, Response):
-            response = _of_ours(super().process_response(response))
+            response = _of_ours(response)
         context: RequestContext = request_ctx.request.environ[CONTEXT]
         if context.method == "HEAD":
             response.body = b""  # Content-Length still counts it

@@ -18,7 +18,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gunicorn.arbiter import Arbiter
 from gunicorn.util import parse_address
@@ -31,6 +31,10 @@ from config.durations import format_duration
 from config.loader import load
 
 if TYPE_CHECKING:
+    from gunicorn.app.base import BaseApplication
+    from gunicorn.glogging import Logger
+    from gunicorn.workers.base import Worker
+
     from app.engine.core.wire import EngineProcessOptions
     from app.serving.gunicorn.engine_process import EngineProcess
 
@@ -43,7 +47,7 @@ ONE_EACH = (
 class RankArbiter(Arbiter):  # type: ignore[misc]
     """The class that `take_charge` gives a stock arbiter. `settings`: the settings in force."""
 
-    WORKERS: dict[int, Any]
+    WORKERS: dict[int, Worker]
     settings: Settings
     prepare: Callable[[Settings], None]
     """Fetches and checks files that the settings name; raises when they cannot be used."""
@@ -75,7 +79,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             except CertificateError as error:
                 self.log.error("%s; the certificate of before stays", error)
 
-    def _hide(self, hidden: Callable[[Any], bool]) -> dict[int, Any]:
+    def _hide(self, hidden: Callable[[Worker], bool]) -> dict[int, Worker]:
         found = {pid: worker for pid, worker in self.WORKERS.items() if hidden(worker)}
         self.WORKERS = {pid: worker for pid, worker in self.WORKERS.items() if pid not in found}
         return found
@@ -100,7 +104,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 
     handle_ttou = handle_ttin
 
-    def setup(self, app: Any) -> None:
+    def setup(self, app: BaseApplication) -> None:
         super().setup(app)
         self.num_workers = ranks.count(self.settings.server)
         self.cfg.set("workers", self.num_workers)
@@ -175,7 +179,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 
 
 def take_charge(
-    server: Any,
+    server: Arbiter,
     settings: Settings,
     prepare: Callable[[Settings], None],
     create: Callable[[Settings], object],
@@ -214,7 +218,7 @@ def take_charge(
     server.start_engine()
 
 
-def check_free(server: Any) -> None:
+def check_free(server: Arbiter) -> None:
     """Raises ConfigError for an address in use: gunicorn itself would retry for five seconds."""
     if server.master_pid or server.systemd or server.cfg.reuse_port:
         return
@@ -229,7 +233,7 @@ def check_free(server: Any) -> None:
                     raise ConfigError(f"cannot listen at {address[0]}:{address[1]}: {reason}") from None
 
 
-def say_model(log: Any, settings: Settings) -> None:
+def say_model(log: Logger, settings: Settings) -> None:
     """Logs the model and its timing; at level debug, all settings, too."""
     latency = settings.latency
     first, next = format_duration(latency.time_to_first_token), format_duration(latency.inter_token_latency)
@@ -242,7 +246,7 @@ def say_model(log: Any, settings: Settings) -> None:
     log.debug("settings: %s", json.dumps(settings.dump()))
 
 
-def say_console(log: Any, settings: Settings) -> None:
+def say_console(log: Logger, settings: Settings) -> None:
     path = settings.server.root_path.rstrip("/") + "/console"
     urls = ", ".join(url + path for _, url in ranks.siblings(settings))
     log.info("console: %s", urls if settings.api.console else "none; --console serves one")

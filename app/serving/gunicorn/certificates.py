@@ -15,12 +15,16 @@ import tempfile
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gevent.ssl import SSLSocket
 from gunicorn import sock
 
 from config import Settings
+
+if TYPE_CHECKING:
+    from gevent.socket import socket as GeventSocket
+    from gunicorn.config import Config
 
 COMMON_NAME = "Understudy"
 EARLIER = timedelta(hours=1)
@@ -49,7 +53,7 @@ class ServerCertificate:
     be used. Open connections keep their certificate.
     """
 
-    def __init__(self, cfg: Any) -> None:
+    def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
         self._seen = self._stamp()
         self._load()
@@ -66,7 +70,7 @@ class ServerCertificate:
         self._load()
         return True
 
-    def wrap(self, client: Any) -> ssl.SSLSocket:
+    def wrap(self, client: GeventSocket) -> ssl.SSLSocket:
         """Returns the server side of a TLS connection, before its handshake. OSError: the client has gone."""
         return self._context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache
 from socket import SHUT_WR
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent.server import StreamServer
@@ -27,6 +27,12 @@ from gunicorn.http.errors import InvalidHeader
 from gunicorn.http.wsgi import Response
 
 from app.serving.gunicorn.fair_turns import FairTurns, Share
+
+if TYPE_CHECKING:
+    from gevent.socket import socket as GeventSocket
+    from gunicorn.config import Config
+    from gunicorn.http.message import Request
+    from gunicorn.http.parser import RequestParser
 
 PARSED_BYTES = 8192
 """Most bytes per read while gunicorn searches for the end of a head or chunk."""
@@ -48,7 +54,10 @@ class ClientServer(StreamServer):  # type: ignore[misc]
     max_delay = LOOK_AGAIN_S
 
     def __init__(
-        self, listener: Any, accept: Callable[[Any, Any], None], is_full: Callable[[], bool]
+        self,
+        listener: GeventSocket,
+        accept: Callable[[GeventSocket, object], None],
+        is_full: Callable[[], bool],
     ) -> None:
         super().__init__(listener, handle=accept, spawn=None)
         self._is_full = is_full
@@ -81,7 +90,7 @@ class FairSocket:
 
     __slots__ = ("_client", "_share", "_turns", "data", "gettimeout", "settimeout")
 
-    def __init__(self, client: Any, data: bytes, turns: FairTurns, share: Share) -> None:
+    def __init__(self, client: GeventSocket, data: bytes, turns: FairTurns, share: Share) -> None:
         self._client, self.data, self._turns, self._share = client, data, turns, share
         self.gettimeout, self.settimeout = client.gettimeout, client.settimeout
 
@@ -103,7 +112,9 @@ class JoinedResponse(Response):  # type: ignore[misc]
     server may write the last chunk, too, and then calls `ended`.
     """
 
-    def __init__(self, req: Any, sock: Any, cfg: Any, write_timeout_s: float | None = None) -> None:
+    def __init__(
+        self, req: Request, sock: GeventSocket, cfg: Config, write_timeout_s: float | None = None
+    ) -> None:
         super().__init__(req, sock, cfg)
         self.headers_sent: bool = False
         self._write_timeout_s = write_timeout_s
@@ -177,7 +188,7 @@ def has_bare_line_feed(data: bytes) -> bool:
     return data.count(b"\n") != data.count(b"\r\n")
 
 
-def check_head(req: Any) -> None:
+def check_head(req: Request) -> None:
     """Checks a request of gunicorn's parser, and applies its `Connection: close`.
 
     InvalidHeader (status 400): Host is invalid, or missing in HTTP/1.1.
@@ -197,7 +208,7 @@ LINGER_S = 1.0
 """Most bytes, and seconds, that are read and discarded before a connection is closed."""
 
 
-def has_much_unread(req: Any) -> bool:
+def has_much_unread(req: Request) -> bool:
     """True if the unread body of gunicorn's `req` is chunked, or above LITTLE_BYTES."""
     reader = getattr(getattr(req, "body", None), "reader", None)
     if isinstance(reader, LengthReader):
@@ -205,14 +216,14 @@ def has_much_unread(req: Any) -> bool:
     return isinstance(reader, ChunkedReader) and reader.parser is not None
 
 
-def discard_body(parser: Any) -> bool:
+def discard_body(parser: RequestParser) -> bool:
     """Reads a short rest of a body; False when the rest is too long, or does not come in time."""
     if has_much_unread(parser.mesg):
         return False
     return bool(parser.finish_body(time.monotonic() + LITTLE_S, LITTLE_BYTES + 1))
 
 
-def linger(client: Any) -> None:
+def linger(client: GeventSocket) -> None:
     thrown_away = 0
     with suppress(OSError), gevent.Timeout(LINGER_S, False):
         client.shutdown(SHUT_WR)

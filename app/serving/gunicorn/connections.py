@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gevent.socket
 
@@ -30,6 +30,10 @@ from app.serving.http.connection import READ, Connection
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
 from app.serving.http.stream import LAST_CHUNK, StreamTransport, WriteBatcher
+
+if TYPE_CHECKING:
+    from gevent.socket import socket as GeventSocket
+
 
 log = logging.getLogger(__name__)
 WAYS = {"POST": "fast", "GET": "probe"}
@@ -104,7 +108,7 @@ class GreenletConnection:
 
     has_unread = False
 
-    def __init__(self, client: Any, address: Any, bound: Any) -> None:
+    def __init__(self, client: GeventSocket, address: Any, bound: Any) -> None:
         self.client, self.address, self.bound, self.share = client, address, bound, Share()
         self.busy, self.is_new, self.since_s = False, True, time.monotonic()
 

@@ -1,12 +1,14 @@
 """Log lines: text or JSON, in UTC, with the request's id on every line."""
 
+from __future__ import annotations
+
 import logging
 import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gunicorn.glogging import Logger
 from gunicorn.instrument.statsd import Statsd
@@ -16,6 +18,9 @@ from app.serving.http.context import CONTEXT, RequestContext, current_request, e
 from app.serving.http.response import Response
 from config.sections.observability import TRACE
 from config.settings import LogSettings
+
+if TYPE_CHECKING:
+    from gunicorn.config import Config
 
 USUAL = ("Starting gunicorn", "Using worker", "Booting worker")
 """Beginnings of gunicorn's lines that are the same at every start; logged as debug."""
@@ -88,14 +93,14 @@ class ServerLogger(Statsd):  # type: ignore[misc]
     is_start = True
     """True until the first worker of each rank has started."""
 
-    def __init__(self, cfg: Any) -> None:
+    def __init__(self, cfg: Config) -> None:
         if cfg.statsd_host is not None:
             super().__init__(cfg)
         else:
             Logger.__init__(self, cfg)
             self.prefix, self.dogstatsd_tags, self.sock = "", "", None
 
-    def setup(self, cfg: Any) -> None:
+    def setup(self, cfg: Config) -> None:
         """Configures logging at the start and at a reload. --log-config and its variants override `own`."""
         super().setup(cfg)
         # A line for a full disk is lost; its traceback would show headers of requests on stderr.

@@ -18,12 +18,15 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from config.plugins import from_plain, to_plain
 from config.settings import ServerSettings, Settings
+
+if TYPE_CHECKING:
+    from gunicorn.workers.base import Worker
 
 SETTINGS = "UNDERSTUDY_SETTINGS"
 """Environment variable with the settings in force."""
@@ -47,7 +50,7 @@ def handed_over(environ: Mapping[str, str]) -> Settings | None:
     return None if text is None else from_plain(json.loads(text))
 
 
-def note(worker: Any, stage: int) -> None:
+def note(worker: Worker, stage: int) -> None:
     """Notes a stage; keeps the time of the last heartbeat."""
     file = worker.tmp.fileno()
     heartbeat = os.fstat(file)
@@ -55,7 +58,7 @@ def note(worker: Any, stage: int) -> None:
     os.utime(file, ns=(heartbeat.st_atime_ns, heartbeat.st_mtime_ns))
 
 
-def is_noted(worker: Any, stage: int) -> bool:
+def is_noted(worker: Worker, stage: int) -> bool:
     return os.pread(worker.tmp.fileno(), 1, stage) == b"x"
 
 
@@ -97,13 +100,13 @@ def siblings(settings: Settings) -> list[tuple[int, str]]:
     return [(rank, f"{scheme}://{_netloc(host, server.port + k)}") for k, rank in enumerate(server.ranks)]
 
 
-def vacant(workers: Iterable[Any], size: int) -> int:
+def vacant(workers: Iterable[Worker], size: int) -> int:
     """Arbiter: returns the place, below `size`, with the fewest `workers` that are not replaced."""
     taken = Counter(worker.place for worker in workers if not is_noted(worker, REPLACED))
     return min(range(size), key=lambda place: taken[place])
 
 
-def settle(worker: Any, server: ServerSettings, environ: MutableMapping[str, str]) -> None:
+def settle(worker: Worker, server: ServerSettings, environ: MutableMapping[str, str]) -> None:
     """Forked worker: keeps the listeners of its place, closes all others, and sets RANK."""
     if server.rank is None:
         environ[RANK] = str(worker.place)

@@ -23,7 +23,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent.event import Event
@@ -49,6 +49,10 @@ from app.serving.gunicorn.connections import FastConnection, FastPath, GreenletC
 from app.serving.gunicorn.fair_turns import FairTurns
 from app.serving.http.context import CONTEXT, context_of
 from app.serving.http.response import AnswerBody
+
+if TYPE_CHECKING:
+    from gevent.socket import socket as GeventSocket
+    from gunicorn.http.message import Request
 
 TICK_S = 1.0
 """Seconds between two heartbeats for the arbiter."""
@@ -167,10 +171,10 @@ class Worker(GeventWorker):  # type: ignore[misc]
         path.heads.keep_to(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
         self.wsgi.caches.append(lambda: {"request heads": path.heads})
 
-    def _listen(self, listener: Any) -> ClientServer:
+    def _listen(self, listener: GeventSocket) -> ClientServer:
         bound = listener.getsockname()  # now: a replaced worker closes the listener before its last answers
 
-        def accept(client: Any, addr: Any) -> None:
+        def accept(client: GeventSocket, addr: Any) -> None:
             """Hub: serves a new connection; with the fast path, idle connections need no greenlet."""
             if self._fast is not None and isinstance(addr, tuple):
                 FastConnection(self._fast, client, addr, bound)
@@ -244,7 +248,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         super().handle_exit(sig, frame)
         self._stopping.set()
 
-    def handle(self, bound: Any, client: Any, addr: Any) -> None:
+    def handle(self, bound: Any, client: GeventSocket, addr: Any) -> None:
         """Greenlet: serves all requests of one connection outside the fast path, or with TLS.
 
         `bound`: the local address of the connection.
@@ -319,7 +323,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             linger(client)
         return None
 
-    def _respond(self, served: FastConnection | GreenletConnection, req: Any, arrived_s: float) -> None:
+    def _respond(self, served: FastConnection | GreenletConnection, req: Request, arrived_s: float) -> None:
         """Serves one request. StopIteration: close the connection."""
         response, environ = wsgi.create(
             *(req, served.client, served.address, served.bound, self.cfg, JoinedResponse),
@@ -336,7 +340,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
         if not self.alive or response.should_close():
             raise StopIteration
 
-    def _write(self, req: Any, response: JoinedResponse, environ: dict[str, Any], arrived_s: float) -> None:
+    def _write(
+        self, req: Request, response: JoinedResponse, environ: dict[str, Any], arrived_s: float
+    ) -> None:
         body = self.wsgi(environ, response.start_response)
         if has_much_unread(req):
             response.force_close()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from math import isnan
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
 from app.serving.api.chat.media import BuiltPrompt, Features
-from app.serving.api.grpc.messages import SERVICE, engine, read
+from app.serving.api.grpc.messages import SERVICE, Proto, engine, read
 from app.serving.api.grpc.writer import RpcResponder, RpcWriter
 from app.serving.api.identity import ResponseMeta, address_of
 from app.serving.api.pipeline import RequestPipeline, check_repeated
@@ -64,7 +64,7 @@ def generate_method(pipeline: RequestPipeline) -> RpcMethod:
     return RpcMethod(f"/{SERVICE}/Generate", generate)
 
 
-def _given_prompt(message: Any, most: int) -> str | list[int]:
+def _given_prompt(message: Proto, most: int) -> str | list[int]:
     """Returns the text, or the first `most` tokens. ApiError 400 without any, or for too many tokens."""
     kind = message.WhichOneof("input")
     if kind is None or kind == "tokenized" and not message.tokenized.input_ids:
@@ -78,7 +78,7 @@ def _given_prompt(message: Any, most: int) -> str | list[int]:
 
 
 def _built_prompt(
-    pipeline: RequestPipeline, message: Any, request: CompletionRequest, given: str | list[int]
+    pipeline: RequestPipeline, message: Proto, request: CompletionRequest, given: str | list[int]
 ) -> BuiltPrompt:
     if isinstance(given, str):
         features_of(message, 0)
@@ -89,10 +89,10 @@ def _built_prompt(
     return BuiltPrompt(ids, pipeline.tokenizer.decode(ids, False), (), features_of(message, len(ids)))
 
 
-def completion_of(message: Any, prompt: str | list[int], max_model_len: int) -> CompletionRequest:
+def completion_of(message: Proto, prompt: str | list[int], max_model_len: int) -> CompletionRequest:
     """Returns a message as a completion of `prompt`. ApiError 400 for an invalid or unsupported field."""
     at = message.sampling_params
-    given: dict[str, Any] = {name: getattr(at, name) for name in SAME}
+    given: dict[str, Proto] = {name: getattr(at, name) for name in SAME}
     given |= {name: getattr(at, name) or 1 for name in ONE_UNLESS_SET}
     given |= {name: getattr(at, name) if at.HasField(name) else usual for name, usual in OPTIONAL.items()}
     if given["max_tokens"] is None:
@@ -122,19 +122,19 @@ def completion_of(message: Any, prompt: str | list[int], max_model_len: int) -> 
     )
 
 
-def _constraint_of(params: Any) -> StructuredOutputs | None:
+def _constraint_of(params: Proto) -> StructuredOutputs | None:
     """Returns the form of the reply. No thoughts precede: the form holds from the first token."""
     name = params.WhichOneof("constraint")
     if name is None or name == "json_object" and not params.json_object:
         return None
     value = list(params.choice.choices) if name == "choice" else getattr(params, name)
-    given: dict[str, Any] = {"json" if name == "json_schema" else name: value}
+    given: dict[str, Proto] = {"json" if name == "json_schema" else name: value}
     form = StructuredOutputs(**given)
     rules.check_structured_outputs(form, "structured_outputs")
     return form
 
 
-def _transfer_of(message: Any) -> JsonObject | None:
+def _transfer_of(message: Proto) -> JsonObject | None:
     """Reads `kv_transfer_params` from JSON or the older typed field. ApiError 400 if JSON is no object."""
     if message.HasField("kv_transfer_params_json"):
         try:
@@ -150,7 +150,7 @@ def _transfer_of(message: Any) -> JsonObject | None:
     return None
 
 
-def features_of(message: Any, tokens: int) -> Features | None:
+def features_of(message: Proto, tokens: int) -> Features | None:
     """Returns hashes and placeholders of media from a gateway; blocks are cached under the hashes.
 
     Items without hashes get hashes of the whole batch. ApiError 400 for media that no server of this version

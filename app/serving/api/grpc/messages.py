@@ -6,7 +6,7 @@ protoc makes the messages: their fields have no types that a checker would know.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -17,8 +17,10 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.rpc import RpcMethod, RpcResponse, framed
 
-engine: Any = vllm_engine_pb2
-common: Any = common_pb2
+Proto: TypeAlias = Any
+"""A message of protobuf, or a module of its messages, which ship no types."""
+engine: Proto = vllm_engine_pb2
+common: Proto = common_pb2
 SERVICE: Final = "vllm.grpc.engine.VllmEngine"
 MOST_MESSAGE_BYTES: Final = 1 << 24
 """Largest message, whatever the limit of HTTP bodies: protobuf parses it in one go."""
@@ -32,7 +34,7 @@ VARINT, BYTES = 0, 2
 BROKEN: Final = "The message is broken."
 
 
-def read(context: RequestContext, kind: type[Message]) -> Any:
+def read(context: RequestContext, kind: type[Message]) -> Proto:
     """Reads the message of type `kind` in the body. ApiError 400 if broken, or too large. May pause."""
     data = context.body or b""
     if len(data) > LONG:
@@ -43,7 +45,7 @@ def read(context: RequestContext, kind: type[Message]) -> Any:
         raise bad_request(f"The message is no {kind.DESCRIPTOR.full_name}.") from None
 
 
-def check_size(data: bytes, kind: Any) -> None:
+def check_size(data: bytes, kind: Proto) -> None:
     """Raises ApiError 400 for a message of type `kind` that is broken, or would take too long to parse."""
     texts, others, turns, nested = 0, 0, Slices(), [(0, len(data), kind)]
     while nested:
@@ -106,6 +108,6 @@ def answer(message: Message) -> RpcResponse:
     return RpcResponse(framed_message(message))
 
 
-def unary(path: str, kind: type[Message], handle: Callable[[Any], Message]) -> RpcMethod:
+def unary(path: str, kind: type[Message], handle: Callable[[Proto], Message]) -> RpcMethod:
     """Returns a method whose `handle` answers a message of type `kind` with a message."""
     return RpcMethod(path, lambda context: answer(handle(read(context, kind))))

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import gevent
 from google.protobuf.message import Message
@@ -19,6 +18,7 @@ from app.serving.api.grpc.generate import generate_method
 from app.serving.api.grpc.messages import (
     MOST_MESSAGE_BYTES,
     SERVICE,
+    Proto,
     answer,
     common,
     engine,
@@ -64,7 +64,7 @@ class ServerFacts:
     """Start of the server, in seconds of the monotonic clock."""
 
     def methods(self) -> list[RpcMethod]:
-        handlers: dict[str, tuple[type[Message], Callable[[Any], Message]]] = {
+        handlers: dict[str, tuple[type[Message], Callable[[Proto], Message]]] = {
             "HealthCheck": (engine.HealthCheckRequest, self._health_check),
             "Abort": (engine.AbortRequest, self._abort),
             "GetModelInfo": (engine.GetModelInfoRequest, self._model_info),
@@ -82,7 +82,7 @@ class ServerFacts:
             healthy=healthy, message="Health" if healthy else "Engine is not alive"
         )
 
-    def _abort(self, asked: Any) -> Message:
+    def _abort(self, asked: Proto) -> Message:
         """Ends requests by their ids, with the reason `abort`. Unknown ids are ignored."""
         if asked.request_ids:
             self.engine.interrupt(frozenset(asked.request_ids))
@@ -119,7 +119,7 @@ class ServerFacts:
             constrained_decoding_start="first_token",
         )
 
-    def _loads(self, asked: Any) -> Message:
+    def _loads(self, asked: Proto) -> Message:
         """Running and waiting requests; `include` has only `core`. ApiError 400 for another rank."""
         settings = self.settings()
         if asked.HasField("dp_rank") and asked.dp_rank != self.rank:
@@ -141,7 +141,7 @@ class ServerFacts:
         now, version = datetime.now(UTC).isoformat(), settings.model.vllm_version
         return engine.GetLoadsResponse(timestamp=now, version=version, dp_rank_count=1, loads=[load])
 
-    def _flush_cache(self, asked: Any) -> Message:
+    def _flush_cache(self, asked: Proto) -> Message:
         """Empties the cache once nothing runs. Waits up to `timeout_s`, at most `LONGEST_WAIT_S`."""
         until_s = time.monotonic() + min(max(0.0, asked.timeout_s), LONGEST_WAIT_S)
         while self.engine.running and time.monotonic() < until_s:

@@ -8,7 +8,6 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import gevent
 from gevent.lock import BoundedSemaphore
@@ -22,7 +21,7 @@ from app.base.clock.pause import call_off_hub
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.engine.kvcache.hashing import low64
 from app.engine.kvcache.publisher import EventSender
-from app.serving.api.grpc.messages import SERVICE, answer, common, framed_message, read, unary
+from app.serving.api.grpc.messages import SERVICE, Proto, answer, common, framed_message, read, unary
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, not_found
 from app.serving.http.response import StreamingBody
@@ -30,8 +29,8 @@ from app.serving.http.rpc import RpcCode, RpcMethod, RpcOutcome, RpcResponse
 from app.serving.http.stream import StreamTransport
 from config.settings import Settings
 
-health: Any = health_pb2
-reflected: Any = reflection_pb2
+health: Proto = health_pb2
+reflected: Proto = reflection_pb2
 HEALTH = "grpc.health.v1.Health"
 REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 """The same messages under two names: newer clients try the first, and then the other."""
@@ -147,7 +146,7 @@ def batch_message(sequence: int, batch: EventBatch) -> Message:
     )
 
 
-def _event(event: KVEvent) -> dict[str, Any]:
+def _event(event: KVEvent) -> dict[str, object]:
     """Returns the fields of a `KvCacheEvent`; None leaves a field out."""
     if not isinstance(event, BlockStored | BlockRemoved):
         return {"cleared": {}}
@@ -235,7 +234,7 @@ def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
             return int(response.SERVICE_UNKNOWN)
         return int(response.SERVING if is_ready() else response.NOT_SERVING)
 
-    def check(asked: Any) -> Message:
+    def check(asked: Proto) -> Message:
         found = status(asked.service)
         if found == response.SERVICE_UNKNOWN:
             raise not_found("No such service is known here.")
@@ -260,10 +259,10 @@ def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
 
 def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
     """Reflection, for `grpcurl`: the names of `services`, and the files that declare them."""
-    pool: Any = descriptor_pool.Default()
-    reply: Any = reflected.ServerReflectionResponse
+    pool: Proto = descriptor_pool.Default()
+    reply: Proto = reflected.ServerReflectionResponse
 
-    def found(asked: Any) -> Any:
+    def found(asked: Proto) -> Proto:
         kind = asked.WhichOneof("message_request")
         if kind == "list_services":
             return reply(list_services_response={"service": [{"name": name} for name in services]})
@@ -273,7 +272,7 @@ def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
             return reply(file_descriptor_response={"file_descriptor_proto": [*files.values()]})
         return failed(RpcCode.UNIMPLEMENTED, "Extensions are not used here.")
 
-    def failed(code: RpcCode, text: str) -> Any:
+    def failed(code: RpcCode, text: str) -> Proto:
         return reply(error_response={"error_code": int(code), "error_message": text})
 
     def answered(context: RequestContext) -> RpcResponse:
@@ -291,7 +290,7 @@ def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
     return [RpcMethod(path, answered, each=True) for path in paths]
 
 
-def _containing(pool: Any, symbol: str) -> Any:
+def _containing(pool: Proto, symbol: str) -> Proto:
     """Returns the file that declares a symbol, which may be a method of a service. KeyError without one."""
     try:
         return pool.FindFileContainingSymbol(symbol)
@@ -299,7 +298,7 @@ def _containing(pool: Any, symbol: str) -> Any:
         return pool.FindServiceByName(symbol.rpartition(".")[0]).file
 
 
-def _with_imports(file: Any) -> dict[str, bytes]:
+def _with_imports(file: Proto) -> dict[str, bytes]:
     """Returns a file and all its imports by their names."""
     found = {file.name: file.serialized_pb}
     for imported in file.dependencies:

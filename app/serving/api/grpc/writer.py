@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 import gevent
 import msgspec
@@ -15,7 +14,7 @@ import msgspec
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Started, TakeToken, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest
 from app.serving.api.errors import as_stream_error
-from app.serving.api.grpc.messages import engine, varint
+from app.serving.api.grpc.messages import Proto, engine, varint
 from app.serving.api.logprobs import ALL
 from app.serving.api.responder import EventStream, Responder
 from app.serving.api.writer import ResponseWriter
@@ -50,11 +49,11 @@ class RpcWriter(ResponseWriter):
         self._prompt_ids, self._transfer = prompt_ids, transfer
         self._stream, self._logprobs = bool(request.stream), request.logprobs
         self._prompt_top = request.prompt_logprobs or 0
-        self._input: Any = None
+        self._input: Proto = None
         """Log probabilities of the prompt, once rendered."""
         self._begun: set[int] = set()
         """Choices that have sent the prompt's log probabilities."""
-        self._kept: list[Any] = [] if self._stream else [engine.OutputLogProbs() for _ in self.choices]
+        self._kept: list[Proto] = [] if self._stream else [engine.OutputLogProbs() for _ in self.choices]
 
     def chunk(self, output: EngineOutput) -> bytes:
         """Returns the messages of `output` with their prefixes."""
@@ -122,7 +121,7 @@ class RpcWriter(ResponseWriter):
             return b""
         return self._complete(output.index, output.finish, choice.ids, kept if kept.token_ids else None)
 
-    def _complete(self, index: int, finish: Finish, ids: Sequence[int], logprobs: Any) -> bytes:
+    def _complete(self, index: int, finish: Finish, ids: Sequence[int], logprobs: Proto) -> bytes:
         """Returns the end of a choice. In a stream it repeats only the last token, as in vLLM."""
         said = engine.GenerateComplete(
             output_ids=ids,
@@ -144,7 +143,7 @@ class RpcWriter(ResponseWriter):
             said.kv_transfer_params.remote_port = transfer.remote_port
         return framed(engine.GenerateResponse(complete=said).SerializeToString())
 
-    def _of_reply(self, entries: Sequence[TokenLogprob], to: Any = None) -> Any:
+    def _of_reply(self, entries: Sequence[TokenLogprob], to: Proto = None) -> Proto:
         to = engine.OutputLogProbs() if to is None else to
         for entry in entries:
             to.token_logprobs.append(entry.logprob)
@@ -153,7 +152,7 @@ class RpcWriter(ResponseWriter):
                 _add_top(to, entry, self._logprobs)
         return to
 
-    def _of_prompt(self) -> Any:
+    def _of_prompt(self) -> Proto:
         if self._input is None and self.prompt_logprobs is not None:
             self._input = engine.InputLogProbs(token_ids=self._prompt_ids)
             for entry in self.prompt_logprobs:
@@ -171,7 +170,7 @@ def plain_message(token_id: int, tail: bytes) -> bytes:
     return PLAIN_MESSAGE % (size + 2, size, len(number), number, tail)
 
 
-def _add_top(to: Any, entry: TokenLogprob | None, top: int) -> None:
+def _add_top(to: Proto, entry: TokenLogprob | None, top: int) -> None:
     alternatives = to.top_logprobs.add()
     if entry is not None:
         shown = entry.top if top == ALL else entry.top[:top]
