@@ -1,4 +1,4 @@
-"""Beams come whole."""
+"""Beams come whole, and each of their steps is a request of its own."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ def test_a_beam_is_one_output_of_all_its_tokens(fields: dict[str, Any]) -> None:
     assert harness.is_idle()
 
 
-def test_each_beam_counts_as_a_choice() -> None:
+def test_each_step_of_a_beam_counts_as_a_request_of_one_token() -> None:
     harness = Harness(mode="random")
     beams(harness)
     harness.clock.advance(60)
-    assert harness.metric("request_success_total", finished_reason="length") == 2
-    assert harness.metric("generation_tokens_total") == 2 * 4
+    requests = 1 + 2 * 3
+    assert harness.metric("request_success_total", finished_reason="length") == requests
+    assert harness.metric("generation_tokens_total") == requests
+    assert harness.metric("prompt_tokens_total") == 9 + 2 * (10 + 11 + 12)
+    assert harness.metric("request_params_max_tokens_sum") == requests
+    assert harness.metric("request_params_n_sum") == requests
 
 
 def test_a_beam_that_ends_of_itself_names_the_end_of_text() -> None:
@@ -47,7 +51,7 @@ def test_a_beam_that_ends_of_itself_names_the_end_of_text() -> None:
 
 
 def test_beams_that_are_aborted_say_nothing_and_interrupted_ones_say_so() -> None:
-    harness = Harness(mode="random", time_to_first_token=1.0, inter_token_latency=1.0)
+    harness = Harness(mode="random", time_to_first_token=1.0)
     beams(harness)
     harness.clock.advance(1.5)
     harness.handle.abort()  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from app.base.clock.pause import pause_if_possible
 from app.base.clock.streams import Streams
 from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, Recorder
-from app.engine.core.beams import Beams
+from app.engine.core.beams import BeamSearch
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.client import EngineClient
 from app.engine.core.errors import KVCacheFull
@@ -113,8 +113,7 @@ class Engine(EngineClient):
             return Handle(self._active)
         replies = self._replies(requests)
         if requests[0].beams:
-            beams = Beams(requests, replies, emit)
-            return beams.follow(self.run(requests, replies, beams.take))
+            return BeamSearch(self.run, self._clock, self.wheel, requests, replies, emit)
         return self.run(requests, replies, emit)
 
     def run(self, requests: Listed[EngineRequest], replies: Listed[Reply], emit: Emit) -> Handle:
