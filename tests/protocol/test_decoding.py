@@ -7,6 +7,7 @@ import pytest
 
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest
+from app.serving.protocol.coercion import Misfit, convert_value
 from app.serving.protocol.decoding import UnparsableBody, decode
 from tests.protocol.refused import chat
 
@@ -112,6 +113,11 @@ def test_half_a_surrogate_pair_is_not_accepted_as_text() -> None:
     assert answer(error) == (400, "BadRequestError", None)
     whole = b'{"messages":[{"role":"user","content":"\\ud83d\\ude00"}]}'
     assert decode(whole, JSON, ChatCompletionRequest).messages[0]["content"] == "\U0001f600"
+
+
+def test_half_a_surrogate_pair_is_no_number() -> None:
+    with pytest.raises(Misfit):
+        convert_value(list[int], [1, "\ud800"])
 
 
 def test_a_message_that_quotes_half_a_surrogate_pair_can_still_be_sent() -> None:

@@ -169,7 +169,7 @@ def _list(scalars: object, item: Convert, value: object) -> object:
     if scalars is not None:
         try:
             return msgspec.convert(value, scalars)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeEncodeError):
             pass
     return [element for _, element in _items(item, enumerate(value))]
 
