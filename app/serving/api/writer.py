@@ -113,7 +113,10 @@ class ChoiceState(Struct):
             self.called = True
         return segment
 
-    def texts_of(self, kind: str) -> list[str]:
+    def texts_of(self, kind: str) -> Sequence[str]:
+        if len(self.segments) == 1:  # as nearly always
+            segment = self.segments[0]
+            return segment.texts if segment.kind == kind else ()
         return [text for segment in self.segments if segment.kind == kind for text in segment.texts]
 
 
