@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from config import VERSION, ConfigError, Settings, UsageError
-from config.flags import parse, usage
+from config.command_line import parse, usage
 from config.installation import COMMAND
 from config.loader import check_extras, resolve
 from config.settings import table_of
@@ -74,12 +74,10 @@ def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Ca
 
 def _serve(argv: Sequence[str]) -> int:
     # Imported here: other commands do not need these 300 options.
-    from config.vllm import command_line, meanings
+    from config.vllm import serve
 
     return _start(
-        argv,
-        lambda words: meanings.settings_of(command_line.read(words, os.environ)),
-        lambda flags: command_line.usage(meanings.effects()),
+        argv, lambda words: serve.settings_of(serve.read(words, os.environ)), lambda flags: serve.usage()
     )
 
 

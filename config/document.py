@@ -9,9 +9,8 @@ import msgspec
 
 from config.settings import SECTIONS, TABLE, Setting
 from config.sources import IGNORED, RETIRED
-from config.vllm.command_line import OBSOLETE, names_of
-from config.vllm.meanings import DEFAULTS, KEEP_ALIVE, MEANINGS
 from config.vllm.options import Option, groups, options
+from config.vllm.serve import DEFAULTS, KEEP_ALIVE, OBSOLETE, effect, names_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 SETTINGS, OPTIONS = DOCS / "configuration.md", DOCS / "serve.md"
@@ -81,11 +80,10 @@ def _setting(row: Setting) -> tuple[str, ...]:
 
 
 def _option(name: str, facts: Option) -> tuple[str, ...]:
-    effect = MEANINGS[name].effect if name in MEANINGS else ""
     names = " ".join(f"`{form}`" for form in names_of(name))
     kind = "" if facts.kind == "switch" else " ".join(f"`{choice}`" for choice in facts.choices) or facts.kind
     default = "" if facts.default is msgspec.UNSET else f"`{json.dumps(facts.default)}`"
-    return (names, f"{kind}{', several' if facts.many else ''}", default, effect)
+    return (names, f"{kind}{', several' if facts.many else ''}", default, effect(name))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def load(
     """Loads the settings of this process; `argv` has no program name. May raise ConfigError."""
     flags = Flags()
     if argv:
-        from config.flags import parse
+        from config.command_line import parse
 
         flags = parse(argv, environ)
     for warning in flags.warnings:

@@ -51,10 +51,13 @@ IGNORED = (
 """Retired settings, and flags of vLLM, simulators and klog, that are accepted and ignored."""
 
 
+Given = dict[str, str | list[str]]
+
+
 class Flags(Struct):
     """Unconverted texts of the command line."""
 
-    values: dict[str, str | list[str]] = {}
+    values: Given = {}
     """Setting name -> text; a list of texts for list settings."""
     fallbacks: dict[str, str] = {}
     """Setting name -> default that replaces the setting's own."""

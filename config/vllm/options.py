@@ -5,7 +5,6 @@ options.json has the facts, by group; this module validates values.
 
 import json
 import re
-from argparse import ArgumentTypeError
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -41,12 +40,12 @@ class Option(Struct, frozen=True, kw_only=True):
     """Unset if vLLM determines the default at run time."""
 
     def read(self, text: str) -> str:
-        """Returns a valid `text` unchanged; sizes as plain numbers. ArgumentTypeError has the rule."""
+        """Returns a valid `text` unchanged; sizes as plain numbers. ValueError has the rule."""
         if self.optional and text in NOTHING:
             return ""
         if self.choices:
             if text not in self.choices:
-                raise ArgumentTypeError(f"{text!r} must be one of {', '.join(self.choices)}")
+                raise ValueError(f"{text!r} must be one of {', '.join(self.choices)}")
             return text
         if self.kind in ("size", "size or auto"):
             return "-1" if text == "auto" and self.kind != "size" else str(_size(text))
@@ -54,7 +53,7 @@ class Option(Struct, frozen=True, kw_only=True):
         try:
             read(text)
         except (ValueError, RecursionError):
-            raise ArgumentTypeError(f"{_short(text)} must be {wanted}") from None
+            raise ValueError(f"{_short(text)} must be {wanted}") from None
         return text
 
 
@@ -66,14 +65,14 @@ def _size(text: str) -> int:
             return _whole(text)
         except ValueError:
             rule = "must be a whole number, which may end in k, M or G"
-            raise ArgumentTypeError(f"{_short(text)} {rule}") from None
+            raise ValueError(f"{_short(text)} {rule}") from None
     number, suffix = found.groups()
     if len(number) > _LONGEST:
-        raise ArgumentTypeError(f"{_short(text)} has too many digits")
+        raise ValueError(f"{_short(text)} has too many digits")
     if suffix in DECIMAL:
         return int(float(number) * DECIMAL[suffix])
     if "." in number:
-        raise ArgumentTypeError(f"{text!r} cannot be a fraction of 2**10; {number}{suffix.lower()} can")
+        raise ValueError(f"{text!r} cannot be a fraction of 2**10; {number}{suffix.lower()} can")
     return int(number) * BINARY[suffix]
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from app.engine.core.sequence import PerRequestTiming
 from config import VERSION
+from config.command_line import usage
 from config.document import SETTINGS, settings_page
-from config.flags import usage
 from config.loader import load
 from config.settings import TABLE, Settings, table_of
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config import ConfigError, Settings
+from config.command_line import parse
 from config.document import settings_page
 from config.durations import LONGEST, RULE, format_duration, parse_duration
-from config.flags import parse
 from config.loader import load, resolve
 from config.settings import BY_NAME, TABLE
 from config.sources import RETIRED, as_environment

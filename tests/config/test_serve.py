@@ -18,9 +18,8 @@ from config.document import OPTIONS, options_page
 from config.loader import load, resolve
 from config.settings import BY_NAME
 from config.sources import Flags, as_environment
-from config.vllm.command_line import names_of, read
-from config.vllm.meanings import CONTEXT_LENGTH, MEANINGS, NO_LONGER, settings_of
 from config.vllm.options import Option, options
+from config.vllm.serve import CONTEXT_LENGTH, MEANINGS, NO_LONGER, names_of, read, settings_of
 
 Write = Callable[[str], str]
 ISSUE = [

@@ -13,7 +13,7 @@ from app.plugins import HOOKS
 from app.wiring.factory import build, create_app, tokenizer_of
 from config import ConfigError, Settings
 from config.loader import load
-from config.vllm import command_line, meanings
+from config.vllm import serve
 from tests.running_server import ROOT
 
 Write = Callable[..., str]
@@ -75,7 +75,7 @@ def test_vllms_command_line_takes_plugins_with_their_settings(plugin: Write) -> 
         "    size: Annotated[Count, About('A size.')] = 4\n" + SAYING.format(text="x")
     )
     words = ["some/model", "--plugin", path, "--mine-size", "8", "--max-num-seqs", "3"]
-    flags = meanings.settings_of(command_line.read(words))
+    flags = serve.settings_of(serve.read(words))
     assert flags.values["mine-size"] == "8" and flags.values["max-num-seqs"] == "3"
 
 

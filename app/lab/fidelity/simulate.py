@@ -21,6 +21,7 @@ from app.lab.load.policies import POLICIES, RANDOM
 from app.lab.load.report import check_target, new_figure, progress_of, whole_file
 from app.lab.load.trace import MOST_TOKENS, LoadTrace, read_trace
 from config import ConfigError, UsageError
+from config.command_line import kind_of
 from config.datasheet import DEVICES, profile_of
 from config.flags import (
     FlagParser,
@@ -28,7 +29,6 @@ from config.flags import (
     as_argument,
     as_command,
     duration_of,
-    kind_of,
     number_of,
     whole_number,
 )

@@ -24,7 +24,7 @@ from app.lab.load.policies import IndexerError
 from app.lab.load.workload import Workload
 from app.serving.http.client import COMPLETIONS, exchange
 from config import Settings, UsageError
-from config.flags import parse
+from config.command_line import parse
 from config.settings import TABLE
 
 HOST = "127.0.0.1"

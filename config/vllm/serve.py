@@ -1,0 +1,443 @@
+"""vLLM's `serve` command line: expanded to plain words, read, and turned into settings.
+
+An option with the name of a setting sets that setting, `SPECIAL` has further effects, and all other options
+are ignored. Settings of Understudy's own are flags, too.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from config.command_line import OTHERS, Flag, flags_of, help_text, kind_of, read_words, setting_flags
+from config.declaration import ConfigError, UsageError
+from config.installation import COMMAND
+from config.settings import BY_NAME, table_of
+from config.sources import Flags, Given
+from config.validation import suggestion
+from config.vllm.options import Option, groups, options
+from config.yaml_file import parse_yaml
+
+T = TypeVar("T", bound=Struct)
+JsonObject = dict[str, object]
+
+OURS = "vllm "
+"""Prefix of vLLM's options among the results; settings have no prefix."""
+ABOUT = f"""\
+usage: {COMMAND} serve [MODEL] [--option value ...]
+
+MODEL is the name of the model that is played.
+Takes the command line of `vllm serve` as it is. What each option does here is in docs/serve.md; a setting of
+Understudy's own ({COMMAND} --help) is taken, too, unless vLLM has an option of that name.
+"""
+OBSOLETE = {
+    "switch": (
+        ("disable-log-requests", "enable-reasoning", "use-v2-block-manager")
+        + ("disable-frontend-multiprocessing",)
+    ),
+    "text": (
+        ("swap-space", "guided-decoding-backend", "num-scheduler-steps", "max-seq-len-to-capture")
+        + ("rope-scaling", "rope-theta", "preemption-mode", "num-lookahead-slots", "speculative-model")
+        + ("num-speculative-tokens", "max-num-partial-prefills", "max-long-partial-prefills")
+    ),
+}  # fmt: skip
+"""Options of earlier versions of vLLM, accepted for old command lines."""
+NO_LONGER = frozenset(name for names in OBSOLETE.values() for name in names)
+MODEL = "Qwen/Qwen3-0.6B"
+CONTEXT_LENGTH = 32_768
+"""Context length, in tokens, of a model without a local config.json; common among current models."""
+FULL_PROMPTS = 8
+"""Requests of the greatest length that fit in the KV cache."""
+DEFAULTS = {
+    "model": MODEL,
+    "enable-kvcache": "true",
+    "prefix-caching-hash-algo": "sha256",
+    "zmq-endpoint": "",
+    "event-flush-interval": "0",
+    "kv-connector": "none",
+    "enable-auto-tool-choice": "false",
+    "max-waiting-queue-length": "16384",
+    "max-request-body-size-mb": "32",
+}
+"""vLLM's defaults that differ from our settings'. Interval 0 publishes events at every step."""
+MOST_RANKS = 8
+"""Most data parallel ranks that a server simulates."""
+KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+"""Variable of vLLM with whole seconds."""
+HTTP = ("http://", "https://")
+CONFIG = "--config"
+LEVEL = "--optimization-level"
+_LEVEL = re.compile(r"-O(?==?\w)")
+"""Option `-O` joined with its value: `-O3`."""
+_EXAMPLE = re.compile(r"(/vllm-workspace/)?examples/[\w./-]+\.jinja")
+"""Path of a chat template in vLLM's image."""
+
+
+class Line(Struct):
+    given: Given
+    """vLLM's options by name, with the positional model as `model`; sizes are plain numbers."""
+    flags: Flags
+
+
+def read(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Line:
+    """Parses the command line. ConfigError for words that vLLM's parser would refuse."""
+    words = written_out(argv)
+    kind = kind_of(words, environ or {})
+    flags = [*setting_flags(table_of(kind)), *(flag for group in _flags().values() for flag in group)]
+    results, others = read_words(words, flags, shortened=True)
+    given = {name.removeprefix(OURS): results.pop(name) for name in list(results) if name.startswith(OURS)}
+    if len(others) > 1:
+        raise UsageError(f"unexpected argument {others[1]!r}: settings are given as --name value")
+    return Line(given | dict(zip(("model",), others, strict=False)), flags_of(results, kind))
+
+
+def usage() -> str:
+    return ABOUT + help_text(_flags(with_help=True) | {"Others": OTHERS[-1:]})
+
+
+def _flags(with_help: bool = False) -> dict[str, list[Flag]]:
+    """Returns vLLM's options by group, obsolete ones without a help in the group of the others."""
+    found: dict[str, list[Flag]] = {}
+    for group, members in groups().items():
+        flags = found[group.capitalize()] = []
+        for name, facts in members.items():
+            help = effect(name) or "Accepted; changes nothing." if with_help else ""
+            flags += _forms(name, facts, help)
+    switches = (_forms(name, Option(kind="switch"), "") for name in OBSOLETE["switch"])
+    texts = (_forms(name, Option(kind="text"), "") for name in OBSOLETE["text"])
+    return found | {"Others": [flag for forms in (*switches, *texts) for flag in forms]}
+
+
+def _forms(name: str, facts: Option, help: str) -> Iterator[Flag]:
+    switch = facts.kind == "switch"
+    metavar = "" if switch else "VALUE" if facts.choices else facts.kind.partition(" ")[0].upper()
+    yield Flag(
+        name=OURS + name,
+        forms=(f"--{name}", *facts.also),
+        takes="nothing" if switch else "some" if facts.many else "one",
+        read=facts.read,
+        metavar=f"{metavar} [{metavar} ...]" if facts.many else metavar,
+        help=help,
+    )
+    if facts.off:
+        yield Flag(name=OURS + name, forms=(f"--no-{name}",), takes="nothing", const="false")
+
+
+def names_of(name: str) -> Iterator[str]:
+    for flag in _forms(name, options()[name], ""):
+        yield from flag.forms
+
+
+def written_out(argv: Sequence[str]) -> list[str]:
+    """Expands the YAML file and vLLM's special syntax in `argv` to plain words."""
+    words: list[str] = []
+    for word in _with_file(list(argv)):
+        if found := _LEVEL.match(word):
+            words += [LEVEL, word[found.end() :].removeprefix("=")]
+        else:
+            words.append(LEVEL if word == "-O" else word)
+    return list(_without_dots(words))
+
+
+def _with_file(argv: list[str]) -> list[str]:
+    at = next((k for k, word in enumerate(argv) if word.partition("=")[0] == CONFIG), None)
+    if at is None:
+        return argv
+    _, equals, path = argv[at].partition("=")
+    rest = argv[:at] + argv[at + 1 :]
+    if not equals:
+        path = rest.pop(at) if at < len(rest) else ""
+    if not path:
+        raise UsageError(f"flag {CONFIG} needs a value")
+    if any(word.partition("=")[0] == CONFIG for word in rest):
+        raise UsageError(f"flag {CONFIG}: only one file can be given")
+    model = rest[:1] if rest and not rest[0].startswith("-") else []
+    return [*model, *_words_of(path), *rest[len(model) :]]
+
+
+def _words_of(path: str) -> Iterator[str]:
+    document = parse_yaml(path)
+    if not isinstance(document, Mapping):
+        raise UsageError(f"YAML file {path}: must be a mapping of options to values")
+    for key, value in document.items():
+        flag = f"--{key}"
+        if isinstance(value, bool):
+            option = options().get(str(key).replace("_", "-"))
+            if value or option is None or option.off:  # a switch without an off form is off by default
+                yield flag if value else f"--no-{key}"
+        elif isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
+            yield from (flag, *map(str, value)) if value else ()
+        elif isinstance(value, list | dict):
+            yield from (flag, json.dumps(value))
+        elif value is not None:
+            yield f"{flag}={value}"
+
+
+def _without_dots(words: Sequence[str]) -> Iterator[str]:
+    """Converts `--a.b 1 --a.c+ x,y` to `--a {"b": 1, "c": ["x", "y"]}`, behind all other words."""
+    objects: dict[str, JsonObject] = {}
+    rest = iter(words)
+    for word in rest:
+        name, equals, text = word.partition("=")
+        if not name.startswith("-") or "." not in name or name[1:2].isdigit() or name[1:2] == ".":
+            yield word
+            continue
+        value = text if equals else next(rest, None)
+        if value is None:
+            raise UsageError(f"flag {name} needs a value")
+        flag, *keys = name.removesuffix("+").split(".")
+        flag = flag.replace("_", "-")
+        found: object = value
+        if name.endswith("+"):
+            found = value.split(",")
+        else:
+            with suppress(ValueError, RecursionError):  # a text that is no JSON stays as it is
+                found = json.loads(value)
+        for key in reversed(keys):
+            found = {key: found}
+        assert isinstance(found, dict)
+        _merge(objects.setdefault(flag, {}), found)
+    for flag, made in objects.items():
+        yield from (flag, json.dumps(made))
+
+
+def _merge(into: JsonObject, more: JsonObject) -> None:
+    for key, value in more.items():
+        known = into.get(key)
+        if isinstance(known, dict) and isinstance(value, dict):
+            _merge(known, value)
+        elif isinstance(known, list) and isinstance(value, list):
+            known += value
+        else:
+            into[key] = value
+
+
+class Meaning(NamedTuple):
+    """Effect of an option: a text for the help, and a function from the option's text to settings."""
+
+    effect: str
+    act: Callable[[str], Given]
+
+
+def settings_of(line: Line, environ: Mapping[str, str] = os.environ) -> Flags:
+    """Converts a vLLM command line; settings on it are stronger than options. May raise ConfigError."""
+    flags, given = line.flags, {name: value for name, value in line.given.items() if value != ""}
+    values: Given = {}
+    for name in (name for name in MEANINGS if name in given):
+        value = given[name]
+        text = None if isinstance(value, list) or name not in SPECIAL else value
+        found = {BY_NAME[name].name: value} if text is None else SPECIAL[name].act(text)
+        values |= found
+        flags.names |= {setting: name for setting in found if setting not in flags.values}
+    if idle := sorted(name for name in line.given if name not in MEANINGS):
+        flags.warnings.append("accepted, changes nothing here: " + ", ".join(f"--{name}" for name in idle))
+    flags.warnings += _remarks(given)
+    flags.values = values | flags.values
+    flags.fallbacks = _fallbacks(flags.values, environ)
+    return flags
+
+
+def _fallbacks(values: Given, environ: Mapping[str, str]) -> dict[str, str]:
+    found, length = dict(DEFAULTS), str(values.get("max-model-len") or "")
+    if not length:  # as in a local model's config.json
+        known: object = None
+        with suppress(OSError, ValueError, AttributeError):
+            config = json.loads(Path(str(values.get("model") or "/"), "config.json").read_text("utf-8"))
+            key = "max_position_embeddings"
+            known = config.get(key) or config.get("text_config", {}).get(key)
+        length = str(known if isinstance(known, int) and known > 0 else CONTEXT_LENGTH)
+    size = int(str(values.get("block-size", "16")) or 16) or 1
+    found["max-model-len"] = length
+    found["kv-cache-size"] = str(FULL_PROMPTS * -(-int(length) // size) + 1)
+    if seconds := environ.get(KEEP_ALIVE):
+        found["keep-alive-timeout"] = f"{seconds}s"
+    return found
+
+
+def _remarks(given: Given) -> Iterator[str]:
+    ranks, template = str(given.get("data-parallel-size", 1)), str(given.get("chat-template", ""))
+    if int(ranks) > MOST_RANKS:
+        yield f"--data-parallel-size: {MOST_RANKS} ranks of {ranks} are played"
+    if _is_example(template):
+        yield f"--chat-template: {template} is not here, the tokenizer's own is used"
+    if not str(given.get("otlp-traces-endpoint", HTTP[0])).startswith(HTTP):
+        yield "--otlp-traces-endpoint: spans are sent by HTTP only, to http://collector:4318/v1/traces"
+
+
+def _is_example(path: str) -> bool:
+    return bool(_EXAMPLE.fullmatch(path)) and not Path(path).exists()
+
+
+class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`--kv-events-config`, with vLLM's defaults."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["null", "zmq"] | None = None
+    """None means `zmq` if events are enabled."""
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: Annotated[int, Meta(ge=1)] = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+
+class KVTransferConfig(Struct, kw_only=True):
+    """`--kv-transfer-config`; connectors have further fields."""
+
+    kv_connector: str | None = None
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    engine_id: str | None = None
+    kv_connector_extra_config: dict[str, Any] = {}
+
+
+class WeightTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    backend: str = "nccl"
+
+
+class ProfilerConfig(Struct, kw_only=True):
+    profiler: str | None = None
+
+
+def read_config(option: str, text: str, kind: type[T]) -> T:
+    """Parses an option's JSON object. ConfigError, in one line, has the wrong field."""
+    try:
+        return msgspec.convert(msgspec.json.decode(text), kind, strict=False)
+    except msgspec.ValidationError as error:
+        unknown = str(error).rpartition("unknown field `")[2].partition("`")[0]
+        close = suggestion(unknown, names=kind.__struct_fields__) if "unknown field" in str(error) else ""
+        raise ConfigError(f"flag --{option}: {error}{close}") from None
+    except (msgspec.DecodeError, RecursionError):
+        raise ConfigError(f"flag --{option}: {text[:80]!r} must be a JSON object") from None
+
+
+def _events(text: str) -> Given:
+    config = read_config("kv-events-config", text, KVEventsConfig)
+    if not config.enable_kv_cache_events or config.publisher == "null":
+        return {"zmq-endpoint": ""}
+    return {
+        "zmq-endpoint": config.endpoint,
+        "kv-events-replay-endpoint": config.replay_endpoint or "",
+        "kv-events-replay-queue-size": str(config.buffer_steps),
+        "kv-events-topic": config.topic,
+    }
+
+
+CONNECTORS = {
+    "NixlConnector": "nixl",
+    "NixlPullConnector": "nixl",
+    "NixlPushConnector": "nixl",
+    "ExampleConnector": "example",
+    "OffloadingConnector": "offloading",
+    "SimpleCPUOffloadConnector": "offloading",
+}
+
+
+def _transfer(text: str) -> Given:
+    config = read_config("kv-transfer-config", text, KVTransferConfig)
+    inner = config.kv_connector_extra_config.get("connectors")
+    several = inner if config.kv_connector == "MultiConnector" and isinstance(inner, list) else []
+    names = [config.kv_connector, *(one.get("kv_connector") for one in several if isinstance(one, dict))]
+    return {"kv-connector": next((CONNECTORS[name] for name in names if name in CONNECTORS), "")}
+
+
+def _weight_transfer(text: str) -> Given:
+    read_config("weight-transfer-config", text, WeightTransferConfig)
+    return {"weight-transfer": "true"}
+
+
+def _profiling(text: str) -> Given:
+    return {"profiling": str(bool(read_config("profiler-config", text, ProfilerConfig).profiler))}
+
+
+def _to(setting: str, effect: str, words: Mapping[str, str] = MappingProxyType({})) -> Meaning:
+    """Returns the effect of an option that sets a setting; `words` maps values with other names."""
+    return Meaning(f"Setting `{setting}`: {effect}", lambda text: {setting: words.get(text, text)})
+
+
+SPECIAL = {
+    "model": _to("model", "what is played; also given without a name, in front."),
+    "max-model-len": Meaning(
+        f"Setting `max-model-len`. Without it, or with `auto`, what the model's config.json says, if the "
+        f"model is a folder, else {CONTEXT_LENGTH:,} tokens.",
+        lambda text: {} if text == "-1" else {"max-model-len": text},
+    ),
+    "chat-template": Meaning(
+        "Setting `chat-template`. One of vLLM's `examples/` that is not here is reported and not used.",
+        lambda text: {} if _is_example(text) else {"chat-template": text},
+    ),
+    "data-parallel-size": Meaning(
+        f"Setting `data-parallel-size`: each rank has a port of its own; at most {MOST_RANKS} are played.",
+        lambda text: {"data-parallel-size": str(min(int(text), MOST_RANKS))},
+    ),
+    "data-parallel-rank": Meaning(
+        "Setting `data-parallel-rank`: plays this one rank, on its port.",
+        lambda text: {"data-parallel-rank": str(min(int(text), MOST_RANKS - 1))},
+    ),
+    "otlp-traces-endpoint": Meaning(
+        "Setting `otlp-traces-endpoint`: spans are sent by HTTP; another address than http:// is reported "
+        "and not used.",
+        lambda text: {"otlp-traces-endpoint": text} if text.startswith(HTTP) else {},
+    ),
+    "log-level": _to("log-level", "least severe level that is logged.", {"NOTSET": "debug"}),
+    "config": Meaning("YAML file with options, and with settings of Understudy's.", lambda text: {}),
+    "language-model-only": Meaning(
+        "Setting `multimodal`: off.", lambda text: {"multimodal": "false"} if text == "true" else {}
+    ),
+    "tokens-only": _to("enable-scale-out", "opens the same routes."),
+    "uvicorn-log-level": _to("log-level", "where `log-level` is not given.", {"trace": "debug"}),
+    "disable-uvicorn-access-log": _to(
+        "access-log",
+        "off. It is off here without it, too; --no-disable-uvicorn-access-log turns it on.",
+        {"true": "false", "false": "true"},
+    ),
+    "enable-log-requests": _to("log-http", "logs requests and whole answers."),
+    "runner": Meaning(
+        "Setting `task`: `pooling` serves the pooling routes.",
+        lambda text: {"task": text} if text == "pooling" else {},
+    ),
+    "convert": Meaning(
+        "Setting `task`: `embed` or `classify`.",
+        lambda text: {"task": text} if text in ("embed", "classify") else {},
+    ),
+    "kv-events-config": Meaning(
+        "Settings `zmq-endpoint`, `kv-events-topic`, `kv-events-replay-endpoint` and "
+        "`kv-events-replay-queue-size`; without it nothing is published. `hwm` and `max_queue_size` are "
+        "checked only.",
+        _events,
+    ),
+    "kv-transfer-config": Meaning(
+        f"Setting `kv-connector`, for {', '.join(CONNECTORS)}; of a MultiConnector the first of them. With "
+        "another one prefill and decode apart are played for whoever asks.",
+        _transfer,
+    ),
+    "kv-offloading-size": Meaning(
+        "Setting `kv-connector`: `offloading`, whatever the size.",
+        lambda text: {"kv-connector": "offloading"},
+    ),
+    "profiler-config": Meaning("Setting `profiling`: on with a `profiler`.", _profiling),
+    "weight-transfer-config": Meaning(
+        "Setting `weight-transfer`: on; every backend is played.", _weight_transfer
+    ),
+    "shutdown-timeout": Meaning(
+        "Setting `graceful-timeout`, in seconds.", lambda text: {"graceful-timeout": f"{text}s"}
+    ),
+}
+MEANINGS = (*(name for name in options() if name in SPECIAL and name not in BY_NAME),) + (
+    *(name for name in options() if name in BY_NAME),
+)
+"""Options with an effect, in order of application: later effects on the same setting win."""
+
+
+def effect(name: str) -> str:
+    """Returns the effect of an option, in a sentence; empty without one."""
+    if name in SPECIAL:
+        return SPECIAL[name].effect
+    return f"Setting `{BY_NAME[name].name}`: {BY_NAME[name].help}" if name in BY_NAME else ""
