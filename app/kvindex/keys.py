@@ -248,7 +248,7 @@ class FnvKeys(RequestKeys):
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
         packed_ids(tokens)  # raises for an invalid token id
-        return all_low64(self._chain.hashes(parent.to_bytes(8, "big"), tokens, features))
+        return all_low64(self._chain.hashes(tokens, features, parent.to_bytes(8, "big")))
 
     def _hash(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
         hashes = []

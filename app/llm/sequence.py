@@ -7,14 +7,15 @@ from collections.abc import Hashable
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
+from app.engine.core.batch import SequenceState
 from app.engine.core.wire import WireLogprob
-from app.engine.kvcache.cache import CachedSequence, KVCache
+from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.prompt import Prompt
 from app.llm.sampler import SamplingState
 from app.llm.sampling_params import SamplingParams
 
 
-class Sequence(CachedSequence):
+class Sequence(SequenceState):
     """Choice `index` of the request `request_id`."""
 
     adapter: str | None = None
@@ -63,7 +64,7 @@ class Sequence(CachedSequence):
 class PagedBlocks(KVCache):
     """The KV cache, which also notes how many tokens of a sequence are stored in its blocks."""
 
-    def begin(self, sequence: CachedSequence, found: int, count: int) -> None:
+    def begin(self, sequence: SequenceState, found: int, count: int) -> None:
         super().begin(sequence, found, count)
         assert isinstance(sequence, Sequence)
         sequence.stored = found * self.block_size

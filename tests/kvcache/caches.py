@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from app.engine.core.batch import SequenceState
 from app.engine.kvcache.block_pool import Block, BlockPool
-from app.engine.kvcache.cache import CachedSequence, KVCache
+from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.prompt import Adapter, Placeholder
@@ -22,7 +23,7 @@ def small_cache(usable: int = 8, block_size: int = 4, **options: Any) -> KVCache
     return KVCache(usable + 1, BlockHasher("sha256_cbor", block_size, "0", Random(0)), **options)
 
 
-class Replying(CachedSequence):
+class Replying(SequenceState):
     """A sequence whose reply is known as far as `reply`."""
 
     def __init__(self, cache: KVCache, ids: list[int], *more: Any) -> None:
@@ -38,7 +39,7 @@ class Replying(CachedSequence):
         return cache.append(self, len(ids))
 
 
-def admit(cache: KVCache, sequence: CachedSequence, blocks: int | None = None) -> int | None:
+def admit(cache: KVCache, sequence: SequenceState, blocks: int | None = None) -> int | None:
     """Gives a sequence so many blocks, or all of its prompt's: the cached tokens, None without room."""
     assert sequence.prompt is not None
     tokens = len(sequence.prompt.token_ids)

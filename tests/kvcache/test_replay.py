@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from app.engine.kvcache.publisher import BATCH_BYTES, Publisher, ReplayBuffer
+from app.engine.kvcache.publisher import BATCH_BYTES, Publisher, ReplayBuffer, open_socket
 from tests.kvcache.sockets import END, TOPIC, Peers, meet, patience, removed, until
 
 
@@ -63,17 +63,18 @@ def test_only_the_last_batches_are_kept(peers: Peers, start: int, expected: list
 def test_large_batches_are_kept_as_far_as_they_fit() -> None:
     replay = ReplayBuffer(b"kv@", 100, limit_bytes=100 + 3 * BATCH_BYTES)
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
-        client.connect(replay.open(context, "inproc://replay"))
+        server, address = open_socket(context, zmq.ROUTER, "inproc://replay", bind=True, hwm=0)
+        client.connect(address)
         for sequence, size in enumerate((30, 30, 60, 10, 30)):
             replay.record(sequence, bytes(size))
         ask(client, 0)
-        replay.serve()
+        replay.serve(server)
         assert sequences(answer(client)) == [2, 3, 4]
         replay.record(5, bytes(101 + 2 * BATCH_BYTES))
         ask(client, 0)
-        replay.serve()
+        replay.serve(server)
         assert sequences(answer(client)) == []
-        replay.close(0)
+        server.close()
 
 
 def test_what_is_no_request_is_ignored_and_counted(peers: Peers) -> None:
@@ -96,16 +97,16 @@ def test_clients_that_do_not_read_share_what_they_were_sent() -> None:
     for sequence in range(200):
         replay.record(sequence, bytes(50_000))
     with zmq.Context() as context, ExitStack() as clients:
-        address = replay.open(context, "tcp://127.0.0.1:*")
+        server, address = open_socket(context, zmq.ROUTER, "tcp://127.0.0.1:*", bind=True, hwm=0)
         before = resident_bytes()
         for _ in range(20):
             client = clients.enter_context(context.socket(zmq.DEALER))
             client.rcvhwm, client.rcvbuf, client.linger = 1, 4096, 0
             client.connect(address)
             ask(client, 0)
-        until(lambda: replay.serve() or replay.answered == 20)
+        until(lambda: replay.serve(server) or replay.answered == 20)
         assert resident_bytes() - before < 100 << 20, "of 200 MB"
-        replay.close(0)
+        server.close(linger=0)
 
 
 def resident_bytes() -> int:

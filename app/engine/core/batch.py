@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from random import Random
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from app.engine.kvcache.block_pool import Block
+    from app.engine.kvcache.prompt import Prompt
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):
@@ -45,11 +49,15 @@ class SequenceStatus(Struct, frozen=True, gc=False):
 
 
 class SequenceState:
+    """One sequence, as scheduler and KV cache know it."""
+
     adapter: str | None = None
 
     __slots__ = (
         *("arrived", "computed", "decodes", "held", "last", "lead", "loaded", "output_tokens"),
         *("place", "preemptions", "priority", "prompt_tokens", "remote", "running", "written"),
+        *("blocks", "cached_blocks", "cached_tokens", "caches", "created_tokens", "fetched_tokens"),
+        *("handed", "hits", "last_hash", "prompt"),
     )
 
     def __init__(
@@ -78,6 +86,31 @@ class SequenceState:
         self.preemptions = 0
         self.loaded = 0
         """Tokens after the found blocks that a connector's store loads at once."""
+        self.prompt: Prompt | None = None
+        """The prompt, where a cache is used; after a preemption with the reply tokens written before."""
+        self.hits: list[Block] = []
+        """Cached blocks found for the prompt, until they are taken."""
+        self.blocks: list[Block] = []
+        self.cached_blocks = 0
+        """Number of blocks, from the first on, that are cached or were found; the last under `last_hash`."""
+        self.last_hash = b""
+        self.caches = False
+        """True while full blocks of the sequence are cached."""
+        self.handed = 0
+        """Reply tokens whose steps are over. The newest is not computed yet and has no place."""
+        self.cached_tokens = 0
+        """Prompt tokens found in the cache at the first admission."""
+        self.fetched_tokens = 0
+        """Prompt tokens fetched from another engine or from a connector's store."""
+        self.created_tokens = 0
+        """Prompt tokens that this sequence added to the cache."""
+
+    def reply_ids(self, start: int, stop: int) -> Sequence[int]:
+        """Returns the ids of reply tokens `start` to `stop` (exclusive)."""
+        raise NotImplementedError
+
+    def block_numbers(self, first: int = 0) -> list[int]:
+        return [block.number for block in self.blocks[first:]]
 
     def preempted(self) -> None:
         """Called after the sequence has lost its blocks and is queued again."""

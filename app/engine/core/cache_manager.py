@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from app.base.metrics.recorder import Recorder
+from app.engine.core.batch import SequenceState
 from app.engine.core.errors import PromptExceedsCache
 from app.engine.core.request import EngineRequest
 from app.engine.kvcache.block_pool import BlockObserver
-from app.engine.kvcache.cache import CachedSequence, ConnectorStore, KVCache
+from app.engine.kvcache.cache import ConnectorStore, KVCache
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.prompt import Adapter, Placeholder, Prompt
@@ -52,7 +53,7 @@ class KVCacheManager(KVCache):
             prompts.append(self.make_prompt(request.prompt_ids, adapter, request.cache_salt, media, reads))
         return prompts
 
-    def begin(self, sequence: CachedSequence, found: int, count: int) -> None:
+    def begin(self, sequence: SequenceState, found: int, count: int) -> None:
         """Counts the first lookup of a prompt, too. A remote prefill transfers what the cache lacks."""
         super().begin(sequence, found, count)
         prompt, recorder, cached = sequence.prompt, self._recorder, sequence.cached_tokens
@@ -69,18 +70,18 @@ class KVCacheManager(KVCache):
             self.store.keep(prompt)
         sequence.fetched_tokens = sequence.loaded
 
-    def allocate(self, sequence: CachedSequence) -> None:
+    def allocate(self, sequence: SequenceState) -> None:
         """Takes the blocks of the prompt, which fits. Its events are one step."""
         tokens = sequence.computed = sequence.prompt_tokens
         found = self.find(sequence, tokens)
         self.begin(sequence, found, -(-tokens // self.block_size) - found)
         self.filled(sequence)
-        if self.log.pending:
-            self._steps.append(self.log.take())
+        if self.pending:
+            self._steps.append(self.take_events())
 
     def publish(self) -> None:
-        if self.log.pending:
-            self._steps.append(self.log.take())
+        if self.pending:
+            self._steps.append(self.take_events())
         if self._steps:
             steps, self._steps = self._steps, []
             for events in steps if self._publish is not None else ():

@@ -19,11 +19,10 @@ from app.base.clock.clock import Clock
 from app.base.clock.pause import Slices
 from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, FinishReason, Recorder
-from app.engine.core.batch import SequenceStatus
+from app.engine.core.batch import SequenceState, SequenceStatus
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.outputs import Emit, Failed, Finish, Part, Started, TakeToken, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest, Reply, SequenceOutcome, Watch, notify
-from app.engine.kvcache.cache import CachedSequence
 from config.settings import LatencySettings
 
 ABORT = Finish("abort")
@@ -135,7 +134,7 @@ class SequenceContext:
     cache: KVCacheManager | None
 
 
-class Sequence(CachedSequence):
+class Sequence(SequenceState):
     """One choice, from submission to its last token, failure or abort."""
 
     # Thousands of sequences take turns: each must touch little memory.

@@ -12,14 +12,16 @@ from hashlib import blake2b
 
 from app.base.clock.pause import pause_if_possible
 from app.engine.core.batch import SequenceState
-from app.engine.kvcache.block_pool import Block, BlockObserver, BlockPool
-from app.engine.kvcache.events import EventLog, KVEvent
-from app.engine.kvcache.hashing import BlockHasher
+from app.engine.kvcache.block_pool import BlockObserver, BlockPool
+from app.engine.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
+from app.engine.kvcache.hashing import BlockHasher, all_low64
 from app.engine.kvcache.memo import Bounded, Memo
 from app.engine.kvcache.prompt import NO_KEYS, Adapter, ExtraKeys, Placeholder, Prompt
 
 LIMIT_BYTES = 32 << 20
 DIGEST_BYTES = 16
+GROUP, MEDIUM, SPEC_KIND = 0, "GPU", "full_attention"
+"""Values in every event, passed explicitly because default factories cost a call each."""
 
 
 class ConnectorStore:
@@ -78,45 +80,6 @@ def store_of(connector: str, block_size: int) -> ConnectorStore | None:
     return None
 
 
-class CachedSequence(SequenceState):
-    """The KV cache's state of one sequence, whose `prompt` may be None where no cache is used."""
-
-    __slots__ = (
-        *("blocks", "cached_blocks", "cached_tokens", "caches", "created_tokens", "fetched_tokens"),
-        *("handed", "hits", "last_hash", "prompt"),
-    )
-
-    def __init__(
-        self, prompt_tokens: int, output_tokens: int, priority: int = 0, remote: bool = False
-    ) -> None:
-        super().__init__(prompt_tokens, output_tokens, priority, remote)
-        self.prompt: Prompt | None = None
-        """The prompt; after a preemption with the reply tokens written before."""
-        self.hits: list[Block] = []
-        """Cached blocks found for the prompt, until `begin` takes them."""
-        self.blocks: list[Block] = []
-        self.cached_blocks = 0
-        """Number of blocks, from the first on, that are cached or were found; the last under `last_hash`."""
-        self.last_hash = b""
-        self.caches = False
-        """True while full blocks of the sequence are cached."""
-        self.handed = 0
-        """Reply tokens whose steps are over. The newest is not computed yet and has no place."""
-        self.cached_tokens = 0
-        """Prompt tokens found in the cache at the first admission."""
-        self.fetched_tokens = 0
-        """Prompt tokens fetched from another engine or from a connector's store."""
-        self.created_tokens = 0
-        """Prompt tokens that this sequence added to the cache."""
-
-    def reply_ids(self, start: int, stop: int) -> Sequence[int]:
-        """Returns the ids of reply tokens `start` to `stop` (exclusive)."""
-        raise NotImplementedError
-
-    def block_numbers(self, first: int = 0) -> list[int]:
-        return [block.number for block in self.blocks[first:]]
-
-
 class KVCache:
     """KV cache of `num_blocks` blocks, including vLLM's null block; the scheduler's `Blocks`.
 
@@ -136,20 +99,22 @@ class KVCache:
         observer: BlockObserver | None = None,
         store: ConnectorStore | None = None,
     ) -> None:
-        """Without `events`, `log` stays empty; without `int_hashes`, events carry hashes as bytes."""
+        """Without `events`, `pending` stays empty; without `int_hashes`, events carry hashes as bytes."""
         self.caching = caching
         self.store = store
-        self.block_size = hasher.chain.block_size
-        self.log = EventLog(events, int_hashes, self.block_size)
-        self.pool = BlockPool(num_blocks, self.log.removed, observer)
+        self.block_size = hasher.block_size
+        self.pending: list[KVEvent] = []
+        """Events that are not published yet, in order."""
+        self._has_events, self._int_hashes = events, int_hashes
+        self.pool = BlockPool(num_blocks, self._note_evicted, observer)
         self.capacity = self.pool.capacity
-        self.running: dict[CachedSequence, None] = {}
+        self.running: dict[SequenceState, None] = {}
         self._hasher = hasher
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
         stored = {} if self.store is None else {"connector": self.store.memo}
-        return {"KV cache blocks": self.pool, "block hashes": self._hasher.chain.memo, **stored}
+        return {"KV cache blocks": self.pool, "block hashes": self._hasher.memo, **stored}
 
     @property
     def free(self) -> int:
@@ -173,7 +138,7 @@ class KVCache:
         if self.caching:
             hashes = []
             extras = keys.hashed(0, len(token_ids) // self.block_size)
-            for part in self._hasher.chain.parts(self._hasher.none_hash, token_ids, extras):
+            for part in self._hasher.parts(token_ids, extras):
                 if hashes:
                     pause_if_possible()
                 hashes += part
@@ -181,7 +146,7 @@ class KVCache:
 
     # The scheduler's `Blocks`.
 
-    def find(self, sequence: CachedSequence, tokens: int) -> int:
+    def find(self, sequence: SequenceState, tokens: int) -> int:
         """Notes the cached blocks in the sequence; never the last token's block, which must be computed."""
         prompt, size = sequence.prompt, self.block_size
         assert prompt is not None
@@ -200,11 +165,11 @@ class KVCache:
                 sequence.loaded = self.store.find(prompt, len(sequence.hits) * size)
         return len(sequence.hits)
 
-    def fits(self, sequence: CachedSequence, tokens: int, found: int) -> bool:
+    def fits(self, sequence: SequenceState, tokens: int, found: int) -> bool:
         unused = sum([block.references == 0 for block in sequence.hits]) if found else 0
         return -(-tokens // self.block_size) - found + unused <= self.pool.free
 
-    def begin(self, sequence: CachedSequence, found: int, count: int) -> None:
+    def begin(self, sequence: SequenceState, found: int, count: int) -> None:
         """Assigns the `found` blocks, which `find` has just noted, and `count` new ones."""
         hits, prompt, size = sequence.hits, sequence.prompt, self.block_size
         assert prompt is not None and not sequence.blocks
@@ -221,28 +186,28 @@ class KVCache:
                 whole = len(prompt.token_ids) // size * size
                 sequence.created_tokens = whole - found * size - sequence.loaded
 
-    def grow(self, sequence: CachedSequence, count: int) -> None:
+    def grow(self, sequence: SequenceState, count: int) -> None:
         sequence.blocks += self.pool.take(count)
 
-    def filled(self, sequence: CachedSequence) -> None:
+    def filled(self, sequence: SequenceState) -> None:
         """Caches the full blocks among the first `computed` tokens of the prompt."""
         first, full = sequence.cached_blocks, sequence.computed // self.block_size
         if full > first and sequence.caches:
             assert sequence.prompt is not None and sequence.prompt.hashes is not None
             self._store(sequence, sequence.prompt.hashes[first:full])
 
-    def release(self, sequence: CachedSequence, held: int = 0, findable: int = 0) -> None:
+    def release(self, sequence: SequenceState, held: int = 0, findable: int = 0) -> None:
         if sequence in self.running:
             del self.running[sequence]
             self.pool.release(sequence.blocks)
             sequence.blocks = []
 
-    def forget(self, sequence: CachedSequence) -> None:
+    def forget(self, sequence: SequenceState) -> None:
         """Does nothing: cached blocks are found by hash."""
 
     # The reply.
 
-    def append(self, sequence: CachedSequence, count: int) -> bool:
+    def append(self, sequence: SequenceState, count: int) -> bool:
         """Adds `count` reply tokens; returns False when no block is free, until a later call finds some."""
         tokens = sequence.prompt_tokens + sequence.handed + count - 1
         needed = -(-tokens // self.block_size) - len(sequence.blocks)
@@ -254,7 +219,7 @@ class KVCache:
         self.extend(sequence, count)
         return True
 
-    def extend(self, sequence: CachedSequence, count: int) -> None:
+    def extend(self, sequence: SequenceState, count: int) -> None:
         """Adds reply tokens to assigned blocks; a block is cached once the token after it exists."""
         sequence.handed += count
         first, size = sequence.cached_blocks, self.block_size
@@ -265,22 +230,33 @@ class KVCache:
                 assert sequence.prompt is not None
                 extras = sequence.prompt.keys.hashed(first, full)
                 ids = self._token_ids(sequence, first * size, full * size)
-                self._store(sequence, self._hasher.chain.hashes(sequence.last_hash, ids, extras))
+                self._store(sequence, self._hasher.hashes(ids, extras, sequence.last_hash))
 
-    def _store(self, sequence: CachedSequence, hashes: list[bytes]) -> None:
+    def _store(self, sequence: SequenceState, hashes: list[bytes]) -> None:
         """Caches the next full blocks of a sequence."""
         first, size, prompt = sequence.cached_blocks, self.block_size, sequence.prompt
         assert prompt is not None
         last = first + len(hashes)
         for block, block_hash in zip(sequence.blocks[first:last], hashes, strict=True):
             self.pool.cache(block, block_hash)
-        if self.log.wanted:
-            parent = sequence.last_hash if first else None
-            ids = self._token_ids(sequence, first * size, last * size)
-            self.log.stored(prompt, hashes, parent, ids, first)
+        if self._has_events:
+            adapter = prompt.adapter
+            stored = BlockStored(
+                block_hashes=self._wire(hashes),
+                parent_block_hash=self._wire([sequence.last_hash])[0] if first else None,
+                token_ids=self._token_ids(sequence, first * size, last * size),
+                block_size=size,
+                lora_id=adapter.id if adapter else None,
+                medium=MEDIUM,
+                lora_name=adapter.name if adapter else None,
+                extra_keys=prompt.keys.published(first, last),
+                group_idx=GROUP,
+                kv_cache_spec_kind=SPEC_KIND,
+            )
+            self.pending.append(stored)
         sequence.cached_blocks, sequence.last_hash = last, hashes[-1]
 
-    def _token_ids(self, sequence: CachedSequence, start: int, stop: int) -> list[int]:
+    def _token_ids(self, sequence: SequenceState, start: int, stop: int) -> list[int]:
         """Returns the ids of tokens `start` to `stop` (exclusive) of prompt and reply."""
         assert sequence.prompt is not None
         known, before = sequence.prompt.token_ids, sequence.prompt_tokens
@@ -302,8 +278,17 @@ class KVCache:
         for sequence in self.running:
             sequence.caches = False
         self.pool.clear(block for sequence in self.running for block in sequence.blocks)
-        self.log.cleared()
+        if self._has_events:
+            self.pending.append(AllBlocksCleared())
 
     def take_events(self) -> list[KVEvent]:
         """Returns and clears the events since the last call, in order, to be published as one step."""
-        return self.log.take()
+        events, self.pending = self.pending, []
+        return events
+
+    def _note_evicted(self, hashes: Sequence[bytes]) -> None:
+        if self._has_events:  # one event per block, as in vLLM
+            self.pending += [BlockRemoved([name], MEDIUM, GROUP) for name in self._wire(hashes)]
+
+    def _wire(self, hashes: Sequence[bytes]) -> list[BlockHash]:
+        return list(all_low64(hashes)) if self._int_hashes else list(hashes)

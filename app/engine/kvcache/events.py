@@ -13,18 +13,11 @@ from msgspec import Raw, Struct, field
 from msgspec.msgpack import Encoder
 from msgspec.structs import astuple
 
-from app.engine.kvcache.hashing import all_low64, low64
-from app.engine.kvcache.prompt import Prompt
-
 BlockHash: TypeAlias = int | bytes
 """Block hash on the wire: the low 64 bits, or all bytes (16 or 32)."""
 
 PublishedKeys: TypeAlias = list[list[object] | None]
 """Per block the extra keys in its hash (untagged: names, salts, [identifier, offset]), or None."""
-
-GROUP, MEDIUM = 0, "GPU"
-"""Values in every event, passed explicitly because default factories cost a call each."""
-SPEC_KIND = "full_attention"
 
 
 class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
@@ -89,52 +82,6 @@ def event_bytes(event: KVEvent) -> int:
         case BlockRemoved():
             return 200 + 80 * len(event.block_hashes)
     return 100
-
-
-class EventLog:
-    """Pending events of a cache with one full-attention group, in order; none unless `wanted`."""
-
-    def __init__(self, wanted: bool, int_hashes: bool, block_size: int) -> None:
-        self.wanted = wanted
-        self._int_hashes = int_hashes
-        self._block_size = block_size
-        self.pending: list[KVEvent] = []
-
-    def take(self) -> list[KVEvent]:
-        events, self.pending = self.pending, []
-        return events
-
-    def stored(
-        self, prompt: Prompt, hashes: Sequence[bytes], parent: bytes | None, token_ids: list[int], first: int
-    ) -> None:
-        """Records that blocks from index `first` of a sequence hold `token_ids`, if `wanted`."""
-        adapter = prompt.adapter
-        self.pending.append(
-            BlockStored(
-                block_hashes=self._wire(hashes),
-                parent_block_hash=low64(parent) if parent is not None and self._int_hashes else parent,
-                token_ids=token_ids,
-                block_size=self._block_size,
-                lora_id=adapter.id if adapter else None,
-                medium=MEDIUM,
-                lora_name=adapter.name if adapter else None,
-                extra_keys=prompt.keys.published(first, first + len(hashes)),
-                group_idx=GROUP,
-                kv_cache_spec_kind=SPEC_KIND,
-            )
-        )
-
-    def removed(self, hashes: Sequence[bytes]) -> None:
-        """Records evictions, one event per block, as vLLM does."""
-        if self.wanted:
-            self.pending += [BlockRemoved([name], MEDIUM, GROUP) for name in self._wire(hashes)]
-
-    def cleared(self) -> None:
-        if self.wanted:
-            self.pending.append(AllBlocksCleared())
-
-    def _wire(self, hashes: Sequence[bytes]) -> list[BlockHash]:
-        return list(all_low64(hashes)) if self._int_hashes else list(hashes)
 
 
 LayoutName: TypeAlias = Literal[

@@ -68,24 +68,6 @@ def none_hash(algorithm: Algorithm, seed: str | None, rng: Random) -> bytes:
     return _digest(algorithm)(serialize(seed))
 
 
-class BlockHasher:
-    """Computes the hashes of prompts' full blocks, as a vLLM with these settings does."""
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        block_size: int,
-        seed: str | None,
-        rng: Random,
-        memo_bytes: int = MEMO_BYTES,
-    ) -> None:
-        self.none_hash = none_hash(algorithm, seed, rng)
-        self.chain = Chain(block_size, hash_function(algorithm, block_size), memo_bytes)
-
-    def hashes(self, token_ids: Sequence[int], extras: Sequence[Extra] | None = None) -> list[bytes]:
-        return self.chain.hashes(self.none_hash, token_ids, extras)
-
-
 class Chain:
     """Computes hashes of consecutive full blocks, and remembers hashes up to `memo_bytes`."""
 
@@ -93,23 +75,26 @@ class Chain:
         if block_size < 1:
             raise ValueError("a block has at least one token")
         self.block_size = block_size
+        self.none_hash = b""
+        """Hash before the first block of a prompt."""
         self.memo: Memo[object, Part] = Memo(memo_bytes)
         self._hash_blocks = hash_blocks
 
     def hashes(
-        self, parent: bytes, token_ids: Sequence[int], extras: Sequence[Extra] | None = None
+        self, token_ids: Sequence[int], extras: Sequence[Extra] | None = None, parent: bytes | None = None
     ) -> list[bytes]:
         """Returns the hash of every full block of `token_ids`; `parent` is the hash before the first.
 
         `extras` has one entry per full block, or is None if no block has any. Raises ValueError for a
         negative id.
         """
-        return [block_hash for part in self.parts(parent, token_ids, extras) for block_hash in part]
+        return [block_hash for part in self.parts(token_ids, extras, parent) for block_hash in part]
 
     def parts(
-        self, parent: bytes, token_ids: Sequence[int], extras: Sequence[Extra] | None = None
+        self, token_ids: Sequence[int], extras: Sequence[Extra] | None = None, parent: bytes | None = None
     ) -> Iterator[Part]:
         """Yields the same hashes in parts, so that the caller can pause between parts."""
+        parent = self.none_hash if parent is None else parent
         count = len(token_ids) // self.block_size
         for first in range(0, count, PART_BLOCKS):
             last = min(first + PART_BLOCKS, count)
@@ -137,6 +122,21 @@ class Chain:
                 extra = sum(map(extras_bytes, {id(each): each for each in extras or ()}.values()))
                 self.memo.put(key, part, len(packed) + HASH_BYTES * len(part) + extra)
         return part
+
+
+class BlockHasher(Chain):
+    """Computes the hashes of prompts' full blocks, as a vLLM with these settings does."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        block_size: int,
+        seed: str | None,
+        rng: Random,
+        memo_bytes: int = MEMO_BYTES,
+    ) -> None:
+        super().__init__(block_size, hash_function(algorithm, block_size), memo_bytes)
+        self.none_hash = none_hash(algorithm, seed, rng)
 
 
 def extras_bytes(value: object) -> int:

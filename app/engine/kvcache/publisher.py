@@ -86,7 +86,6 @@ class ReplayBuffer:
         self._topic, self._most_batches = topic, batches
         self._batches: deque[tuple[int, zmq.Frame]] = deque()
         """Payloads in shared frames, so that slow clients cost no copies."""
-        self._socket: zmq.Socket[bytes] | None = None
         self.answered = 0
         self.malformed = 0
         """Number of ignored messages that are not valid requests."""
@@ -97,40 +96,23 @@ class ReplayBuffer:
         while len(self._batches) > self._most_batches or self.size_bytes > self.limit_bytes:
             self.size_bytes -= len(self._batches.popleft()[1]) + BATCH_BYTES
 
-    def open(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> str:
-        """Opens the replay socket at `endpoint`; returns its real address. Raises ZMQError on failure."""
-        # Room for two whole replays. A client that does not read loses any further messages.
-        hwm = 2 * (self._most_batches + 1)
-        self._socket, address = open_socket(context, zmq.ROUTER, endpoint, bind=True, hwm=hwm)
-        return address
-
-    def close(self, linger_ms: int) -> None:
-        if self._socket is not None:
-            self._socket.close(linger=linger_ms)
-            self._socket = None
-
-    def serve(self) -> None:
-        while self._socket is not None:
-            try:
-                request = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.ZMQError:  # no request waits
-                return
-            if len(request) != 3 or request[1] or len(request[2]) < len(END):
-                self.malformed += 1
-                continue
-            client, start = request[0], int.from_bytes(request[2][: len(END)], "big")
-            batches = [it for it in self._batches if it[0] >= start]
-            for number, (sequence, payload) in enumerate(batches, 1):
-                self._send(client, self._topic, sequence.to_bytes(8, "big"), payload)
-                if number % PAUSE_EVERY == 0:
-                    pause_if_possible()
-            self._send(client, b"", END, zmq.Frame())
-            self.answered += 1
-
-    def _send(self, client: bytes, topic: bytes, sequence: bytes, payload: zmq.Frame) -> None:
-        with suppress(zmq.ZMQError):  # the client is gone
-            if self._socket is not None:
-                self._socket.send_multipart([client, b"", topic, sequence, payload], zmq.NOBLOCK, copy=False)
+    def serve(self, socket: zmq.Socket[bytes]) -> None:
+        """Answers all requests that wait at `socket`, with pauses."""
+        with suppress(zmq.ZMQError):  # no request waits, or the socket is closed
+            while True:
+                request = socket.recv_multipart(zmq.NOBLOCK)
+                if len(request) != 3 or request[1] or len(request[2]) < len(END):
+                    self.malformed += 1
+                    continue
+                start = int.from_bytes(request[2][: len(END)], "big")
+                batches = [(self._topic, *it) for it in self._batches if it[0] >= start]
+                for number, (topic, sequence, payload) in enumerate([*batches, (b"", -1, zmq.Frame())], 1):
+                    head = [request[0], b"", topic, sequence.to_bytes(8, "big", signed=True)]
+                    with suppress(zmq.ZMQError):  # the client is gone
+                        socket.send_multipart([*head, payload], zmq.NOBLOCK, copy=False)
+                    if number % PAUSE_EVERY == 0:
+                        pause_if_possible()
+                self.answered += 1
 
 
 MOST_BATCHES = 16
@@ -235,7 +217,7 @@ class EventSender:
         self._topic = settings.topic.encode()
         kept = settings.replay_batches if settings.replay_endpoint else 0
         self.replay = ReplayBuffer(self._topic, kept)
-        self._socket: zmq.Socket[bytes] | None = None
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
         wanted = {"events": settings.endpoint, "replay": settings.replay_endpoint}
         self._unopened = {name: of_rank(it, settings.rank) for name, it in wanted.items() if it}
         self._context, self._owns_context = context, context is None
@@ -243,8 +225,8 @@ class EventSender:
         self.queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
         self.next_sequence = 0
         self._listeners: list[Listener] = []
-        self._wake, self._end = Event(), Event()
-        self._greenlets: list[gevent.Greenlet] = []
+        self._wake, self._has_ended = Event(), False
+        self._greenlet: gevent.Greenlet[[], None] | None = None
         self._quiet_until_s = -math.inf
         self.published = Published()
         self.addresses: dict[str, str] = {}
@@ -274,7 +256,8 @@ class EventSender:
     def turn(self) -> float:
         """Does all work that is due; returns the monotonic time of the next turn, or infinity."""
         self.open()
-        self.replay.serve()
+        if (socket := self._sockets.get("replay")) is not None:
+            self.replay.serve(socket)
         now_s = self._now()
         self.send_due(now_s)
         return min(self.queue.due_s(), now_s + POLL_S if self.waits_for_peers else math.inf)
@@ -284,13 +267,12 @@ class EventSender:
         for name, endpoint in list(self._unopened.items()):
             try:
                 self._context = self._context or zmq.Context()
+                # ZMQ silently drops what exceeds the queue of a slow peer, which holds two whole replays.
+                kind, binds, hwm = zmq.PUB, is_bound(endpoint), self._settings.hwm
                 if name == "replay":
-                    self.addresses[name] = self.replay.open(self._context, endpoint)
-                else:
-                    # ZMQ silently drops what exceeds the queue of a slow subscriber.
-                    self._socket, self.addresses[name] = open_socket(
-                        self._context, zmq.PUB, endpoint, is_bound(endpoint), self._settings.hwm
-                    )
+                    kind, binds, hwm = zmq.ROUTER, True, 2 * (self._settings.replay_batches + 1)
+                found = open_socket(self._context, kind, endpoint, binds, hwm)
+                self._sockets[name], self.addresses[name] = found
                 del self._unopened[name]
             except zmq.ZMQError as error:
                 self._complain("KV events: %s cannot be opened, trying on: %s", endpoint, error)
@@ -307,10 +289,9 @@ class EventSender:
     def close(self) -> None:
         """Publishes waiting events, and gives subscribers a second to receive them."""
         self.send_due(math.inf)
-        if self._socket is not None:
-            self._socket.close(linger=LINGER_MS)
-            self._socket = None
-        self.replay.close(LINGER_MS)
+        for socket in self._sockets.values():
+            socket.close(linger=LINGER_MS)
+        self._sockets.clear()
         if self._owns_context and self._context is not None:
             end_context(self._context)
             self._context = None
@@ -322,12 +303,11 @@ class EventSender:
         self.replay.record(sequence, payload)
         if self._settings.endpoint:
             try:
-                if self._socket is None:
-                    raise zmq.ZMQError
-                self._socket.send(self._topic, MORE)
-                self._socket.send(sequence.to_bytes(8, "big"), MORE)
-                self._socket.send(payload, zmq.NOBLOCK)
-            except zmq.ZMQError:
+                socket = self._sockets["events"]
+                socket.send(self._topic, MORE)
+                socket.send(sequence.to_bytes(8, "big"), MORE)
+                socket.send(payload, zmq.NOBLOCK)
+            except (zmq.ZMQError, KeyError):  # the latter for an endpoint that is not open yet
                 self.published.lost_batches += 1
         self.published.batches += 1
         self.published.events += len(events)
@@ -349,15 +329,15 @@ class Publisher(EventSender):
 
     def start(self) -> None:
         """Opens the sockets, so that subscribers and replay requests find them."""
-        if not self._greenlets and not self._end.is_set():
+        if self._greenlet is None and not self._has_ended:
             self.open()
-            self._greenlets = [gevent.spawn(self._publish), gevent.spawn(self._tend)]
+            self._greenlet = gevent.spawn(self._work)
 
     def put(self, events: Sequence[KVEvent]) -> None:
         """Queues the events of a step, in order. Counts events lost without room, or after `close`."""
         if not events:
             return
-        if self._end.is_set():
+        if self._has_ended:
             self.published.dropped_events += len(events)
             return
         self.start()
@@ -367,22 +347,14 @@ class Publisher(EventSender):
             self._wake.set()
 
     def close(self) -> None:
-        self._end.set()
+        self._has_ended = True
         self._wake.set()
-        gevent.joinall(self._greenlets)
+        if self._greenlet is not None:
+            self._greenlet.join()
         super().close()
 
-    def _tend(self) -> None:
-        """Greenlet: opens remaining sockets, and answers replay requests."""
-        while not self._end.is_set() and self.waits_for_peers:
-            self.open()
-            self.replay.serve()
-            self._end.wait(POLL_S)
-
-    def _publish(self) -> None:
-        """Greenlet: publishes batches when due."""
-        while not self._end.is_set():
-            due_s = self.queue.due_s()
+    def _work(self) -> None:
+        while not self._has_ended:
+            due_s = self.turn()
             self._wake.wait(None if due_s == math.inf else max(0.0, due_s - self._now()))
             self._wake.clear()
-            self.send_due(self._now())
