@@ -34,7 +34,6 @@ from app.serving.api.sampling import RealModel
 from app.serving.faults.injector import FaultInjector
 from app.serving.gunicorn import ranks
 from app.serving.http.body import BodyLimits
-from app.serving.http.stream import WriteBatcher
 from app.serving.protocol.validation import ModelLimits
 from app.text import Tokenizer
 from config import ConfigError, Settings
@@ -197,14 +196,13 @@ def build_pipeline(
         parses=reasons or bool(settings.tools.tool_call_parser and settings.tools.enable_auto_tool_choice),
         max_new_tokens=None if real is None else real.defaults.max_new_tokens,
     )
-    keep_alive_s, timeout_s = max(0.0, api.sse_keep_alive_interval), server.write_timeout
     pipeline = RequestPipeline(
         settings=settings,
         body=BodyLimits.of(server),
         models=ServedModels(model.served_names, model.model, model.max_model_len, components.adapters),
         tokenizer=tokenizer,
         identity=identity,
-        responder=Responder(engine, load, pod_headers(server), WriteBatcher(), timeout_s, keep_alive_s),
+        responder=Responder(engine, load, pod_headers(server), max(0.0, api.sse_keep_alive_interval)),
         faults=faults,
         limits=limits,
         schemas=components.schemas,

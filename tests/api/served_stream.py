@@ -14,7 +14,7 @@ from app.engine.core.sequence import Handle
 from app.serving.api.responder import EventStream
 from app.serving.api.writer import ChoiceState, ResponseWriter
 from app.serving.http.connection import Connection
-from app.serving.http.stream import StreamTransport, WriteBatcher
+from app.serving.http.stream import LAST_CHUNK, StreamTransport, WriteBatcher
 
 END = b"[end]"
 
@@ -48,14 +48,13 @@ class Socket:
     def __init__(self, *takes: int) -> None:
         self.takes = list(takes)
         self.received = b""
-        self.ended: Callable[[], None] | None = None
         self.watching: Callable[[], None] | None = None
         self.watched = False
         self._pair = socket.socketpair()
         # Not every test sees the end of its stream.
         self._close = weakref.finalize(self, lambda pair: [end.close() for end in pair], self._pair)
 
-    def send_now(self, data: bytes) -> int:
+    def send_now(self, data: bytes | memoryview) -> int:
         take = self.takes.pop(0) if self.takes else len(data)
         self.received += data[:take]
         return min(take, len(data))
@@ -84,10 +83,7 @@ class Running:
 
 
 class Served:
-    """An EventStream in the hands of a server: headers sent, iterated in a greenlet, closed at the end.
-
-    With `direct`, the socket is taken over.
-    """
+    """An EventStream in the hands of a server: attached to a transport, or iterated in a greenlet."""
 
     def __init__(
         self,
@@ -97,27 +93,25 @@ class Served:
         writer: ResponseWriter | None = None,
         keep_alive_s: float = 0.0,
     ) -> None:
-        self.socket = socket
+        self.socket, self.direct = socket, direct
         self.plain = Plain()
-        connection = cast("Connection | None", socket)
-        self.stream = EventStream(
-            writer or self.plain,
-            choices,
-            connection,
-            self._take_over if direct else None,
-            keep_alive_s=keep_alive_s,
-        )
+        self.connection = cast("Connection", socket)
+        self.stream = EventStream(writer or self.plain, choices, self.connection, keep_alive_s=keep_alive_s)
         self.running = Running()
         self.stream.handle = cast("Handle", self.running)
         self.yielded: list[bytes] = []
 
-    def _take_over(self, connection: Connection, finished: Callable[[], None]) -> StreamTransport:
-        ends_body = connection.ended is not None
-        return StreamTransport(connection, WriteBatcher(), 1.0, finished, ends_body)
-
     def serve(self) -> None:
-        self.greenlet = gevent.spawn(self._iterate)
+        self.greenlet = gevent.spawn(self._send if self.direct else self._iterate)
         gevent.sleep(0)
+
+    def _send(self) -> None:
+        transport = StreamTransport(self.connection, WriteBatcher(), 1.0)
+        self.connection.watch(transport.client_gone)
+        self.stream.attach(transport)
+        while transport.is_open:
+            gevent.sleep(0)
+        self.stream.close()
 
     def _iterate(self) -> None:
         for item in self.stream:
@@ -129,6 +123,13 @@ class Served:
         if self.socket is not None:
             self.socket.close()
         return bool(self.greenlet.successful())
+
+    def content(self) -> bytes:
+        """The body that has been sent, whole."""
+        if not self.direct or self.socket is None:
+            return b"".join(self.yielded)
+        assert self.socket.received.endswith(LAST_CHUNK)
+        return unframed(self.socket.received.removesuffix(LAST_CHUNK))
 
 
 def tokens(text: str, index: int = 0, last: bool = False, ids: int = 1) -> Tokens:

@@ -13,7 +13,6 @@ from app.engine.core.outputs import EngineOutput, Failed, Tokens
 from app.serving.api.responder import Responder, ServerLoad
 from app.serving.http.connection import Connection
 from app.serving.http.response import CLIENT_GONE, PendingResponse, Response
-from app.serving.http.stream import WriteBatcher
 from tests.application import request
 from tests.engine.harness import Harness, engine_request
 
@@ -54,7 +53,7 @@ class Responding:
         latency = {} if at_once else {"inter_token_latency": 1.0, "time_to_first_token": 2.0}
         self.harness = Harness(mode="echo", **latency, **limits)
         self.load = ServerLoad(tracked=True)
-        self.responder = Responder(self.harness.engine, self.load, HEADERS, WriteBatcher(), 5.0, 0.0)
+        self.responder = Responder(self.harness.engine, self.load, HEADERS, 0.0)
 
     def soon(self, stream: bool = False, writer: Texts | None = None, choices: int = 1) -> Any:
         now_s = self.harness.clock.now()

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 import gevent
 import gevent.socket
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,23 +34,17 @@ class Client:
         sock: socket.socket,
         server: gevent.socket.socket,
         write_timeout_s: float = PATIENCE_S,
-        ends_body: bool = True,
         head: bytes = b"",
     ) -> None:
         self.sock = sock
         self.waiting: list[bytes] = []
         self.over = False
-        self.slices = self.left = self.finished = 0
+        self.slices = self.left = 0
         self.error: Exception | None = None
-        self.transport = StreamTransport(
-            Connection(server), WriteBatcher(), write_timeout_s, self._finish, ends_body
-        )
+        self.transport = StreamTransport(Connection(server), WriteBatcher(), write_timeout_s)
         if head:
             self.transport.put(head)
         self.transport.start(self)
-
-    def _finish(self) -> None:
-        self.finished += 1
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
         self.slices += 1
@@ -63,9 +56,9 @@ class Client:
     def leave(self) -> None:
         self.left += 1
 
-    def ended(self) -> tuple[bool, int, int]:
-        """Whether the stream is open, how often it has finished, and how often its client has left."""
-        return self.transport.is_open, self.finished, self.left
+    def ended(self) -> tuple[bool, int]:
+        """Whether the stream is open, and how often its client has left."""
+        return self.transport.is_open, self.left
 
     def put(self, piece: bytes, last: bool = False) -> None:
         """Does what an `EventStream` does with an output."""
@@ -113,7 +106,6 @@ class Client:
 @contextmanager
 def connected(
     write_timeout_s: float = PATIENCE_S,
-    ends_body: bool = True,
     head: bytes = b"",
 ) -> Iterator[Client]:
     server, sock = gevent.socket.socketpair()
@@ -121,7 +113,7 @@ def connected(
     bare = socket.socket(fileno=sock.detach())
     bare.setblocking(False)
     with server, bare:
-        client = Client(bare, server, write_timeout_s, ends_body, head)
+        client = Client(bare, server, write_timeout_s, head)
         yield client
         client.transport.close()
 
@@ -141,15 +133,13 @@ def test_pieces_of_one_turn_leave_in_one_write_behind_the_head_and_none_is_no_ch
         assert client.puts(b"") == b"", "an empty chunk would end the body"
 
 
-@pytest.mark.parametrize(("ends_body", "end"), [(True, LAST_CHUNK), (False, b"")])
-def test_the_end_is_written_where_the_server_does_not_write_it(ends_body: bool, end: bytes) -> None:
+def test_the_end_leaves_with_the_last_piece() -> None:
     for last, chunk in ((b"b", b"1\r\nb\r\n"), (b"", b"")):
-        with connected(ends_body=ends_body) as client:
+        with connected() as client:
             client.put(b"a")
             client.put(last, last=True)
-            assert client.finished == 0
-            assert client.puts() == b"1\r\na\r\n" + chunk + end
-            assert client.ended() == (False, 1, 0)
+            assert client.puts() == b"1\r\na\r\n" + chunk + LAST_CHUNK
+            assert client.ended() == (False, 0)
 
 
 def test_a_client_that_takes_each_slice_in_time_is_served_however_long_it_takes() -> None:
@@ -162,7 +152,7 @@ def test_a_client_that_takes_each_slice_in_time_is_served_however_long_it_takes(
             reads += 1
             gevent.sleep(QUICK_S / 2)
         assert body_of(data + client.read_until_over()) == PIECE * (given + 40)
-        assert client.finished == 1 and reads * QUICK_S / 2 > 4 * QUICK_S, "longer than the limit of a slice"
+        assert client.left == 0 and reads * QUICK_S / 2 > 4 * QUICK_S, "longer than the limit of a slice"
 
 
 @given(
@@ -184,4 +174,4 @@ def test_whatever_the_client_reads_when_the_bytes_are_the_same(
             client.put(piece, last=number == len(pieces) - 1)
         data += client.read_until_over()
         assert body_of(data, HEAD) == b"".join(pieces)
-        assert (client.finished, client.left) == (1, 0)
+        assert client.left == 0

@@ -1,8 +1,8 @@
 """Turns engine requests into a response: a stream of server-sent events, each when due, or a whole answer.
 
 A stream *attached* to a `StreamTransport` sends each due chunk from the timer wheel to the socket, and no
-greenlet wakes. *Iterated*, where the socket cannot be taken over (TLS, HTTP/1.0, another server), the
-request's greenlet wakes and yields each chunk. Both ways write the same bytes at the same times.
+greenlet wakes. *Iterated* (HTTP/1.0, damaged streams, another server), the request's greenlet wakes and
+yields each chunk. Both ways write the same bytes at the same times.
 """
 
 from __future__ import annotations
@@ -33,16 +33,13 @@ from app.serving.http.response import (
     StreamingBody,
     json_response,
 )
-from app.serving.http.stream import StreamTransport, WriteBatcher
+from app.serving.http.stream import StreamTransport
 from app.serving.protocol.common import encode
 
 SLICE_TOKENS = 256
 """Entries (tokens, each with its alternatives) rendered at once for a client that lags behind."""
 COMMENT = b": keep-alive\n\n"
 """Comment that clients of event streams skip, and proxies count as traffic."""
-
-TakeOver = Callable[[Connection, Callable[[], None]], StreamTransport]
-"""Makes the writer of a stream to a connection, and calls back at the end."""
 
 
 @dataclass(slots=True)
@@ -66,8 +63,6 @@ class Responder:
     engine: EngineClient
     load: ServerLoad
     headers: Mapping[str, str]
-    batcher: WriteBatcher
-    write_timeout_s: float
     keep_alive_s: float
     """Seconds between comments in idle streams of chats and completions; see `EventStream`."""
 
@@ -78,9 +73,7 @@ class Responder:
         fault, connection = context.kept(Fault), context.connection
         if stream:
             intact = fault is None or fault.damage is None
-            direct = intact and connection is not None and connection.plain
-            take_over = self.transport if direct and context.http_version == "HTTP/1.1" else None
-            response = self._stream(requests, writer, connection, take_over, may_join=intact)
+            response = self._stream(requests, writer, connection, may_join=intact)
         else:
             response = self._whole(requests, writer, connection)
         return response if fault is None else damage(response, fault, context)
@@ -90,7 +83,7 @@ class Responder:
     ) -> Response | PendingResponse:
         """Responds like `respond`, but without waiting and without faults."""
         if stream:
-            return self._stream(requests, writer, context.connection, None)
+            return self._stream(requests, writer, context.connection)
         collector = ResponseCollector(self.engine, requests, writer)
         if not collector.unfinished:
             return json_response(collector.body(), 200, self.headers)
@@ -113,23 +106,17 @@ class Responder:
         chunks = [writer.chunk(Failed(0, error)), writer.closing()]
         return Response(chunks, 200, self.headers, EVENT_STREAM)
 
-    def transport(self, connection: Connection, finished: Callable[[], None]) -> StreamTransport:
-        """Returns a stream's way to its socket. Without `connection.ended` the server ends the body."""
-        ends_body = connection.ended is not None
-        return StreamTransport(connection, self.batcher, self.write_timeout_s, finished, ends_body)
-
     def _stream(
         self,
         requests: Sequence[EngineRequest],
         writer: ResponseWriter,
         connection: Connection | None,
-        take_over: TakeOver | None,
         may_join: bool = True,
     ) -> Response:
         """`may_join`: a stream that is already complete may leave in one piece."""
         entries = 1 + (requests[0].logprobs or 0) if requests else 1
         keep_alive_s = self.keep_alive_s if writer.keeps_alive else 0.0
-        stream = EventStream(writer, len(requests), connection, take_over, entries, keep_alive_s)
+        stream = EventStream(writer, len(requests), connection, entries, keep_alive_s)
         stream.handle = self.engine.submit(requests, stream.emit)
         if may_join and (data := stream.complete()) is not None:
             return Response(data, 200, self.headers, EVENT_STREAM, streamed=True)
@@ -221,14 +208,10 @@ class ResponseCollector:
 
 
 class EventStream(StreamingBody):
-    """Writes the outputs of `choices` sequences with `writer`.
-
-    `take_over` makes the transport of an iterated stream, and calls its argument at the end; None where the
-    server has to write each chunk itself. Iterate or attach once; `close` always.
-    """
+    """Writes the outputs of `choices` sequences with `writer`. Iterate or attach once; `close` always."""
 
     __slots__ = (
-        *("_bell", "_connection", "_idle_timer", "_keep_alive_s", "_pending", "_slice_tokens", "_take_over"),
+        *("_bell", "_connection", "_idle_timer", "_keep_alive_s", "_pending", "_slice_tokens"),
         *("handle", "transport", "unfinished", "writer"),
     )
 
@@ -237,14 +220,13 @@ class EventStream(StreamingBody):
         writer: ResponseWriter,
         choices: int,
         connection: Connection | None = None,
-        take_over: TakeOver | None = None,
         entries_per_token: int = 1,
         keep_alive_s: float = 0.0,
     ) -> None:
         """Writes a comment after each `keep_alive_s` without a chunk; 0 is never."""
         self.bytes_sent, self.gone = 0, False  # without a call of the base class
         self.writer, self.unfinished = writer, choices
-        self._connection, self._take_over, self._keep_alive_s = connection, take_over, keep_alive_s
+        self._connection, self._keep_alive_s = connection, keep_alive_s
         self._slice_tokens = max(1, SLICE_TOKENS // entries_per_token)
         self.transport: StreamTransport | None = None
         self._idle_timer: Watcher | None = None
@@ -371,19 +353,6 @@ class EventStream(StreamingBody):
             yield b""  # status line and headers leave now
             if connection is not None:
                 connection.watch(self.leave)
-        if connection is not None and self._take_over is not None and self.unfinished:
-            self._bell = bell = Bell()
-            transport = self._take_over(connection, bell.set)
-            self.attach(transport)
-            try:
-                while transport.is_open and not self.gone:  # until all has been written
-                    bell.wait()
-                    bell.clear()
-            finally:
-                transport.close()
-            if not self.gone and connection.ended is not None:
-                connection.ended()
-            return
         self._bell = bell = Bell()
         while not self.gone:
             bell.clear()

@@ -82,7 +82,7 @@ class OtherServer:
         if sock is not None and context.connection is None and context.scheme == "http":
             kind = ShownConnection if WAITRESS in environ else Connection
             resets = UWSGI in environ or context.http_version == "HTTP/1.0"
-            context.connection = kind(sock, plain=False, resets=resets)
+            context.connection = kind(sock, resets)
         if environ.get("wsgi.multiprocess") and GUNICORN not in environ and not self._has_warned:
             self._has_warned = True  # gunicorn's workers have been counted at its start
             log.warning(SEVERAL)

@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import errno
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from email.utils import formatdate
-from functools import lru_cache
 from socket import SHUT_WR
 from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent.server import StreamServer
-from gevent.socket import socket
-from gunicorn import SERVER
 from gunicorn.http.body import ChunkedReader, LengthReader
 from gunicorn.http.errors import InvalidHeader
 from gunicorn.http.wsgi import Response
 
+from app.serving.gunicorn.connections import FastConnection
 from app.serving.gunicorn.fair_turns import FairTurns, Share
+from app.serving.gunicorn.heads import HOST, default_head
+from app.serving.http.stream import LAST_CHUNK
 
 if TYPE_CHECKING:
     from gevent.socket import socket as GeventSocket
@@ -40,8 +38,8 @@ PART_BYTES = 4096
 """Bytes per parsed part: one-byte chunks in a part this long take 4 ms."""
 LOOK_AGAIN_S = 0.05
 """Longest time until accepting is tried again after a limit was reached, in seconds."""
-SENT_BYTES = 1 << 16
-"""Bytes per send; the write timeout applies to each send."""
+RECORD_BYTES = 1 << 14
+"""Most bytes of a TLS record."""
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 TELL_AGAIN_S = 60.0
 """Seconds between two log lines about missing file descriptors or memory for connections."""
@@ -97,29 +95,20 @@ class FairSocket:
     def recv(self, size: int) -> bytes:
         if size <= PARSED_BYTES:  # gunicorn parses a head or chunk of unknown length
             size = PART_BYTES
-        if self.data:
-            data, self.data = self.data[:size], self.data[size:]
-        else:
-            data = self._client.recv(size)
+        # At least a whole record of TLS: the hub would not see bytes that were decrypted and left.
+        data = self.data or self._client.recv(max(size, RECORD_BYTES))
+        data, self.data = data[:size], data[size:]
         self._turns.wait(self._share)
         return data
 
 
-class JoinedResponse(Response):  # type: ignore[misc]
-    """Delays the head until the first bytes of a body of known length; other answers send it at once.
+class GeneralResponse(Response):  # type: ignore[misc]
+    """gunicorn's response, written by the transport of its connection: head and body leave together."""
 
-    A client that takes no bytes for `write_timeout_s` is cut off. Code that writes a chunked body past the
-    server may write the last chunk, too, and then calls `ended`.
-    """
-
-    def __init__(
-        self, req: Request, sock: GeventSocket, cfg: Config, write_timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, req: Request, sock: GeventSocket, cfg: Config, connection: FastConnection) -> None:
         super().__init__(req, sock, cfg)
         self.headers_sent: bool = False
-        self._write_timeout_s = write_timeout_s
-        self._head = b""
-        self._has_ended = False
+        self._connection = connection
 
     def send_headers(self) -> None:
         if self.headers_sent:
@@ -130,62 +119,19 @@ class JoinedResponse(Response):  # type: ignore[misc]
             self.status, int(time.time()), self.should_close(), self.chunked, f"HTTP/{major}.{minor}"
         )
         head += "".join(f"{name}: {value}\r\n" for name, value in self.headers)
-        self._head = f"{head}\r\n".encode("latin-1")
-        if not self.response_length:
-            self._send(b"")
+        self._connection.put(f"{head}\r\n".encode("latin-1"))
 
     def _emit_body(self, data: bytes) -> None:
-        self._send(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
-
-    def _send(self, data: bytes) -> None:
-        """Sends the head, if it is due, and `data`: first by the native socket, since gevent's queries
-        buffer sizes before sending.
-
-        Raises OSError when the client takes no bytes for too long.
-        """
-        data, self._head, sent = self._head + data, b"", 0
-        if type(self.sock) is socket:
-            with suppress(BlockingIOError):
-                sent = self.sock._sock.send(data)
-        for start in range(sent, len(data), SENT_BYTES):
-            with gevent.Timeout(self._write_timeout_s, OSError(errno.EPIPE, "the client takes no bytes")):
-                self.sock.sendall(memoryview(data)[start : start + SENT_BYTES])
-
-    def ended(self) -> None:
-        self._has_ended = True
+        self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
 
     def close(self) -> None:
-        if not self._has_ended:
-            super().close()
-        if self._head:
-            self._send(b"")
-
-
-@lru_cache(maxsize=16)
-def default_head(status: str, second: int, closes: bool, chunked: bool, version: str = "HTTP/1.1") -> str:
-    """Returns gunicorn's status line and headers before the application's headers, at a Unix second."""
-    connection, date = "close" if closes else "keep-alive", _http_date(second)
-    lines = f"{version} {status}\r\nServer: {SERVER}\r\nDate: {date}\r\nConnection: {connection}\r\n"
-    return lines + "Transfer-Encoding: chunked\r\n" if chunked else lines
-
-
-@lru_cache(maxsize=2)
-def _http_date(second: int) -> str:
-    return formatdate(second, usegmt=True)  # as RFC 9110 section 5.6.7 has it
-
-
-HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(:\d*)?", re.ASCII)
-"""A valid Host (RFC 9112 section 3.2): a name or address, which is required, and perhaps a port."""
+        self.send_headers()
+        self._connection.send(LAST_CHUNK if self.chunked else b"")
 
 
 def closes(connection: Iterable[str]) -> bool:
     """True if a member of the Connection fields is "close" (RFC 9110 7.6.1)."""
     return any(member.strip(" \t").lower() == "close" for value in connection for member in value.split(","))
-
-
-def has_bare_line_feed(data: bytes) -> bool:
-    """True if a line of a head, complete or not, ends without a carriage return (RFC 9112 section 2.2)."""
-    return data.count(b"\n") != data.count(b"\r\n")
 
 
 def check_head(req: Request) -> None:

@@ -3,37 +3,39 @@
 The fast path answers plain requests for generation from the hub, without Flask and WSGI environ: a
 `FastConnection` reads, recognises plain requests and writes their answers. Validating, building, rendering
 and counting are the routes' and the middleware's code, shared with the general path. All other requests are
-left to the general path before anything is counted: a greenlet gets the socket with the bytes read so far,
-and returns it after the answer.
+left to the general path before anything is counted: a greenlet gets the connection with the bytes read so
+far, and returns it after the answer. Both ways send through the transport of the connection.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Any
+from ssl import SSLWantReadError
 
 import gevent.socket
+from gevent.event import Event
 
 from app.base.clock.clock import Watcher
 from app.serving.api.errors import respond_to_error
 from app.serving.flask.application import Understudy
-from app.serving.gunicorn.client_socket import has_bare_line_feed
 from app.serving.gunicorn.fair_turns import FairTurns, Share
-from app.serving.gunicorn.heads import MOST_HEAD_BYTES, RequestHead, RequestHeads, response_head
+from app.serving.gunicorn.heads import (
+    MOST_HEAD_BYTES,
+    RequestHead,
+    RequestHeads,
+    has_bare_line_feed,
+    response_head,
+)
 from app.serving.gunicorn.logs import ServerLogger, log_exchange
 from app.serving.http.connection import READ, Connection
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
 from app.serving.http.stream import LAST_CHUNK, StreamTransport, WriteBatcher
-
-if TYPE_CHECKING:
-    from gevent.socket import socket as GeventSocket
-
 
 log = logging.getLogger(__name__)
 WAYS = {"POST": "fast", "GET": "probe"}
@@ -57,22 +59,27 @@ class HubConnection(StreamTransport):
     request, or for the rest of one (monotonic seconds).
     """
 
-    __slots__ = ("_reader", "address", "busy", "client", "is_new", "path", "share", "since_s")
+    __slots__ = ("_read_into", "_reader", "address", "busy", "client", "is_new", "path", "share", "since_s")
 
     def __init__(self, path: FastPath, client: gevent.socket.socket, address: Address, share: Share) -> None:
         super().__init__(Connection(client), path.batcher, path.write_timeout_s)
         self.path, self.client, self.address, self.share = path, client, address, share
         path.open[self] = None
         self.busy, self.is_new, self.since_s = False, True, time.monotonic()
+        tls = getattr(client, "_sslobj", None)
+        self._read_into: Callable[[memoryview], int] = (
+            client._sock.recv_into if tls is None else lambda room: tls.read(len(room), room)
+        )
         self._reader: Watcher = gevent.get_hub().loop.io(self.connection.fileno(), READ)
 
     def _receive(self) -> bytes:
         received = self.path.received
         try:
-            data = received[: self.client._sock.recv_into(received)].tobytes()
-        except BlockingIOError:
+            data = received[: self._read_into(received)].tobytes()
+        except (BlockingIOError, SSLWantReadError):
             return b""
-        except OSError:
+        except OSError as error:
+            log.debug("a connection with %s has ended: %s", self.address, error)
             data = b""
         if not data:
             self.close()
@@ -103,31 +110,11 @@ class HubConnection(StreamTransport):
         """Admits no further request; running answers go on."""
 
 
-class GreenletConnection:
-    """A connection that one greenlet serves to its end; the greenlet enforces the time limits."""
-
-    has_unread = False
-
-    def __init__(self, client: GeventSocket, address: Any, bound: Any) -> None:
-        self.client, self.address, self.bound, self.share = client, address, bound, Share()
-        self.busy, self.is_new, self.since_s = False, True, time.monotonic()
-
-    def look(self, now_s: float) -> None: ...
-
-    def leave(self) -> None: ...
-
-    def close(self) -> None:
-        """Ends the greenlet's wait for the next request."""
-        with suppress(OSError):
-            # The native socket: gevent's would raise in the reading greenlet, and log an error.
-            self.client._sock.shutdown(socket.SHUT_RD)
-
-
-OpenConnections = dict[HubConnection | GreenletConnection, None]
+OpenConnections = dict[HubConnection, None]
 
 
 class FastPath:
-    """State that the fast connections of one worker share.
+    """State that the connections of one worker share. Without `app`, no request takes the fast path.
 
     An idle connection is closed after `idle_s`. A client that takes no bytes is cut off after
     `write_timeout_s`. `serve_general` starts a greenlet for the next request of a connection; the request
@@ -136,7 +123,7 @@ class FastPath:
 
     def __init__(
         self,
-        app: Understudy,
+        app: Understudy | None,
         log: ServerLogger,
         turns: FairTurns,
         open: OpenConnections,
@@ -147,25 +134,25 @@ class FastPath:
     ) -> None:
         self.open, self.turns, self.log, self.serve_general = open, turns, log, serve_general
         self.idle_s, self.write_timeout_s, self.read_timeout_s = idle_s, write_timeout_s, read_timeout_s
-        self.heads = RequestHeads(app.routes)
-        self.middleware = app.middleware
-        self.batcher, self.answers = WriteBatcher(), WriteBatcher(MOST_ANSWERS)
-        self.rpc = app.rpc
+        self.heads = RequestHeads(() if app is None else app.routes)
+        self.rpc = None if app is None else app.rpc
         """gRPC methods; None if the server has none."""
+        if app is not None:
+            self.middleware, self.new_id = app.middleware, app.new_request_id
+        self.batcher, self.answers = WriteBatcher(), WriteBatcher(MOST_ANSWERS)
         self.upgrade: Upgrade | None = None
         """Continues a connection as HTTP/2, with the bytes read so far; None if the server has no gRPC."""
         self.received = memoryview(bytearray(RECEIVE))
         """Receive buffer of all connections. A new buffer per `recv` would fragment the C library's heap."""
         self.is_open = True
         """False when every answer has to close its connection."""
-        self.new_id = app.new_request_id
         self.logs_access = log.access_log_enabled
 
 
 class FastConnection(HubConnection):
     """One client's socket, `busy` until the last byte of an answer is sent, also on the general path."""
 
-    __slots__ = ("_buffer", "_closes", "_context", "_response", "bound", "has_head")
+    __slots__ = ("_all_sent", "_buffer", "_closes", "_context", "_response", "bound", "has_head")
 
     def __init__(self, path: FastPath, client: gevent.socket.socket, address: Address, bound: object) -> None:
         """`bound`: the local address of the connection."""
@@ -175,6 +162,8 @@ class FastConnection(HubConnection):
         self._closes = False
         self._context: RequestContext | None = None
         self._response: Response | None = None
+        self._all_sent: Event | None = None
+        """Set when a greenlet's bytes are sent, or the connection is closed; None without a greenlet."""
         self.has_head = False
         """True while a body is incomplete."""
         self._reader.start(self._readable)
@@ -296,21 +285,49 @@ class FastConnection(HubConnection):
             return
         assert isinstance(body, StreamingBody), "routes answer plain requests in no other way"
         self._reader.stop()
-        self._batcher, self._last = self.path.batcher, False
         self._parts.append(head)
+        self._begin_stream(body)
+
+    def _begin_stream(self, body: StreamingBody) -> None:
+        self._batcher, self._last = self.path.batcher, False
         self.connection.watch(self.client_gone)
         body.attach(self)
         self.flush()
+
+    def send(self, data: bytes) -> None:
+        """Greenlet: returns when `data` is sent. OSError: the client has gone, or takes no bytes."""
+        if data:
+            self._parts.append(data)
+        self.flush()
+        self._wait()
+
+    def send_stream(self, body: StreamingBody) -> None:
+        """Greenlet: returns when `body` is sent. OSError: the client has gone, or takes no bytes."""
+        self._begin_stream(body)
+        self._wait()
+        self._source = None
+
+    def _wait(self) -> None:
+        assert self._all_sent is not None
+        if self.is_open and (self.lags or (self._source is not None and not self._last)):
+            self._all_sent.clear()
+            self._all_sent.wait()
+        if not self.is_open:
+            raise OSError(errno.EPIPE, "the client has gone, or takes no bytes")
 
     def lag(self) -> None:
         self._reader.stop()
         super().lag()
 
     def all_sent(self) -> None:
-        if self._response is None or (self._source is not None and not self._last):
-            return  # nothing is being answered, or the stream goes on
         if self._source is not None:
+            if not self._last:
+                return
             self.connection.unwatch()
+        if self._all_sent is not None:
+            self._all_sent.set()
+        if self._response is None:
+            return  # no answer of the fast path
         self._end_answer()
         if self._closes or not self.path.is_open:
             self.close()
@@ -342,12 +359,13 @@ class FastConnection(HubConnection):
     def leave_to_general(self) -> None:
         self._reader.stop()
         self.busy, self.is_new, self.has_head = True, False, False
+        self._all_sent = Event()
         data, self._buffer = self._buffer, b""
         self.path.serve_general(self, data)
 
     def take_back(self, data: bytes) -> None:
         """Resumes after an answer of the general path, which read `data` beyond its request."""
-        self._buffer = data
+        self._buffer, self._all_sent = data, None
         self._await_request()
 
     def client_gone(self) -> None:
@@ -364,6 +382,8 @@ class FastConnection(HubConnection):
             self.catch_up()
             self._end_answer()
             self.client.close()
+            if self._all_sent is not None:
+                self._all_sent.set()
 
     def look(self, now_s: float) -> None:
         """Closes an idle connection; leaves a request whose body is late to the general path."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping
+from email.utils import formatdate
+from functools import lru_cache
 from types import SimpleNamespace
 
 import httptools
+from gunicorn import SERVER
 from msgspec import Struct
 
-from app.serving.gunicorn.client_socket import HOST, default_head, has_bare_line_feed
 from app.serving.http.response import STATUS_LINES, Response
 from app.serving.http.route import Route
 
@@ -22,6 +25,8 @@ LIMIT_BYTES = 1 << 20
 GENERAL = {"transfer-encoding", "expect", "upgrade", "connection", "content-encoding", "te", "trailer"}
 """Headers for the general path. Exceptions: `Connection: keep-alive`, and `close` of a GET request."""
 CONNECTION = {"keep-alive": False, "close": True}
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(:\d*)?", re.ASCII)
+"""A valid Host (RFC 9112 section 3.2): a name or address, which is required, and perhaps a port."""
 
 
 class RequestHead(Struct, frozen=True):
@@ -111,3 +116,21 @@ def response_head(response: Response, closes: bool = False) -> bytes:
     for name, value in response.headers.items():
         head += f"{name}: {value}\r\n"
     return (head + "\r\n").encode("latin-1")
+
+
+@lru_cache(maxsize=16)
+def default_head(status: str, second: int, closes: bool, chunked: bool, version: str = "HTTP/1.1") -> str:
+    """Returns gunicorn's status line and headers before the application's headers, at a Unix second."""
+    connection, date = "close" if closes else "keep-alive", _http_date(second)
+    lines = f"{version} {status}\r\nServer: {SERVER}\r\nDate: {date}\r\nConnection: {connection}\r\n"
+    return lines + "Transfer-Encoding: chunked\r\n" if chunked else lines
+
+
+@lru_cache(maxsize=2)
+def _http_date(second: int) -> str:
+    return formatdate(second, usegmt=True)  # as RFC 9110 section 5.6.7 has it
+
+
+def has_bare_line_feed(data: bytes) -> bool:
+    """True if a line of a head, complete or not, ends without a carriage return (RFC 9112 section 2.2)."""
+    return data.count(b"\n") != data.count(b"\r\n")

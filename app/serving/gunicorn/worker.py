@@ -28,24 +28,25 @@ from typing import TYPE_CHECKING, Any
 import gevent
 from gevent.event import Event
 from gevent.pool import Pool
-from gunicorn import http, util
+from gunicorn import http
 from gunicorn.arbiter import Arbiter
 from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
 from app.base.clock.pause import pause_with
+from app.serving.api.responder import EventStream
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.certificates import CertificateError, ServerCertificate
 from app.serving.gunicorn.client_socket import (
     ClientServer,
     FairSocket,
-    JoinedResponse,
+    GeneralResponse,
     check_head,
     discard_body,
     has_much_unread,
     linger,
 )
-from app.serving.gunicorn.connections import FastConnection, FastPath, GreenletConnection, OpenConnections
+from app.serving.gunicorn.connections import FastConnection, FastPath, OpenConnections
 from app.serving.gunicorn.fair_turns import FairTurns
 from app.serving.http.context import CONTEXT, context_of
 from app.serving.http.response import AnswerBody
@@ -79,8 +80,6 @@ GENERAL_S = 0.001
 """Estimated processor time of a request through Flask, in seconds."""
 LONGEST_S = 1e9
 """Stands for no limit, in seconds."""
-HANDSHAKE_S = 10.0
-"""Longest TLS handshake, in seconds."""
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 
 
@@ -99,7 +98,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """Longest time for which a client may take no bytes of an answer, in seconds."""
         self.head_timeout_s = inf
         """Longest time for a request's head where connections are not kept alive, in seconds."""
-        self._fast: FastPath | None = None
+        self._path: FastPath
         self._turns: FairTurns
         self._greenlets = Pool(self.worker_connections)
         self._stopping = Event()
@@ -135,9 +134,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self.certificate = ServerCertificate(self.cfg)
         self._turns = FairTurns()
         pause_with(self._turns.pause)
-        with_middleware = hasattr(self.wsgi, "middleware")
-        if self.fast_path and self.certificate is None and self.cfg.keepalive and with_middleware:
-            self._make_fast_path()
+        self._path = self._make_path()
         servers = [self._listen(listener) for listener in self.sockets]
         # The note is checked, too: a signal is lost before a new worker has installed its handlers.
         while self.alive and not ranks.is_noted(self, ranks.ENDING):
@@ -154,32 +151,39 @@ class Worker(GeventWorker):  # type: ignore[misc]
                     connection.look(now_s)
                 self._stopping.wait(min(SWEEP_S, end_s - now_s))
         self.alive = False
-        if self._fast is not None:
-            self._fast.is_open = False
+        self._path.is_open = False
         self._drain(servers)
 
-    def _make_fast_path(self) -> None:
-        path = self._fast = FastPath(
-            *(self.wsgi, self.log, self._turns, self._open, self.cfg.keepalive),
-            lambda *request: self._greenlets.spawn(self._answer_one, *request, time.monotonic()),
+    def _make_path(self) -> FastPath:
+        is_fast = self.fast_path and self.cfg.keepalive and hasattr(self.wsgi, "middleware")
+        path = FastPath(
+            self.wsgi if is_fast else None,
+            *(self.log, self._turns, self._open, self.cfg.keepalive or self.head_timeout_s),
+            lambda *request: self._greenlets.spawn(self._answer, *request, time.monotonic()),
             *(self.write_timeout_s, self.head_timeout_s),
         )
-        if path.rpc is not None:  # imported now, because a later import would delay all clients
+        if path.rpc is not None and self.certificate is None:
+            # Imported now, because a later import would delay all clients.
             from app.serving.gunicorn.http2.connection import Http2Connection
 
             path.upgrade = Http2Connection
         path.heads.keep_to(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
-        self.wsgi.caches.append(lambda: {"request heads": path.heads})
+        if is_fast:
+            self.wsgi.caches.append(lambda: {"request heads": path.heads})
+        return path
 
     def _listen(self, listener: GeventSocket) -> ClientServer:
         bound = listener.getsockname()  # now: a replaced worker closes the listener before its last answers
 
         def accept(client: GeventSocket, addr: Any) -> None:
-            """Hub: serves a new connection; with the fast path, idle connections need no greenlet."""
-            if self._fast is not None and isinstance(addr, tuple):
-                FastConnection(self._fast, client, addr, bound)
-            else:
-                self._greenlets.spawn(self.handle, bound, client, addr)
+            """Hub: serves a new connection; idle connections need no greenlet."""
+            try:
+                if self.certificate is not None:
+                    client = self.certificate.wrap(client)
+                # The client of a Unix socket has no address.
+                FastConnection(self._path, client, addr if isinstance(addr, tuple) else ("", 0), bound)
+            except OSError:  # the client has gone
+                client.close()
 
         listener.setblocking(1)
         server = ClientServer(listener, accept, lambda: len(self._open) >= self.worker_connections)
@@ -248,31 +252,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         super().handle_exit(sig, frame)
         self._stopping.set()
 
-    def handle(self, bound: Any, client: GeventSocket, addr: Any) -> None:
-        """Greenlet: serves all requests of one connection outside the fast path, or with TLS.
-
-        `bound`: the local address of the connection.
-        """
-        served = GreenletConnection(client, addr, bound)
-        self._open[served] = None
-        try:
-            if self.certificate is not None:
-                with gevent.Timeout(HANDSHAKE_S, TimeoutError("it takes too long")):
-                    served.client = client = self.certificate.wrap(client)
-                    client.do_handshake()
-        except OSError as error:
-            self.log.debug("TLS handshake with %s: %s", addr, error)
-        else:
-            rest: bytes | None = b""
-            while rest is not None:
-                rest = self._serve(served, rest)
-                served.busy = False
-        finally:
-            del self._open[served]
-            util.close(client)
-
-    def _answer_one(self, connection: FastConnection, data: bytes, arrived_s: float) -> None:
-        """Greenlet: answers one request of a fast-path connection; it arrived before its wait for a turn."""
+    def _answer(self, connection: FastConnection, data: bytes, arrived_s: float) -> None:
+        """Greenlet: answers one request, which arrived before its wait for a turn."""
         share, rest = connection.share, None
         try:
             share.cost_s = max(share.cost_s, GENERAL_S)
@@ -284,14 +265,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
             else:
                 connection.take_back(rest)
 
-    def _serve(
-        self, served: FastConnection | GreenletConnection, data: bytes, arrived_s: float | None = None
-    ) -> bytes | None:
-        """Serves a request, which begins with `data`; returns further bytes, or None to close the connection.
-
-        `arrived_s`: when it arrived (monotonic seconds, default: with the end of its head).
-        """
-        client, addr, share = served.client, served.address, served.share
+    def _serve(self, connection: FastConnection, data: bytes, arrived_s: float) -> bytes | None:
+        """Serves a request, which begins with `data`; returns further bytes, or None to close."""
+        client, addr, share = connection.client, connection.address, connection.share
         req = None
         try:
             source = FairSocket(client, data, self._turns, share)
@@ -301,8 +277,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             if not req:
                 return None
             check_head(req)
-            served.busy, served.is_new = True, False
-            self._respond(served, req, time.monotonic() if arrived_s is None else arrived_s)
+            self._respond(connection, req, arrived_s)
             self._turns.wait(share)  # a client that always has a request ready would block the loop
             if discard_body(parser):
                 rest: bytes = parser.unreader.take_buffered() + source.data
@@ -323,33 +298,43 @@ class Worker(GeventWorker):  # type: ignore[misc]
             linger(client)
         return None
 
-    def _respond(self, served: FastConnection | GreenletConnection, req: Request, arrived_s: float) -> None:
+    def _respond(self, connection: FastConnection, req: Request, arrived_s: float) -> None:
         """Serves one request. StopIteration: close the connection."""
         response, environ = wsgi.create(
-            *(req, served.client, served.address, served.bound, self.cfg, JoinedResponse),
-            response_args=(self.write_timeout_s,),
+            *(req, connection.client, connection.address, connection.bound, self.cfg, GeneralResponse),
+            response_args=(connection,),
         )
         environ["wsgi.multithread"] = True
-        environ[CONTEXT] = context_of(environ, arrived_s, response.ended)
+        environ[CONTEXT] = context_of(environ, arrived_s)
         if not self.alive or not self.cfg.keepalive:
             response.force_close()
         try:
-            self._write(req, response, environ, arrived_s)
+            self._write(connection, req, response, environ, arrived_s)
         except gevent.GreenletExit:
             raise StopIteration from None
         if not self.alive or response.should_close():
             raise StopIteration
 
     def _write(
-        self, req: Request, response: JoinedResponse, environ: dict[str, Any], arrived_s: float
+        self,
+        connection: FastConnection,
+        req: Request,
+        response: GeneralResponse,
+        environ: dict[str, Any],
+        arrived_s: float,
     ) -> None:
         body = self.wsgi(environ, response.start_response)
         if has_much_unread(req):
             response.force_close()
+        stream = body.response.body if isinstance(body, AnswerBody) else None
         try:
-            for item in body:
-                response.write(item)
-            response.close()
+            if isinstance(stream, EventStream) and response.chunked:
+                response.send_headers()
+                connection.send_stream(stream)
+            else:
+                for item in body:
+                    response.write(item)
+                response.close()
         except Exception as error:
             if not response.headers_sent or isinstance(error, OSError):
                 raise
@@ -358,7 +343,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             raise StopIteration from None
         finally:
             if self.log.access_log_enabled:
-                if isinstance(body, AnswerBody):  # its bytes may have left past the server
+                if isinstance(body, AnswerBody):  # streams do not pass through gunicorn's response
                     response.sent = body.response.bytes_sent
                 took = timedelta(seconds=time.monotonic() - arrived_s)
                 self.log.access(response, req, environ, took)

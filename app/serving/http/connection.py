@@ -27,26 +27,20 @@ class BrokenOffError(ConnectionResetError):
 
 
 class Connection:
-    """One client's socket (TCP or Unix).
+    """One client's socket (TCP, Unix or TLS).
 
-    `ended` notifies the server that a chunked body is complete; None where the server writes the last chunk.
-    `plain`: the socket is gevent's without TLS, and bytes may be written past the server. `resets` is for
-    bodies that end with the connection (HTTP/1.0): only a reset shows their client that the body broke off.
+    `resets` is for bodies that end with the connection (HTTP/1.0): only a reset shows their client that the
+    body broke off.
     """
 
-    def __init__(
-        self,
-        sock: gevent.socket.socket | socket.socket,
-        ended: Callable[[], None] | None = None,
-        plain: bool = True,
-        resets: bool = False,
-    ) -> None:
-        self.ended = ended
-        self.plain = plain
+    def __init__(self, sock: gevent.socket.socket | socket.socket, resets: bool = False) -> None:
         self._resets = resets
         self._raw: socket.socket = sock._sock if hasattr(sock, "_sock") else sock
-        self.send_now: Callable[[bytes], int] = self._raw.send
-        """Sends what fits, without waiting. BlockingIOError: no room; other OSError: the client has gone."""
+        tls = getattr(sock, "_sslobj", None)
+        self.send_now: Callable[[bytes | memoryview], int] = self._raw.send if tls is None else tls.write
+        """Sends what fits, without waiting. BlockingIOError, or SSLWantReadError and SSLWantWriteError: no
+        room; other OSError: the client has gone.
+        """
         self._watcher: Watcher | None = None
 
     def fileno(self) -> int:

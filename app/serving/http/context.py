@@ -186,12 +186,10 @@ def environ_of(context: RequestContext) -> dict[str, object]:
     }
 
 
-def context_of(
-    environ: Environ, arrival_s: float | None = None, ended: Callable[[], None] | None = None
-) -> RequestContext:
+def context_of(environ: Environ, arrival_s: float | None = None) -> RequestContext:
     """Builds the context of a request that arrived at `arrival_s` (monotonic seconds, default now).
 
-    `ended`: see `Connection`. Without a gevent socket (test clients), the context has no connection.
+    Without a gevent socket (test clients), the context has no connection.
     """
     scheme, version = environ["wsgi.url_scheme"], environ.get("SERVER_PROTOCOL", "HTTP/1.1")
     path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
@@ -205,9 +203,7 @@ def context_of(
         environ.get("REMOTE_ADDR") or "",
         time.monotonic() if arrival_s is None else arrival_s,
         source=environ["wsgi.input"],
-        connection=Connection(sock, ended, scheme == "http", version == "HTTP/1.0")
-        if hasattr(sock, "_sock")
-        else None,
+        connection=Connection(sock, version == "HTTP/1.0") if hasattr(sock, "_sock") else None,
         http_version=version,
         scheme=scheme,
         host=environ.get("HTTP_HOST", ""),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from ssl import SSLWantReadError, SSLWantWriteError
 from typing import Any, Protocol
 
 import gevent
@@ -67,31 +68,21 @@ class StreamSource(Protocol):
 class StreamTransport:
     """Bytes for one client: sent at once as far as the socket has room, the rest later.
 
-    Writes a streamed body in HTTP/1.1 chunks (RFC 9112 section 7.1), with the last chunk if `ends_body`, and
-    then calls `finished`. A client that takes no bytes for `write_timeout_s` is cut off. While the transport
-    `lags`, bytes and the source's pieces wait.
+    Writes a streamed body in HTTP/1.1 chunks (RFC 9112 section 7.1). A client that takes no bytes for
+    `write_timeout_s` is cut off. While the transport `lags`, bytes and the source's pieces wait.
     """
 
     __slots__ = (
-        *("_batcher", "_ends_body", "_finished", "_last", "_parts", "_queued", "_send_now", "_source"),
-        *("_timer", "_watcher", "_write_timeout_s", "connection", "is_open", "lags"),
+        *("_batcher", "_last", "_parts", "_queued", "_send_now", "_source", "_timer", "_watcher"),
+        *("_write_timeout_s", "connection", "is_open", "lags"),
     )
 
-    def __init__(
-        self,
-        connection: Connection,
-        batcher: WriteBatcher,
-        write_timeout_s: float,
-        finished: Callable[[], None] | None = None,
-        ends_body: bool = True,
-    ) -> None:
+    def __init__(self, connection: Connection, batcher: WriteBatcher, write_timeout_s: float) -> None:
         self.connection = connection
         self._send_now = connection.send_now
         self._batcher = batcher
         self._write_timeout_s = write_timeout_s
-        self._finished = finished
-        self._ends_body = ends_body
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | memoryview] = []
         self._queued = self._last = False
         self._source: StreamSource | None = None
         self._watcher: Watcher | None = None
@@ -106,9 +97,9 @@ class StreamTransport:
         """Sends a piece soon, together with all other bytes of this turn. `last` ends the body."""
         self._last |= last
         chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-        if last and self._ends_body:
+        if last:
             chunk += LAST_CHUNK
-        if chunk or last:
+        if chunk:
             self.put(chunk)
 
     def put(self, data: bytes) -> None:
@@ -143,13 +134,13 @@ class StreamTransport:
         parts.clear()
         try:
             sent = self._send_now(data)
-        except BlockingIOError:
+        except (BlockingIOError, SSLWantReadError, SSLWantWriteError):
             sent = 0
         except OSError:
             self.client_gone()
             return False
         if sent < len(data):
-            parts.append(data[sent:])
+            parts.append(memoryview(data)[sent:])  # a long body is not copied for each send
         if sent and self._timer is not None:
             self._timer.again(self.break_off)
         return True
@@ -195,8 +186,6 @@ class StreamTransport:
         """Called when the socket has taken all bytes so far."""
         if self._last:
             self.close()
-            if self._finished is not None:
-                self._finished()
 
     def client_gone(self) -> None:
         """Called when the client has gone, or takes no more bytes: closes, then calls `source.leave`."""

@@ -41,7 +41,7 @@ OPTIONAL: Mapping[str, float | None] = {
 
 def generate_method(pipeline: RequestPipeline) -> RpcMethod:
     at = pipeline.responder
-    responder = RpcResponder(at.engine, at.load, at.headers, at.batcher, at.write_timeout_s, 0.0)
+    responder = RpcResponder(at.engine, at.load, at.headers, 0.0)
     most = pipeline.limits.max_model_len
 
     def generate(context: RequestContext) -> RpcResponse:
