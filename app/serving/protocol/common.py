@@ -170,7 +170,7 @@ class TokenIdLogprob(Struct):
 
 
 class LogprobContent(Struct):
-    content: Sequence[ChatLogprob | TokenIdLogprob] | Raw
+    content: Sequence[Struct] | Raw
 
 
 class CompletionLogprobs(Struct):

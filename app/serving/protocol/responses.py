@@ -336,7 +336,7 @@ class ResponseObject(Struct, kw_only=True):
     metadata: Mapping[str, str] | None
     model: str
     object: str = "response"
-    output: Sequence[JsonObject] | Sequence[Raw] | Raw = ()
+    output: Sequence[JsonObject | Raw] | Raw = ()
     parallel_tool_calls: bool
     temperature: float
     tool_choice: Raw

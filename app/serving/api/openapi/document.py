@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Raw, Struct, UnsetType
+from msgspec import Struct
 
 from app.base.clock.pause import call_off_hub
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, get
-from app.serving.protocol.coercion import JsonObject
 from config import VERSION
 
 Schema = dict[str, Any]
 
 DOCUMENT = "/openapi.json"
 JSON = "application/json"
-REFERENCE = "#/components/schemas/"
+REFERENCE = "#/components/schemas/{name}"
 HTML = "text/html; charset=utf-8"
 CDN = "https://cdn.jsdelivr.net/npm"
 PAGE = (
@@ -80,58 +78,6 @@ ABOUT = (
 _VARIABLE = re.compile(r"\{(\w+)\}")
 
 
-def document(routes: Iterable[Route], root_path: str, model: str) -> bytes:
-    """Returns the document as JSON. Examples name `model` where they need a model."""
-    schemas, paths = Schemas(), dict[str, Schema]()
-    for route in routes:
-        for method in route.methods:
-            if method != "HEAD":
-                told = _operation(method, route, schemas, model)
-                paths.setdefault(route.path, {})[method.lower()] = told
-    info = {"title": "Understudy", "version": VERSION, "description": ABOUT}
-    servers = {"servers": [{"url": root_path}]} if root_path else {}
-    components = {"schemas": schemas.components}
-    return msgspec.json.encode(
-        {"openapi": "3.1.0", "info": info, **servers, "paths": paths, "components": components}
-    )
-
-
-def _operation(method: str, route: Route, schemas: Schemas, model: str) -> Schema:
-    from app.serving.api.openapi import operations as known  # imports all families
-
-    path = route.path
-    parameters: list[Schema] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in _VARIABLE.findall(path)
-    ]
-    if query := known.QUERIES.get(f"{method} {path}"):
-        its = schemas.properties(query).items()
-        parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in its]
-    content: Schema = {
-        kind: {} for kind in known.MEDIA.get(path, (JSON,) if path in known.ANSWERS else known.ANY_MEDIA)
-    }
-    if JSON in content:
-        content[JSON] = {"schema": schemas.of(known.ANSWERS.get(path, object))}
-    errors = [Error, RoutingError, *known.ERRORS.get(path, ())]
-    bad = {"description": "Why not.", "content": {JSON: {"schema": {"anyOf": [*map(schemas.of, errors)]}}}}
-    status = "204" if path == "/fake_metrics" else "200"
-    operation: Schema = {
-        "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', path.lower())}".rstrip("_"),
-        "summary": (route.handle.__doc__ or "").partition("\n")[0],
-        "parameters": parameters,
-        "responses": {
-            status: {"description": "What was asked for.", **({"content": content} if content else {})},
-            **{"4XX": bad, "5XX": bad},
-        },
-    }
-    if method == "POST" and path in known.BODIES:
-        kind, example = known.BODIES[path]
-        named = {**example, "model": model} if "model" in example else example
-        body = {JSON: {"schema": schemas.of(kind), "example": named}}
-        operation["requestBody"] = {"required": path not in known.OPTIONAL, "content": body}
-    return operation
-
-
 class ErrorInfo(Struct):
     """An error; `param` is the field, `code` the status."""
 
@@ -153,98 +99,61 @@ class RoutingError(Struct):
     detail: str
 
 
-class ChatMessage(Struct):
-    """A message; what more it has depends on its role."""
+def document(routes: Iterable[Route], root_path: str, model: str) -> bytes:
+    """Returns the document as JSON. Examples name `model` where they need a model."""
+    from app.serving.api.openapi import operations as known  # imports all families
 
-    role: str
-    content: str | list[JsonObject] | None = None
-
-
-_DESCRIBED: Mapping[object, object] = {
-    ("messages", list[JsonObject]): list[ChatMessage],
-    ("messages", list[list[JsonObject]]): list[list[ChatMessage]],
-}
-"""Types of fields, by name and type, that the protocol only knows as objects."""
-_PLAIN: Mapping[object, Schema] = {
-    str: {"type": "string"},
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    bool: {"type": "boolean"},
-    NoneType: {"type": "null"},
-}
-_LIMITS = {
-    "ge": "minimum",
-    "gt": "exclusiveMinimum",
-    "le": "maximum",
-    "lt": "exclusiveMaximum",
-    "pattern": "pattern",
-}
-_LENGTHS = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
+    rows = [(method, route) for route in routes for method in route.methods if method != "HEAD"]
+    kinds: set[Any] = {Error, RoutingError}
+    for _, route in rows:
+        kinds |= {*known.BODIES.get(route.path, ((),))[0], *known.ERRORS.get(route.path, ())}
+        kinds |= {known.ANSWERS[route.path]} if route.path in known.ANSWERS else set()
+    listed = sorted(kinds, key=repr)
+    schemas, components = msgspec.json.schema_components(
+        listed, schema_hook=_anything, ref_template=REFERENCE
+    )
+    described = dict(zip(listed, schemas, strict=True))
+    paths = dict[str, Schema]()
+    for method, route in rows:
+        paths.setdefault(route.path, {})[method.lower()] = _operation(method, route, described, model)
+    info = {"title": "Understudy", "version": VERSION, "description": ABOUT}
+    servers = {"servers": [{"url": root_path}]} if root_path else {}
+    parts = {"info": info, **servers, "paths": paths, "components": {"schemas": components}}
+    return msgspec.json.encode({"openapi": "3.1.0", **parts})
 
 
-class Schemas:
-    """Makes schemas; structs stand in `components`, by name, and are referred to."""
-
-    def __init__(self) -> None:
-        self.components: dict[str, Schema] = {}
-        self._names: dict[type, str] = {}
-
-    def of(self, kind: Any) -> Schema:
-        """Returns the schema of a type; the empty schema for a type that can be anything."""
-        origin, args = get_origin(kind), get_args(kind)
-        if kind in _PLAIN:
-            return dict(_PLAIN[kind])
-        if origin is Annotated:
-            return _limited(self.of(args[0]), args[1:])
-        if origin is Literal:
-            return {"enum": list(args)}
-        if origin in (Union, UnionType):  # rendered JSON (Raw) is of one of the other kinds
-            known = [arg for arg in args if arg not in (UnsetType, Raw)]
-            if not known or any(arg in (object, Any) for arg in known):
-                return {}
-            return self.of(known[0]) if len(known) == 1 else {"anyOf": [self.of(arg) for arg in known]}
-        own = origin or kind
-        if not isinstance(own, type) or own in (object, Raw):
-            return {}
-        if issubclass(own, Struct):
-            return self._reference(own)
-        if issubclass(own, Mapping):
-            return {"type": "object", "additionalProperties": self.of(args[1]) if args else {}}
-        items = self.of(args[0]) if len(args) == 1 or args[1:] == (...,) else {}
-        return {"type": "array", "items": items} if issubclass(own, Sequence) else {}
-
-    def _reference(self, kind: type[Struct]) -> Schema:
-        if kind not in self._names:
-            taken = kind.__name__ in self.components
-            name = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}" if taken else kind.__name__
-            self._names[kind] = name
-            self.components[name] = {}  # a struct may hold itself
-            required = [field.encode_name for field in msgspec.structs.fields(kind) if field.required]
-            made: Schema = {"type": "object", "properties": self.properties(kind)}
-            config = kind.__struct_config__
-            if config.tag_field is not None:
-                made["properties"][config.tag_field] = {"const": config.tag}
-                required.append(config.tag_field)
-            made["required"] = sorted(required)
-            if about := " ".join((kind.__doc__ or "").partition("\n\n")[0].split()):
-                made["description"] = about
-            self.components[name] = made
-        return {"$ref": REFERENCE + self._names[kind]}
-
-    def properties(self, kind: type[Struct]) -> dict[str, Schema]:
-        properties = {}
-        for field in msgspec.structs.fields(kind):
-            name = field.encode_name
-            properties[name] = self.of(_DESCRIBED.get((name, field.type), field.type))
-            if isinstance(field.default, str | int | float):
-                properties[name]["default"] = field.default
-        return properties
+def _anything(kind: type) -> Schema:
+    return {"description": "Any JSON."}
 
 
-def _limited(schema: Schema, extras: tuple[Any, ...]) -> Schema:
-    for meta in (extra for extra in extras if isinstance(extra, Meta)):
-        limits = {keyword: getattr(meta, name) for name, keyword in _LIMITS.items()}
-        if lengths := _LENGTHS.get(schema.get("type", "")):
-            limits |= dict(zip(lengths, (meta.min_length, meta.max_length), strict=True))
-        schema |= {keyword: limit for keyword, limit in limits.items() if limit is not None}
-    return schema
+def _operation(method: str, route: Route, described: Mapping[Any, Schema], model: str) -> Schema:
+    from app.serving.api.openapi import operations as known
+
+    path = route.path
+    parameters: list[Schema] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in _VARIABLE.findall(path)
+    ]
+    if query := known.QUERIES.get(f"{method} {path}"):
+        [its] = msgspec.json.schema(query)["$defs"].values()
+        parameters += [{"name": name, "in": "query", "schema": it} for name, it in its["properties"].items()]
+    media = known.MEDIA.get(path, (JSON,) if path in known.ANSWERS else known.ANY_MEDIA)
+    content: Schema = {kind: {} for kind in media}
+    if JSON in content:
+        content[JSON] = {"schema": described.get(known.ANSWERS.get(path), {})}
+    errors = [described[kind] for kind in (Error, RoutingError, *known.ERRORS.get(path, ()))]
+    bad = {"description": "Why not.", "content": {JSON: {"schema": {"anyOf": errors}}}}
+    good = {"description": "What was asked for.", **({"content": content} if content else {})}
+    operation: Schema = {
+        "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', path.lower())}".rstrip("_"),
+        "summary": (route.handle.__doc__ or "").partition("\n")[0],
+        "parameters": parameters,
+        "responses": {"204" if path == "/fake_metrics" else "200": good, "4XX": bad, "5XX": bad},
+    }
+    if method == "POST" and path in known.BODIES:
+        kinds, example = known.BODIES[path]
+        named = {**example, "model": model} if "model" in example else example
+        schema = described[kinds[0]] if len(kinds) == 1 else {"anyOf": [described[kind] for kind in kinds]}
+        body = {JSON: {"schema": schema, "example": named}}
+        operation["requestBody"] = {"required": path not in known.OPTIONAL, "content": body}
+    return operation
