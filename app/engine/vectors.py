@@ -143,9 +143,9 @@ class PoolingModel:
                 yield array("f", self.classify(part, activation))
                 self.pace()
 
-    def shape(self, task: str, tokens: int) -> tuple[int, ...]:
+    def numbers(self, task: str, tokens: int) -> int:
         width = self.dimensions if task.endswith("embed") else self.classes
-        return (tokens, width) if task.startswith("token") else (width,)
+        return tokens * width if task.startswith("token") else width
 
 
 class Bag:

@@ -14,7 +14,7 @@ from app.engine.core.lifecycle import Lifecycle, Operations, WeightUpdates
 from app.engine.dataset import DatasetError
 from app.engine.dataset import prepare as prepare_datasets
 from app.engine.lora import adapters_of
-from app.serving.api import anthropic, completions, invocations, label_reads, models, tokens
+from app.serving.api import anthropic, completions, invocations, label_reads, models, pooling, tokens
 from app.serving.api.admin import config as admin
 from app.serving.api.admin import lifecycle as lifecycle_routes
 from app.serving.api.admin import reports
@@ -24,7 +24,6 @@ from app.serving.api.generate import routes as generate
 from app.serving.api.identity import Identity
 from app.serving.api.openapi import document as openapi
 from app.serving.api.plain import plain_chats, plain_completions
-from app.serving.api.pooling import routes as pooling
 from app.serving.api.responder import ServerLoad
 from app.serving.api.responses import routes as responses
 from app.serving.api.responses.store import ResponseStore

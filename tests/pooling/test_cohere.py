@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from app.serving.api.pooling.routes import task_instructions
+from app.serving.api.pooling import task_instructions
 from app.wiring.factory import create_app
 from config.loader import load
 

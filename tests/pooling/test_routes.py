@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.serving.api.pooling.routes import COHERE, ROUTES, served_routes
+from app.serving.api.pooling import COHERE, ROUTES, served_routes
 from app.wiring.factory import create_app
 from config.settings import ModelSettings, Settings
 from tests.conformance.calls import CHAT, TEXT

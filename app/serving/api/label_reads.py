@@ -27,7 +27,7 @@ from app.serving.http.response import Response
 from app.serving.http.route import Route, post
 from app.serving.protocol import rules
 from app.serving.protocol.coercion import JsonObject, Misfit, convert_value
-from app.serving.protocol.common import Usage
+from app.serving.protocol.common import ItemList, Usage
 from app.serving.protocol.completions import CompletionRequest, TokenIds
 from app.serving.protocol.decoding import RawRequest, Request
 from app.serving.protocol.options import Int64
@@ -130,17 +130,6 @@ class DecisionRequest(LabelRequest, kw_only=True):
     )
 
 
-class ScoreList(Struct, kw_only=True):
-    """A score for each item: the probability of the first label. `created` is Unix seconds."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: Sequence[JsonObject]
-    usage: Usage
-
-
 class Decisions(Struct, kw_only=True):
     """An answer for each question, by its id. `created` is Unix seconds."""
 
@@ -180,15 +169,15 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         name, identity = "generative-scoring", pipeline.identity
         meta = identity.response_meta(name, context, request.request_id, accepted.model)
 
-        def answer(choices: Sequence[ChoiceState]) -> ScoreList:
+        def answer(choices: Sequence[ChoiceState]) -> ItemList:
             tokens = sum(choice.tokens for choice in choices)
-            count, data = sum(map(len, prompts)), list[JsonObject]()
+            count, data = sum(map(len, prompts)), list[Mapping[str, float | str]]()
             for index, prompt in enumerate(prompts):
                 chances = label_chances(prompt, labels)
                 score = chances[0] / math.fsum(chances) if request.apply_softmax else chances[0]
                 data.append({"index": index, "object": "score", "score": score})
             usage = Usage(count, count + tokens, tokens, None, None)
-            return ScoreList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
+            return ItemList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
 
         writer = WholeWriter(len(prompts), answer)
         built = [BuiltPrompt(ids, "") for ids in prompts]

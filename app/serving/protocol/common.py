@@ -41,6 +41,17 @@ class Usage(Struct):
     completion_tokens_details: CompletionTokensDetails | None | UnsetType = UNSET
 
 
+class ItemList(Struct, kw_only=True):
+    """A list of vectors, scores or classes. `created` is Unix seconds."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: Sequence[Raw | Mapping[str, float | str]]
+    usage: Usage
+
+
 class KVTransferParams(Struct, kw_only=True):
     """`kv_transfer_params` of an answer: location of a prefill's KV cache, for the decoding server."""
 

@@ -2,21 +2,19 @@
 
 One struct has both forms of a request, texts and conversations. A value of neither form is reported as a
 wrong ``input``, as in vLLM.
-Answers have their keys in vLLM's order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Annotated, ClassVar, Literal, cast
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.serving.http.errors import bad_request
 from app.serving.protocol import rules
 from app.serving.protocol.coercion import JsonObject, Misfit, as_it_is, convert_value
-from app.serving.protocol.common import Usage
 from app.serving.protocol.decoding import RawRequest, Request
 from app.serving.protocol.messages import Message, convert_messages
 from app.serving.protocol.options import CacheSalt, Int64, Natural
@@ -255,17 +253,6 @@ class RerankRequest(ScoringRequest, kw_only=True):
     lax: ClassVar[Mapping[str, Hashable]] = {"query": _one_input, "documents": _inputs}
 
 
-class ItemList(Struct, kw_only=True):
-    """A list of vectors, scores or classes. `created` is Unix seconds."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: Sequence[Raw]
-    usage: Usage
-
-
 class CohereEmbedRequest(Request, kw_only=True):
     """The body of ``POST /v2/embed``."""
 
@@ -286,8 +273,13 @@ class CohereEmbedRequest(Request, kw_only=True):
         if len(given) != 1 or not given[0]:
             raise Misfit("exactly one of texts, images and inputs, and it must not be empty")
 
-    def as_embedding(self, instruction: str, has_template: bool) -> EmbeddingRequest:
-        """Converts to a body of ``POST /v1/embeddings``; without a template, `instruction` precedes texts.
+    @property
+    def has_images(self) -> bool:
+        kinds = {part.type for each in self.inputs or () for part in each.content}
+        return self.images is not None or "image_url" in kinds
+
+    def as_embedding(self, instruction: str) -> EmbeddingRequest:
+        """Converts to a body of ``POST /v1/embeddings``; `instruction` precedes texts and media.
 
         ApiError 400 for `max_tokens` below -1.
         """
@@ -302,18 +294,15 @@ class CohereEmbedRequest(Request, kw_only=True):
             truncation_side="left" if self.truncate == "START" else None,
             priority=self.priority,
         )
-        if self.texts is None or instruction and has_template:
-            request.input, request.messages = UNSET, self._conversations(instruction)
-            request.add_special_tokens = False
+        if self.texts is None:
+            contents: list[object] = [
+                [{"type": "image_url", "image_url": {"url": url}}] for url in self.images or ()
+            ]
+            contents += [
+                [{"type": part.type, part.type: getattr(part, part.type)} for part in each.content]
+                for each in self.inputs or ()
+            ]
+            system: list[Message] = [{"role": "system", "content": [{"type": "text", "text": instruction}]}]
+            chats = [[*system[: bool(instruction)], {"role": "user", "content": each}] for each in contents]
+            request.input, request.messages, request.add_special_tokens = UNSET, [*chats], False
         return request
-
-    def _conversations(self, instruction: str) -> list[Message | list[Message]]:
-        """Returns a conversation per text, image or mixed input; the instruction is the system message."""
-        contents: list[object] = [[{"type": "text", "text": text}] for text in self.texts or ()]
-        contents += [[{"type": "image_url", "image_url": {"url": url}}] for url in self.images or ()]
-        contents += [
-            [{"type": part.type, part.type: getattr(part, part.type)} for part in each.content]
-            for each in self.inputs or ()
-        ]
-        system: list[Message] = [{"role": "system", "content": [{"type": "text", "text": instruction}]}]
-        return [[*system[: bool(instruction)], {"role": "user", "content": each}] for each in contents]

@@ -35,8 +35,7 @@ from app.serving.api.grpc.streams import (
     unimplemented,
 )
 from app.serving.api.pipeline import RequestPipeline
-from app.serving.api.pooling.routes import EMBEDDINGS, pooled, served_routes
-from app.serving.api.pooling.runner import PoolingRunner
+from app.serving.api.pooling import EMBEDDINGS, PoolingRunner, served_routes
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.rpc import RpcMethod, RpcResponse, RpcService
@@ -170,8 +169,8 @@ def embed_method(pipeline: RequestPipeline, settings: ModelSettings) -> RpcMetho
             raise bad_request("tokenized input is needed", "tokenized")
         check_prompt_length(len(given), pipeline.limits.max_model_len)
         request = EmbeddingRequest(input=list(given), request_id=message.request_id)
-        job = runner.pool(context, request, "", "embedding")
-        [[vector]] = pooled(runner, request, job, "embed").inputs
+        job = runner.pool(context, request, "", "embed")
+        [[vector]] = runner.rows(request, job, "embed")
         found = engine.EmbedResponse(prompt_tokens=job.prompt_tokens, embedding_dim=len(vector))
         found.embedding.extend(vector)
         return answer(found)

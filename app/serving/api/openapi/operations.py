@@ -21,6 +21,7 @@ from app.serving.protocol import (
     tokenize,
 )
 from app.serving.protocol.chat import BatchChatRequest, ChatCompletion, ChatCompletionRequest
+from app.serving.protocol.common import ItemList
 from app.serving.protocol.completions import Completion, CompletionRequest
 
 Example = Mapping[str, object]
@@ -93,8 +94,8 @@ ANSWERS: Mapping[str, Any] = {
     "/v1/responses/{response_id}": responses.ResponseObject,
     "/v1/responses/{response_id}/cancel": responses.ResponseObject,
     "/inference/v1/generate": generate.GenerateResponse,
-    **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"), pooling.ItemList),
-    "/generative_scoring": label_reads.ScoreList,
+    **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"), ItemList),
+    "/generative_scoring": ItemList,
     "/v1/systemone": label_reads.Decisions,
     "/tokenize": tokens.TokensAnswer,
     "/score_completions": dict[str, float] | None,

@@ -1,1 +1,0 @@
-"""Embeddings, scores and classes."""
