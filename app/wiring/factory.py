@@ -1,19 +1,34 @@
-"""Builds the application: makes each component once, and connects them."""
+"""Builds the application: makes each part of a server once, in the order in which they need one another."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import time
 from typing import TYPE_CHECKING
 
-from app.base.clock.clock import Clock
-from app.base.metrics.instruments import Exposition
-from app.engine.core.lifecycle import Lifecycle, Operations, WeightUpdates
-from app.engine.dataset import DatasetError
+from app.base.clock.clock import LiveClock
+from app.base.clock.streams import Streams
+from app.base.clock.timer_wheel import TimerWheel
+from app.base.metrics.fake import FakeFamilies
+from app.base.metrics.instruments import Exposition, Families
+from app.base.metrics.recorder import Recorder
+from app.engine.core.cache_manager import KVCacheManager
+from app.engine.core.engine import Engine
+from app.engine.core.lifecycle import Lifecycle, WeightUpdates
+from app.engine.core.request import Model
+from app.engine.dataset import DatasetError, open_datasets
 from app.engine.dataset import prepare as prepare_datasets
-from app.engine.lora import adapters_of
+from app.engine.forms.schema import Schemas
+from app.engine.kvcache.block_pool import Residency
+from app.engine.kvcache.cache import store_of
+from app.engine.kvcache.endpoints import PublisherSettings, of_rank
+from app.engine.kvcache.hashing import BlockHasher
+from app.engine.kvcache.memo import Bounded
+from app.engine.lora import AdapterMemory, LoraResidency, LoRASlots, adapters_of, rank_of
+from app.engine.simulated.corpus import Corpus, sample_sentences
+from app.engine.simulated.model import NullModel, SimulatedModel
 from app.serving.api import anthropic, completions, invocations, label_reads, models, pooling, tokens
 from app.serving.api.admin import config as admin
 from app.serving.api.admin import lifecycle as lifecycle_routes
@@ -21,16 +36,19 @@ from app.serving.api.admin import reports
 from app.serving.api.admin.config import PeerRanks
 from app.serving.api.chat import completions as chat
 from app.serving.api.generate import routes as generate
-from app.serving.api.identity import Identity
+from app.serving.api.identity import Identity, pod_headers
+from app.serving.api.models import ServedModels
 from app.serving.api.openapi import document as openapi
+from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.api.plain import plain_chats, plain_completions
-from app.serving.api.responder import ServerLoad
+from app.serving.api.responder import Responder, ServerLoad
 from app.serving.api.responses import routes as responses
 from app.serving.api.responses.store import ResponseStore
 from app.serving.faults.injector import AuditTrail, FaultAudit, FaultInjector
 from app.serving.flask.application import Understudy
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.ranks import handed_over
+from app.serving.http.body import BodyLimits
 from app.serving.http.response import json_response
 from app.serving.http.route import get
 from app.serving.middleware.access import ApiKeys, Cors, ForeignPages
@@ -38,31 +56,30 @@ from app.serving.middleware.http_log import HttpLog
 from app.serving.middleware.http_metrics import HttpMetrics, LoadReports
 from app.serving.middleware.rate_limits import RateLimits
 from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
+from app.serving.protocol.validation import ModelLimits
 from app.text import Tokenizer, TokenizerError, load_tokenizer
-from app.wiring.assembly import (
-    Components,
-    build_pipeline,
-    cache_of,
-    caches_of,
-    check_replay,
-    dataset_settings,
-    engine_of,
-    families_of,
-    plugins_of,
-    publishing,
-    replay_of,
-    scripts_of,
-)
 from config import ConfigError, Settings
 from config.live import LiveSettings
 from config.loader import check_extras, load
+from config.settings import DatasetSettings, ServerSettings
 
 if TYPE_CHECKING:
+    from app.console.application import Console
     from app.engine.core.client import EngineClient
+    from app.engine.core.lifecycle import Operations
+    from app.engine.core.remote import RemoteEngine
     from app.engine.core.wire import EngineProcessOptions
     from app.engine.kvcache.publisher import Publisher
-    from app.serving.api.pipeline import RequestPipeline
-    from app.serving.http.rpc import RpcService
+    from app.plugins.registry import PluginRegistry
+    from app.serving.api.sampling import RealModel
+    from app.serving.recording.exchange import Recording
+    from app.serving.recording.replay import Replay
+    from app.serving.scripts.script_set import ScriptSet
+
+LOOPBACK = "127.0.0.1"
+"""Name of a server that does not know its own address."""
+UNKNOWN_VOCABULARY = 2**31
+"""Assumed vocabulary size of a remote tokenizer that does not return one."""
 
 
 def create_app(settings: Settings | None = None) -> Understudy:
@@ -89,7 +106,7 @@ def engine_options(settings: Settings) -> EngineProcessOptions:
     """Returns the options of a real engine's process. ConfigError when it cannot run here."""
     from app.wiring import real_engine
 
-    return real_engine.engine_options(settings)
+    return real_engine.engine_options(settings, publishing(settings, settings.server, 0))
 
 
 def tokenizer_of(settings: Settings) -> Tokenizer:
@@ -118,186 +135,417 @@ def prepare(settings: Settings) -> None:
         from app.serving.scripts.script_set import check_scripts
 
         check_scripts(settings.scripts)
-    check_replay(settings.replay)
+    if settings.replay.replay:
+        open_recording(settings).close()
     if settings.PLUGINS:
         build(settings, tokenizer_of(settings))  # validates the plugins' hooks once for all workers
 
 
-def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
-    """Builds and connects the components, and adds the routes. Raises the ConfigErrors of all components."""
-    components = Components(settings, tokenizer, rank)
-    live, clock, server, streams = components.live, components.clock, components.server, components.streams
-    publishes = publishing(settings, server, rank)
-    cache, publisher = cache_of(components, publishes)
-    plugins = plugins_of(components)
-    engine: EngineClient
-    lifecycle: Operations
-    remote, real = None, None
-    if settings.engine.is_real:
-        from app.engine.core.remote import RemoteLifecycle
-        from app.wiring.real_engine import real_model, remote_engine  # imports ZMQ
+def open_recording(settings: Settings) -> Recording:
+    """Opens the recording of the settings. ConfigError for a file that cannot be read."""
+    from app.serving.recording.exchange import Recording, RecordingError
 
-        engine = remote = remote_engine(components)
-        lifecycle, real = RemoteLifecycle(remote), real_model(components)
-    else:
-        engine = simulated = engine_of(components, cache, plugins)
-        lifecycle = Lifecycle(simulated, components.recorder, cache)
-    load = ServerLoad(settings.api.enable_server_load_tracking)
-    faults = FaultInjector(streams("faults"), clock.now, [] if plugins is None else plugins.faults())
-    live.subscribe(faults.on_settings)
-    scripts, identity = scripts_of(components), identity_of(components)
-    asked = plugins is not None and not settings.engine.is_real and plugins.implements("reply", "length")
-    pipeline = build_pipeline(components, engine, identity, load, faults, scripts, real, asked)
-    replay, audit = replay_of(components, faults), FaultAudit(faults, AuditTrail(), clock.now)
-    limits, http_metrics, console = RateLimits(clock), HttpMetrics(clock.now), None
-    if settings.api.console:
+    try:
+        return Recording(settings.replay.replay, settings.replay.replay_match == "nearest")
+    except RecordingError as error:
+        raise ConfigError(f"setting replay: {error}") from None
+
+
+def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
+    """Builds the application of a rank, with its routes. Raises the ConfigErrors of all parts."""
+    return Assembly(settings, tokenizer, rank).app
+
+
+def dataset_settings(settings: Settings) -> DatasetSettings:
+    """Returns the dataset settings; empty for an encoder, which generates no text."""
+    return DatasetSettings() if settings.model.mm_encoder_only else settings.dataset
+
+
+def cache_config(settings: Settings) -> dict[str, str]:
+    at = settings.kvcache
+    return {
+        "block_size": str(at.block_size),
+        "num_gpu_blocks": str(at.kv_cache_size),
+        "enable_prefix_caching": str(at.enable_kvcache),
+        "prefix_caching_hash_algo": at.prefix_caching_hash_algo,
+    }
+
+
+def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:
+    """Returns the settings of `rank` for publishing KV events. ConfigError for an invalid endpoint."""
+    at = settings.kvcache
+    try:
+        for endpoint in filter(None, (at.zmq_endpoint, at.kv_events_replay_endpoint)):
+            of_rank(endpoint, rank)
+    except ValueError as error:
+        raise ConfigError(f"setting zmq-endpoint or kv-events-replay-endpoint: {error}") from None
+    topic = at.kv_events_topic.replace("{address}", server.pod_ip or LOOPBACK)
+    return PublisherSettings(
+        endpoint=at.zmq_endpoint or None,
+        topic=topic.replace("{port}", str(server.port)).replace("{model}", settings.model.model),
+        rank=rank,
+        replay_endpoint=at.kv_events_replay_endpoint or None,
+        replay_batches=at.kv_events_replay_queue_size,
+        layout=at.events_layout,
+        batch_events=at.event_batch_size,
+        flush_s=at.event_flush_interval,
+    )
+
+
+class Assembly:
+    """The parts of one rank's server. `app` is the application with all of them."""
+
+    def __init__(self, settings: Settings, tokenizer: Tokenizer, rank: int) -> None:
+        self.live, self.clock, self.schemas = LiveSettings(settings), LiveClock(), Schemas()
+        self.settings, self.tokenizer, self.rank = settings, tokenizer, rank
+        self.server = ranks.served_by(settings.server, rank)
+        """Server settings of this rank, with its own port."""
+        self.streams = Streams(settings.reply.seed, rank)
+        self.adapters, lora = adapters_of(settings.lora, settings.model), settings.lora
+        copies = lora.max_cpu_loras or lora.max_loras
+        self.adapter_memory = AdapterMemory(self.adapters, lora.max_loras, copies)
+        self.datasets = open_datasets(dataset_settings(settings), tokenizer)
+        self.recorder = self._recorder()
+        self.publishes = publishing(settings, self.server, rank)
+        self.cache, self.publisher = self._cache()
+        self.plugins = self._plugins()
+        self.remote: RemoteEngine | None = None
+        self.real: RealModel | None = None
+        self.engine, self.lifecycle = self._engine()
+        self.load = ServerLoad(settings.api.enable_server_load_tracking)
+        plugged = [] if self.plugins is None else self.plugins.faults()
+        self.faults = FaultInjector(self.streams("faults"), self.clock.now, plugged)
+        self.live.subscribe(self.faults.on_settings)
+        self.scripts, self.identity = self._scripts(), self._identity()
+        self.pipeline = self._pipeline()
+        self.replay, self.console = self._replay(), self._console()
+        self.audit = FaultAudit(self.faults, AuditTrail(), self.clock.now)
+        self.http_metrics, self.limits = HttpMetrics(self.clock.now), RateLimits(self.clock)
+        self.middleware = self._middleware()
+        prefix = self.server.root_path.rstrip("/")
+        self.app = Understudy(self.engine, self.middleware, self.streams("request ids"), prefix)
+        self.peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
+        self._add_services()
+        self._add_model_routes()
+        self._add_server_routes()
+
+    def _recorder(self) -> Recorder:
+        settings, lora, kvcache = self.settings, self.settings.lora, self.settings.kvcache
+        told = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
+        latency = settings.latency
+        fetching = latency.kv_cache_transfer_latency or latency.kv_cache_transfer_time_per_token
+        return Recorder(
+            settings.model.served_names[0],
+            settings.model.max_model_len,
+            cache_config(settings),
+            str(self.rank),
+            max_loras=lora.max_loras if told else None,
+            block_times=kvcache.kv_cache_metrics,
+            older_names=settings.metrics.simulator_metrics,
+            transfers=bool(fetching or kvcache.kv_connector == "nixl"),
+            steps=settings.steps.shared or settings.engine.is_real,
+        )
+
+    def _cache(self) -> tuple[KVCacheManager | None, Publisher | None]:
+        """Builds the simulated KV cache, and the publisher of its events where one may receive them.
+
+        An encoder has no cache, and a real engine has its own.
+        """
+        settings, at, told = self.settings, self.settings.kvcache, self.publishes
+        if settings.model.mm_encoder_only or settings.engine.is_real or not at.enable_kvcache:
+            return None, None
+        publisher = None
+        if told.endpoint or told.replay_endpoint or settings.kvindex.kv_index or settings.server.speaks_grpc:
+            from app.engine.kvcache.publisher import Publisher  # imports ZMQ, which other servers do not need
+
+            publisher = Publisher(told)
+        observer = None
+        if at.kv_cache_metrics:
+            rng, now = self.streams("residency"), self.clock.now
+            observer = Residency(self.recorder, at.kv_cache_metrics_sample, rng, now)
+        cache = KVCacheManager(
+            at.kv_cache_size,
+            BlockHasher(at.prefix_caching_hash_algo, at.block_size, at.hash_seed, self.streams("hashes")),
+            self.recorder,
+            self.adapters.adapter,
+            None if publisher is None else publisher.put,
+            store_of(at.kv_connector, at.block_size),
+            observer,
+        )
+        return cache, publisher
+
+    def _plugins(self) -> PluginRegistry | None:
+        """Loads the plugins of this process. ConfigError for a plugin with wrong hooks."""
+        if not self.settings.PLUGINS:
+            return None
+        from app.plugins.registry import PluginRegistry  # imports pluggy
+
+        return PluginRegistry(self.settings.PLUGINS, lambda: self.live.current, self.streams, self.clock.now)
+
+    def _engine(self) -> tuple[EngineClient, Operations]:
+        settings = self.settings
+        if settings.engine.is_real:
+            from app.engine.core.remote import RemoteLifecycle
+            from app.wiring.real_engine import real_model, remote_engine  # imports ZMQ
+
+            self.remote = remote_engine(settings, self.tokenizer, self.recorder, self.clock)
+            self.real = real_model(settings, self.tokenizer)
+            return self.remote, RemoteLifecycle(self.remote)
+        profile = cost = None
+        if settings.steps.shared:
+            from config.datasheet import chosen_profile  # imports YAML
+
+            profile = chosen_profile(settings)
+            cost = None if self.plugins is None else self.plugins.step_cost(profile)
+        slots = LoRASlots(settings.lora.max_loras, self.adapters.__contains__, self.adapter_memory)
+        engine = Engine(
+            settings,
+            self._model(),
+            self.recorder,
+            self.clock,
+            self.streams,
+            slots,
+            self.cache,
+            profile,
+            cost and cost[1],
+        )
+        self.live.subscribe(engine.on_settings)
+        return engine, Lifecycle(engine, self.recorder, self.cache)
+
+    def _model(self) -> Model:
+        if self.settings.model.task != "generate":
+            return NullModel()
+        model = SimulatedModel(
+            self.settings,
+            self.tokenizer,
+            Corpus(self.tokenizer, sample_sentences()),
+            self.datasets,
+            self.schemas,
+            self.streams("text"),
+            self.streams("calls"),
+        )
+        if self.plugins is not None:
+            model.ask_first(self.plugins.replies(model.scripted_reply), self.plugins.length())
+        self.live.subscribe(model.on_settings)
+        return model
+
+    def _scripts(self) -> ScriptSet | None:
+        settings = self.settings
+        if not settings.scripts.script or settings.model.mm_encoder_only:
+            return None
+        from app.serving.scripts.script_set import open_scripts  # imports YAML and Jinja
+
+        return open_scripts(settings.scripts, self.schemas, self.streams("scripts"), self.clock.now)
+
+    def _identity(self) -> Identity:
+        host = self.settings.kvcache.kv_side_channel_host or self.server.pod_ip or socket.gethostname()
+        return Identity(self.settings, host, self.streams("ids"))
+
+    def _pipeline(self) -> RequestPipeline:
+        """Builds the pipeline of all generating API families."""
+        settings, model, api = self.settings, self.settings.model, self.settings.api
+        resolver = None
+        if self.scripts is not None:
+            from app.serving.api.script import ScriptResolver
+
+            resolver = ScriptResolver(self.scripts, self.tokenizer, self.faults)
+        reasons, tools = bool(settings.reply.reasoning_parser), settings.tools
+        limits = ModelLimits(
+            max_model_len=model.max_model_len,
+            vocab_size=self.tokenizer.vocab_size or UNKNOWN_VOCABULARY,
+            max_logprobs=api.max_logprobs,
+            reasons=reasons,
+            parses=reasons or bool(tools.tool_call_parser and tools.enable_auto_tool_choice),
+            max_new_tokens=None if self.real is None else self.real.defaults.max_new_tokens,
+        )
+        keep_alive_s = max(0.0, api.sse_keep_alive_interval)
+        responder = Responder(self.engine, self.load, pod_headers(self.server), keep_alive_s)
+        asks = self.real is None and self.plugins is not None and self.plugins.implements("reply", "length")
+        pipeline = RequestPipeline(
+            settings=settings,
+            body=BodyLimits.of(self.server),
+            models=ServedModels(model.served_names, model.model, model.max_model_len, self.adapters),
+            tokenizer=self.tokenizer,
+            identity=self.identity,
+            responder=responder,
+            faults=self.faults,
+            limits=limits,
+            schemas=self.schemas,
+            images=self.streams("images"),
+            chat_rules=ChatRules.of(api),
+            rank=self.rank,
+            real=self.real,
+            keeps_turns=bool(self.datasets) or asks,
+            scripts=resolver,
+            asks_plugins=asks,
+        )
+        self.live.subscribe(pipeline.on_settings)
+        return pipeline
+
+    def _replay(self) -> Replay | None:
+        if not self.settings.replay.replay:
+            return None
+        from app.serving.recording.replay import Replay
+
+        clock = LiveClock()  # a clock has one alarm; the engine uses the other one
+        recording, body = open_recording(self.settings), BodyLimits.of(self.server)
+        replay = Replay(recording, body, self.faults, TimerWheel(clock), clock.now)
+        self.live.subscribe(replay.on_settings)
+        return replay
+
+    def _console(self) -> Console | None:
+        if not self.settings.api.console:
+            return None
         from app.console.application import Console  # other servers do not need it
 
-        console = Console(live, server, engine, lifecycle, clock, cache, publisher)
-    innermost: list[Middleware] = [] if plugins is None else plugins.middleware()
-    innermost += [LoadReports(components.recorder.figures), audit]
-    innermost += [*([] if replay is None else [replay]), *([] if console is None else [console.watch])]
-    middleware = middleware_of(settings, live, clock, http_metrics, limits, innermost)
-    app = Understudy(engine, middleware, streams("request ids"), server.root_path.rstrip("/"))
+        engine, lifecycle, cache = self.engine, self.lifecycle, self.cache
+        return Console(self.live, self.server, engine, lifecycle, self.clock, cache, self.publisher)
 
-    app.caches.append(lambda: {"rate limits": limits, "fault scripts": faults, "client audit": audit.trail})
-    app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
-    app.services += [] if publisher is None else [publisher]
-    app.services += [] if remote is None else [remote]
-    families = [*families_of(components), *([] if plugins is None else plugins.families())]
-    peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
-    if scripts is not None:
-        app.caches.append(lambda: {"script counters": scripts})
-        app.services.append(scripts)
-        app.add_routes("script", admin.script_routes(scripts, peers))
-    if settings.kvindex.kv_index:
-        from app.serving.flask.indexer import add_index
+    def _middleware(self) -> MiddlewareStack:
+        """Builds all middleware, the outermost first."""
+        settings, http_log, keys = self.settings, HttpLog(), ApiKeys()
+        for one in (http_log, keys, self.limits):
+            self.live.subscribe(one.on_settings)
+        request_ids = RequestIds(settings.api.enable_request_id_headers)
+        stack: list[Middleware] = [self.http_metrics, http_log, request_ids]
+        if settings.tracing.otlp_traces_endpoint is not None:
+            from app.base.tracing import tracing_to
+            from app.serving.middleware.traces import Traces
 
-        families.append(add_index(app, live, tokenizer, publisher, remote))
-    ready = reports.readiness(engine, clock, settings.server.startup_duration)
-    if server.speaks_grpc:
-        app.rpc = rpc_of(components, pipeline, engine, lifecycle, ready, publisher)
-    add_api(app, components, pipeline, identity, lifecycle)
-    exposition = Exposition([*families, http_metrics.text], http_metrics.process_text)
-    version = settings.model.vllm_version
-    app.add_routes("health", reports.health_routes(lambda: engine.healthy, ready, load, version))
-    app.add_routes("metrics", reports.metrics_routes(exposition))
-    if settings.engine.is_real:
-        app.add_routes("stats", reports.statistics_routes(components.recorder.figures))
-    app.add_routes("kv_events", reports.publisher_routes(publishes, publisher is not None, server.ranks))
-    first = f"http://{server.pod_ip or socket.gethostname()}:{settings.server.port}"
-    app.add_routes("bootstrap", reports.bootstrap_routes(first, server.data_parallel_size))
-    app.add_routes("admin", admin.routes(live, lifecycle, engine, pipeline.body, peers))
-    app.add_routes("memory", reports.memory_routes(app.caches))
-    app.add_routes("verdict", reports.verdict_routes(audit.report, audit.restart))
-    if replay is not None:
-        app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])
-    app.add_routes("fake_metrics", admin.fake_metrics_routes(pipeline.body, live))
-    if console is not None:
-        console.add_to(app, tokenizer, peers, list(server.ranks), pipeline.body, streams)
-    app.add_routes("plugins", reports.plugin_routes(None if plugins is None else plugins.report))
-    for name, routes in () if plugins is None else plugins.routes(lambda: app.routes):
-        app.add_routes(name, routes)
-    plays = {"plays": f"vLLM {version}", "models": settings.model.served_names}
-    app.add_routes("root", openapi.root_routes(lambda: app.routes, plays))
-    if not settings.api.disable_fastapi_docs:
-        title = settings.model.served_names[0]
-        app.add_routes("openapi", openapi.document_routes(lambda: app.routes, app.prefix, title))
-    return app
+            sender, make_tracer = tracing_to(settings.tracing)
+            stack.append(Traces(make_tracer, self.clock, caches={"spans": sender}))
+        stack += [Cors(settings.access), keys, self.limits]
+        stack += [] if self.plugins is None else self.plugins.middleware()
+        stack += [LoadReports(self.recorder.figures), self.audit]
+        stack += [] if self.replay is None else [self.replay]
+        stack += [] if self.console is None else [self.console.watch]
+        middleware = MiddlewareStack([*stack, ForeignPages(settings.access)])
+        self.live.subscribe(middleware.on_settings)
+        return middleware
 
+    def _add_services(self) -> None:
+        """Adds the caches, and the parts that run with the server; gRPC last."""
+        app, cache, publisher, scripts = self.app, self.cache, self.publisher, self.scripts
+        kept: dict[str, Bounded] = {
+            **{"rate limits": self.limits, "fault scripts": self.faults, "client audit": self.audit.trail},
+            "schemas": self.schemas,
+        }
+        if (series := self.recorder.adapter_series) is not None:
+            kept["adapter series"] = series
+        app.caches += [lambda: kept, lambda: self.middleware.caches, lambda: self.tokenizer.caches]
+        app.caches += [] if cache is None else [lambda: cache.caches]
+        if publisher is not None:
+            app.caches.append(lambda: publisher.caches)
+            app.services.append(publisher)
+        app.services += [] if self.remote is None else [self.remote]
+        if scripts is not None:
+            kept["script counters"] = scripts
+            app.services.append(scripts)
+            app.add_routes("script", admin.script_routes(scripts, self.peers))
+        self.ready = reports.readiness(self.engine, self.clock, self.settings.server.startup_duration)
+        if self.server.speaks_grpc:
+            from app.serving.api.grpc.service import ServerFacts, rpc_service  # imports protobuf
 
-def identity_of(components: Components) -> Identity:
-    settings, server = components.settings, components.server
-    host = settings.kvcache.kv_side_channel_host or server.pod_ip or socket.gethostname()
-    return Identity(settings, host, components.streams("ids"))
+            facts = ServerFacts(
+                lambda: self.live.current,
+                self.engine,
+                self.lifecycle,
+                self.tokenizer,
+                self.rank,
+                lambda: self.recorder.figures().cache_usage,
+                self.clock.now(),
+            )
+            app.rpc = rpc_service(self.pipeline, facts, self.ready, publisher)
 
+    def _add_model_routes(self) -> None:
+        """Adds vLLM's routes: families that generate text, families that pool, and control of the model."""
+        app, settings, pipeline, body = self.app, self.settings, self.pipeline, self.pipeline.body
+        api, server, count = settings.api, settings.server, self.server.data_parallel_size
+        transfers = server.weight_transfer and not settings.engine.is_real
+        weights = WeightUpdates(settings.model.model, settings.model.tensor_parallel_size, transfers)
+        if settings.model.task == "generate":
+            app.after_start.append(self.schemas.load)
+            chats, texts = plain_chats(pipeline), plain_completions(pipeline)
+            self.live.subscribe(chats.on_settings)
+            self.live.subscribe(texts.on_settings)
+            store, threads = ResponseStore(api.enable_responses_store), anthropic.ThreadStore()
+            memos = {"plain chats": chats.known, "plain prompts": texts.known}
+            app.caches.append(lambda: {**memos, "responses": store, "threads": threads})
+            app.add_routes("chat", chat.routes(pipeline, chats))
+            app.add_routes("completions", completions.routes(pipeline, texts))
+            app.add_routes("anthropic", anthropic.routes(pipeline, threads))
+            app.add_routes("responses", responses.routes(pipeline, store))
+            routes = generate.routes(pipeline, api.enable_scale_out, weights, server.server_dev_mode)
+            app.add_routes("generate", routes)
+            app.add_routes("generative_scoring", label_reads.routes(pipeline))
+            app.add_routes("elastic", lifecycle_routes.elastic_routes(body, count))
+        if pooling_routes := pooling.routes(pipeline, settings.model):
+            app.add_routes("pooling", pooling_routes)
+        app.add_routes("decisions", label_reads.decision_routes(pipeline, settings.model))
+        app.add_routes("invocations", invocations.routes(body, lambda: app.routes))
+        app.add_routes("models", models.routes(pipeline.models, self.identity))
+        app.add_routes("tokens", tokens.routes(pipeline, api.enable_tokenizer_info_endpoint))
+        if settings.lora.allow_runtime_lora_updating:
+            app.add_routes("lora", models.adapter_routes(body, pipeline.models))
+        if server.server_dev_mode:
+            sleeps, dump = api.enable_sleep_mode, lambda: self.live.current.dump()
+            app.add_routes("lifecycle", lifecycle_routes.routes(self.lifecycle, sleeps, dump))
+            app.add_routes("weights", lifecycle_routes.weight_routes(weights, body, count))
+        if server.profiling:
+            app.add_routes("profiler", lifecycle_routes.profiler(body))
 
-def add_api(
-    app: Understudy,
-    components: Components,
-    pipeline: RequestPipeline,
-    identity: Identity,
-    lifecycle: Operations,
-) -> None:
-    """Adds vLLM's routes: families that generate text, families that pool, and control of the model."""
-    settings, live, body = components.settings, components.live, pipeline.body
-    api, server, ranks = settings.api, settings.server, components.server.data_parallel_size
-    transfers = server.weight_transfer and not settings.engine.is_real
-    weights = WeightUpdates(settings.model.model, settings.model.tensor_parallel_size, transfers)
-    if settings.model.task == "generate":
-        app.after_start.append(components.schemas.load)
-        chats, texts = plain_chats(pipeline), plain_completions(pipeline)
-        live.subscribe(chats.on_settings)
-        live.subscribe(texts.on_settings)
-        store, threads = ResponseStore(api.enable_responses_store), anthropic.ThreadStore()
-        memos = {"plain chats": chats.known, "plain prompts": texts.known}
-        app.caches.append(lambda: {**memos, "responses": store, "threads": threads})
-        scale_out, aborts = api.enable_scale_out, server.server_dev_mode
-        app.add_routes("chat", chat.routes(pipeline, chats))
-        app.add_routes("completions", completions.routes(pipeline, texts))
-        app.add_routes("anthropic", anthropic.routes(pipeline, threads))
-        app.add_routes("responses", responses.routes(pipeline, store))
-        app.add_routes("generate", generate.routes(pipeline, scale_out, weights, aborts))
-        app.add_routes("generative_scoring", label_reads.routes(pipeline))
-        app.add_routes("elastic", lifecycle_routes.elastic_routes(body, ranks))
-    if pooling_routes := pooling.routes(pipeline, settings.model):
-        app.add_routes("pooling", pooling_routes)
-    app.add_routes("decisions", label_reads.decision_routes(pipeline, settings.model))
-    app.add_routes("invocations", invocations.routes(body, lambda: app.routes))
-    app.add_routes("models", models.routes(pipeline.models, identity))
-    app.add_routes("tokens", tokens.routes(pipeline, api.enable_tokenizer_info_endpoint))
-    if settings.lora.allow_runtime_lora_updating:
-        app.add_routes("lora", models.adapter_routes(body, pipeline.models))
-    if server.server_dev_mode:
-        told = lifecycle_routes.routes(lifecycle, api.enable_sleep_mode, lambda: live.current.dump())
-        app.add_routes("lifecycle", told)
-        app.add_routes("weights", lifecycle_routes.weight_routes(weights, body, ranks))
-    if server.profiling:
-        app.add_routes("profiler", lifecycle_routes.profiler(body))
+    def _add_server_routes(self) -> None:
+        """Adds health, metrics, and what operates the server; plugins and the page of all routes last."""
+        app, settings, server, replay = self.app, self.settings, self.server, self.replay
+        version, plugins, body = settings.model.vllm_version, self.plugins, self.pipeline.body
+        health = reports.health_routes(lambda: self.engine.healthy, self.ready, self.load, version)
+        exposition = Exposition([*self._families(), self.http_metrics.text], self.http_metrics.process_text)
+        first = f"http://{server.pod_ip or socket.gethostname()}:{settings.server.port}"
+        app.add_routes("health", health)
+        app.add_routes("metrics", reports.metrics_routes(exposition))
+        if settings.engine.is_real:
+            app.add_routes("stats", reports.statistics_routes(self.recorder.figures))
+        publishes = reports.publisher_routes(self.publishes, self.publisher is not None, server.ranks)
+        app.add_routes("kv_events", publishes)
+        app.add_routes("bootstrap", reports.bootstrap_routes(first, server.data_parallel_size))
+        app.add_routes("admin", admin.routes(self.live, self.lifecycle, self.engine, body, self.peers))
+        app.add_routes("memory", reports.memory_routes(app.caches))
+        app.add_routes("verdict", reports.verdict_routes(self.audit.report, self.audit.restart))
+        if replay is not None:
+            app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])
+        app.add_routes("fake_metrics", admin.fake_metrics_routes(body, self.live))
+        if self.console is not None:
+            numbers = list(server.ranks)
+            self.console.add_to(app, self.tokenizer, self.peers, numbers, body, self.streams)
+        app.add_routes("plugins", reports.plugin_routes(None if plugins is None else plugins.report))
+        for name, routes in () if plugins is None else plugins.routes(lambda: app.routes):
+            app.add_routes(name, routes)
+        plays = {"plays": f"vLLM {version}", "models": settings.model.served_names}
+        app.add_routes("root", openapi.root_routes(lambda: app.routes, plays))
+        if not settings.api.disable_fastapi_docs:
+            title = settings.model.served_names[0]
+            app.add_routes("openapi", openapi.document_routes(lambda: app.routes, app.prefix, title))
 
+    def _families(self) -> list[Families]:
+        """Returns the engine's families, which fake metrics may replace, and those of other parts."""
+        settings, rank, families = self.settings, str(self.rank), list[Families]()
+        lora, name, adapter = settings.lora, settings.model.served_names[0], self.adapters.adapter
+        if not settings.metrics.disable_log_stats:
+            length, config, now = settings.model.max_model_len, cache_config(settings), self.clock.now
+            fakes = FakeFamilies(name, length, config, lora.max_loras, rank, clock=now)
+            self.live.subscribe(fakes.on_settings)
+            families.append(lambda: (fakes if fakes.active else self.recorder).render())
+        if lora.lora_residency_metrics:
+            residency = LoraResidency(
+                self.adapter_memory,
+                lambda name: rank_of(adapter(name).path) or lora.max_lora_rank,
+                {"model_name": name, "engine": rank},
+                time.time,
+            )
+            families.append(residency.render)
+        families += [] if self.plugins is None else self.plugins.families()
+        if settings.kvindex.kv_index:
+            from app.serving.flask.indexer import add_index
 
-def rpc_of(
-    components: Components,
-    pipeline: RequestPipeline,
-    engine: EngineClient,
-    lifecycle: Operations,
-    is_ready: Callable[[], bool],
-    publisher: Publisher | None,
-) -> RpcService:
-    from app.serving.api.grpc.service import ServerFacts, rpc_service  # imports protobuf
-
-    facts = ServerFacts(
-        lambda: components.settings,
-        engine,
-        lifecycle,
-        components.tokenizer,
-        components.rank,
-        lambda: components.recorder.figures().cache_usage,
-        components.clock.now(),
-    )
-    return rpc_service(pipeline, facts, is_ready, publisher)
-
-
-def middleware_of(
-    settings: Settings,
-    live: LiveSettings,
-    clock: Clock,
-    http_metrics: HttpMetrics,
-    limits: RateLimits,
-    innermost: Sequence[Middleware],
-) -> MiddlewareStack:
-    """Builds all middleware, the outermost first."""
-    http_log, keys, traces = HttpLog(), ApiKeys(), list[Middleware]()
-    for one in (http_log, keys, limits):
-        live.subscribe(one.on_settings)
-    if settings.tracing.otlp_traces_endpoint is not None:
-        from app.base.tracing import tracing_to
-        from app.serving.middleware.traces import Traces
-
-        sender, make_tracer = tracing_to(settings.tracing)
-        traces.append(Traces(make_tracer, clock, caches={"spans": sender}))
-    request_ids = RequestIds(settings.api.enable_request_id_headers)
-    outer = [http_metrics, http_log, request_ids, *traces, Cors(settings.access), keys, limits]
-    middleware = MiddlewareStack([*outer, *innermost, ForeignPages(settings.access)])
-    live.subscribe(middleware.on_settings)
-    return middleware
+            families.append(add_index(self.app, self.live, self.tokenizer, self.publisher, self.remote))
+        return families

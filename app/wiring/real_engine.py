@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import msgspec
 
+from app.base.clock.clock import Clock
+from app.base.metrics.recorder import Recorder
 from app.engine.core.remote import RemoteEngine
 from app.engine.core.wire import EngineProcessOptions
+from app.engine.kvcache.endpoints import PublisherSettings
 from app.engine.parsing import THINK_BEGIN, THINK_END, readers
 from app.llm.errors import LLMError
 from app.llm.model_files import find_model, load_tokenizer
@@ -22,13 +25,9 @@ from app.serving.gunicorn import ranks
 from app.serving.gunicorn.ranks import ENDPOINT
 from app.text import Tokenizer
 from app.text.huggingface import template_source
-from app.wiring.assembly import publishing
 from config import ConfigError, Settings
 from config.installation import COMMAND, check_installed
 from config.sections.model import OWN_LENGTH
-
-if TYPE_CHECKING:
-    from app.wiring.assembly import Components
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -41,7 +40,7 @@ NOT_STARTED = (
 )
 
 
-def engine_options(settings: Settings) -> EngineProcessOptions:
+def engine_options(settings: Settings, kv_events: PublisherSettings) -> EngineProcessOptions:
     """Returns the options of the engine's process. ConfigError when it cannot run here."""
     check_installed("engine", "setting engine: 'llm'")
     sampling_defaults(settings)  # raises before any work is done
@@ -64,7 +63,7 @@ def engine_options(settings: Settings) -> EngineProcessOptions:
         hash_seed=cache.hash_seed,
         seed=settings.reply.seed,
         threads=settings.engine.engine_threads,
-        kv_events=publishing(settings, settings.server, 0) if cache.enable_kvcache else None,
+        kv_events=kv_events if cache.enable_kvcache else None,
         log_level=settings.log.log_level.upper().replace("TRACE", "DEBUG"),
     )
 
@@ -89,27 +88,24 @@ def model_tokenizer(settings: Settings) -> Tokenizer:
     return tokenizer
 
 
-def remote_engine(components: Components) -> RemoteEngine:
+def remote_engine(settings: Settings, tokenizer: Tokenizer, recorder: Recorder, clock: Clock) -> RemoteEngine:
     """Builds the client of the engine that the arbiter has started. ConfigError without one."""
     endpoint = os.environ.get(ENDPOINT)
     if endpoint is None:
         raise ConfigError(NOT_STARTED)
-    names = components.tokenizer.token_texts
-    reader_of = readers(components.settings.tools.tool_call_parser)
-    return RemoteEngine(
-        components.settings, endpoint, components.recorder, components.clock, names, reader_of
-    )
+    reader_of = readers(settings.tools.tool_call_parser)
+    return RemoteEngine(settings, endpoint, recorder, clock, tokenizer.token_texts, reader_of)
 
 
-def real_model(components: Components) -> RealModel:
+def real_model(settings: Settings, tokenizer: Tokenizer) -> RealModel:
     """Returns the facts of the model that the API needs. Raises the ConfigErrors of `sampling_defaults`."""
-    tokenizer, tags = components.tokenizer, [THINK_BEGIN, THINK_END]
+    tags = [THINK_BEGIN, THINK_END]
     ids = [tokenizer.encode(tag) for tag in tags]
     thoughts = None
     # The tags of thoughts are known if each is one token with visible text.
     if [len(of_tag) for of_tag in ids] == [1, 1] and [tokenizer.decode(of_tag) for of_tag in ids] == tags:
         thoughts = ThoughtTokens(ids[0][0], ids[1][0], tokenizer.decode)
-    return RealModel(defaults=sampling_defaults(components.settings), thoughts=thoughts)
+    return RealModel(defaults=sampling_defaults(settings), thoughts=thoughts)
 
 
 def sampling_defaults(settings: Settings) -> SamplingDefaults:
