@@ -40,8 +40,8 @@ def keys_of(owned: Owned) -> tuple[int, ...]:
 class Store(Struct, gc=False):
     """Adds blocks to a tier: `owned` has the request keys of each block in `engine`.
 
-    `keys` lists all full index blocks, without duplicates. `remapped` has new entries for blocks of earlier
-    events that overlap these index blocks, too.
+    `keys` lists all full index blocks, without duplicates. `joined` pairs engine keys of earlier events with
+    the request key of a further index block that they overlap.
     """
 
     group: int
@@ -49,7 +49,7 @@ class Store(Struct, gc=False):
     engine: Sequence[int]
     owned: Sequence[Owned]
     keys: Sequence[int]
-    remapped: Sequence[tuple[int, tuple[int, ...]]] = ()
+    joined: Sequence[tuple[int, int]] = ()
     scored: bool | None = None
     adapter: str | None = None
 

@@ -16,11 +16,8 @@ from app.kvindex.decoding import PodBatch, field_losses
 from app.kvindex.holders import IndexedEngine, TooManyHolders
 from app.kvindex.ingest import Ingest
 from app.kvindex.keys import (
-    DEFAULT_GENERATION,
-    Generation,
     PrefixKeyCache,
-    granularities,
-    request_keys,
+    RequestKeys,
     requested_features,
 )
 from app.kvindex.metrics import IndexMetrics, Losses
@@ -35,10 +32,9 @@ EVENTS_A_TURN = 1024
 
 
 class IndexSettings(Struct, frozen=True):
-    """`block_size` is the index's, in tokens; engines may differ. `generation` selects the hash."""
+    """`block_size` is the index's, in tokens; engines may differ."""
 
     block_size: int = DEFAULT_BLOCK_SIZE
-    generation: Generation = DEFAULT_GENERATION
     seed: str = ""
     weights: TierWeights = TierWeights()
 
@@ -61,7 +57,7 @@ class Index:
         self.settings = settings
         self.losses = losses or Losses()
         self.metrics = IndexMetrics(reasons=field_losses())
-        self._keys = request_keys(settings.generation, settings.block_size, settings.seed)
+        self._keys = RequestKeys(settings.block_size, settings.seed)
         self._ingest = Ingest(backend, self._keys)
         self._prefix_keys = PrefixKeyCache(self._keys)
         self._clock = clock
@@ -125,7 +121,9 @@ class Index:
         media: Sequence[Placeholder] = (),
     ) -> list[int]:
         """Returns the request keys of a prompt's full blocks. ValueError for a token id outside 32 bits."""
-        return self._chain(model, tokens, lora, salt, media, self.settings.block_size)
+        size = self.settings.block_size
+        features = requested_features(len(tokens) // size, size, media, salt) if media or salt else None
+        return self._prefix_keys.keys(self._keys.root(lora or model), tokens, features)
 
     def score(
         self,
@@ -148,23 +146,16 @@ class Index:
             BackendUnavailable: the backend does not answer.
         """
         log.log(TRACE, "score %s: tokens %s", lora or model, tokens)
-        began_s, size, ids = self._clock(), self.settings.block_size, tokens or ()
-        if keys is not None:
-            best = self._score_keys(model, keys, pods)
-        elif not media and not salt:
-            best = self._score_keys(model, self._chain(model, ids, lora, salt, media, size), pods)
-        else:  # for each block size of engines; an engine's best score counts
-            best, known = [], set[tuple[str, int]]()
-            scores: list[PodScore] = []
-            for granularity in granularities(self._ingest.block_sizes.get(model, ()), size):
-                chain = self._chain(model, ids, lora, salt, media, granularity)
-                scores += self._score_keys(model, chain, pods)
-            for score in sorted(scores, key=lambda score: -score.score):
-                if (score.pod, score.rank) not in known:
-                    known.add((score.pod, score.rank))
-                    best.append(score)
-        self.metrics.looked_up(self._clock() - began_s, best[0].matched if best else 0)
-        return best
+        began_s, scores = self._clock(), list[PodScore]()
+        if keys is None:
+            keys = self.block_keys(model, tokens or (), lora=lora, salt=salt, media=media)
+        if keys:
+            copies, holders, tiers = self.backend.lookup(keys)
+            candidates = holders.mask(model, pods)
+            scores = score_prefixes(copies, len(keys), candidates, holders, tiers, self.settings.weights)
+            log.log(TRACE, "score %s: keys %s, scores %s", model, keys, scores)
+        self.metrics.looked_up(self._clock() - began_s, scores[0].matched if scores else 0)
+        return scores
 
     def base_model(self, name: str) -> str:
         """Returns the base model of pods with blocks of the adapter `name`; `name` without such pods."""
@@ -176,25 +167,3 @@ class Index:
 
     def close(self) -> None:
         self.backend.close()
-
-    def _chain(
-        self,
-        model: str,
-        tokens: Sequence[int],
-        lora: str | None,
-        salt: str | None,
-        media: Sequence[Placeholder],
-        granularity: int,
-    ) -> list[int]:
-        full = len(tokens) // self.settings.block_size
-        features = requested_features(full, self.settings.block_size, media, salt, granularity)
-        return self._prefix_keys.keys(self._keys.root(lora or model), tokens, features)
-
-    def _score_keys(self, model: str, keys: Sequence[int], pods: Collection[str]) -> list[PodScore]:
-        if not keys:
-            return []
-        copies, holders, tiers = self.backend.lookup(keys)
-        candidates = holders.mask(model, pods)
-        scores = score_prefixes(copies, len(keys), candidates, holders, tiers, self.settings.weights)
-        log.log(TRACE, "score %s: keys %s, scores %s", model, keys, scores)
-        return scores

@@ -9,8 +9,8 @@ tail, which the next event continues.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, count, groupby
+from collections.abc import Sequence
+from itertools import count, groupby
 from typing import TypeAlias, cast
 
 from msgspec import Struct
@@ -35,14 +35,12 @@ from app.kvindex.keys import Features, RequestKeys, fold_features, published_fea
 
 TAILS_BYTES = 64 << 20
 """Most memory of all tails of an index, in bytes."""
-TAIL_BYTES, SPAN_BYTES, NUMBER_BYTES = 450, 160, 40
-"""Memory of a tail beside its tokens and spans, of a span, and of a number in a list, in bytes."""
+TAIL_BYTES, FEATURES_BYTES, NUMBER_BYTES = 450, 160, 40
+"""Memory of a tail beside its numbers, of a block's features in it, and of a number in a list, in bytes."""
 SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups where a hit needs every block from the prompt's start."""
 MOST_BLOCK_TOKENS = 1 << 14
 """Most tokens of an engine's block; larger blocks are refused."""
-MOST_MODELS, MOST_SIZES = 1024, 8
-"""Most models whose block sizes are remembered, and most sizes of each."""
 MOST_TIER_LETTERS, MOST_NAME_LETTERS = 64, 512
 """Longest names of tiers and of adapters, in characters."""
 MOST_MEDIA = 256
@@ -74,7 +72,7 @@ class NewBlocks(Struct, gc=False):
 
 
 class Ingest:
-    """Converts events to operations. Remembers engines' block sizes and prompts' tails."""
+    """Converts events to operations. Remembers prompts' tails."""
 
     def __init__(self, backend: Backend, request_keys: RequestKeys, tails_bytes: int = TAILS_BYTES) -> None:
         self._backend, self._request_keys = backend, request_keys
@@ -82,8 +80,6 @@ class Ingest:
         self._media: dict[str | None, str] = {}
         self.tails: Memo[tuple[IndexedEngine, int, int], Tail] = Memo(tails_bytes)
         """Latest tails, by engine, KV cache group and the engine key before the tail."""
-        self.block_sizes: dict[str, set[int]] = {}
-        """Model -> block sizes of its engines, in tokens."""
 
     def operations(
         self, source: IndexedEngine, events: Sequence[KVEvent], losses: list[str]
@@ -180,7 +176,7 @@ class Ingest:
         """Returns the operation of a group. Later groups of the batch may continue its blocks."""
         kind = new.events[0].kv_cache_spec_kind
         scored = None if kind is None else kind in SCORED_KINDS
-        store = Store(new.group, new.tier, new.engine, (), (), (), scored, new.adapter)
+        store = Store(new.group, new.tier, new.engine, (), (), scored=scored, adapter=new.adapter)
         try:
             if len(new.events) == 1:
                 self._fill(store, source, new, known)
@@ -189,8 +185,7 @@ class Ingest:
         except ValueError:
             raise Refused("bad_token_ids") from None
         if known:
-            for key, owned in chain(zip(store.engine, store.owned, strict=True), store.remapped):
-                known[store.group, key] = owned
+            known |= {(store.group, key): owned for key, owned in zip(store.engine, store.owned, strict=True)}
         return store
 
     def _fill(self, store: Store, source: IndexedEngine, new: NewBlocks, known: Known) -> None:
@@ -205,17 +200,14 @@ class Ingest:
         if extra and len(extra) != len(engine):
             raise Refused("extra_keys_count")
         features = published_features(extra, event.lora_name) if extra else None
-        if len(engine) != 1:  # a single block may be the partial one at the end of a hybrid model's prompt
-            self._note_size(source.model, size)
         if size == self._size and isinstance(before, int):
             store.keys = store.owned = self._request_keys.keys(before, tokens, features)
             return
         tail = Tail(before) if isinstance(before, int) else before
-        store.keys, store.owned, store.remapped, tails = align(
-            self._request_keys, tail, engine, size, tokens, features
-        )
-        for key, after in tails.items():
-            self.tails.put((source, new.group, key), after, tail_bytes(after))
+        for key, after in align(self._request_keys, tail, size, store, tokens, features).items():
+            numbers = len(after.tokens) + len(after.engine)
+            size_bytes = TAIL_BYTES + NUMBER_BYTES * numbers + FEATURES_BYTES * len(after.features)
+            self.tails.put((source, new.group, key), after, size_bytes)
 
     def _keys(self, source: IndexedEngine, new: NewBlocks, known: Known) -> list[int]:
         """Returns the keys of several events with blocks of the index's size. ValueError as `_fill`."""
@@ -237,8 +229,6 @@ class Ingest:
         # A block stored twice is a further copy, which only separate operations count.
         if len(place) < len(keys) or len(set(keys)) < len(keys):
             raise Refused
-        if len(new.engine) != len(new.events):
-            self._note_size(source.model, self._size)
         return keys
 
     def _before(self, source: IndexedEngine, new: NewBlocks, parent: int | None, known: Known) -> int | Tail:
@@ -255,12 +245,6 @@ class Ingest:
         if last == UNALIGNED:
             raise Refused("unaligned_parent")
         return last
-
-    def _note_size(self, model: str, size: int) -> None:
-        if model in self.block_sizes or len(self.block_sizes) < MOST_MODELS:
-            sizes = self.block_sizes.setdefault(model, set())
-            if len(sizes) < MOST_SIZES:
-                sizes.add(size)
 
 
 def hash_keys(field: str, values: Sequence[BlockHash]) -> Sequence[int]:
@@ -280,82 +264,51 @@ def parent_of(event: BlockStored) -> int | None:
     return key or None
 
 
-class TailBlock(Struct, frozen=True, gc=False):
-    """An engine's block in a tail; `start` and `end` count tokens behind the last full index block.
-
-    `start` is below 0 if the block begins earlier; `before` then has its request keys up to there.
-    """
-
-    engine: int
-    start: int
-    end: int
-    features: Features
-    before: tuple[int, ...] = ()
-
-
 class Tail(Struct, frozen=True):
-    """A prompt's tokens behind its last full index block, whose key is `parent`."""
+    """A prompt's tokens behind its last full index block, whose key is `parent`.
+
+    `engine` has the engine keys of the blocks that overlap these tokens. `features` pairs the place of a
+    block's first token in `tokens` with the block's features.
+    """
 
     parent: int
     tokens: Sequence[int] = ()
-    spans: Sequence[TailBlock] = ()
-
-
-def tail_bytes(tail: Tail) -> int:
-    """Returns the memory of a tail, in bytes; texts are shared and not counted."""
-    numbers = len(tail.tokens) + sum([len(span.before) for span in tail.spans])
-    return TAIL_BYTES + SPAN_BYTES * len(tail.spans) + NUMBER_BYTES * numbers
+    engine: tuple[int, ...] = ()
+    features: tuple[tuple[int, Features], ...] = ()
 
 
 def align(
     request_keys: RequestKeys,
     tail: Tail,
-    engine: Sequence[int],
     block_size: int,
+    store: Store,
     tokens: Sequence[int],
     features: Sequence[Features] | None,
-) -> tuple[list[int], list[Owned], list[tuple[int, tuple[int, ...]]], dict[int, Tail]]:
+) -> dict[int, Tail]:
     """Cuts the `tokens` of engine blocks of `block_size`, behind `tail`, into blocks of the index.
 
-    Returns the request keys of all full index blocks, those of each engine block, new ones for blocks of
-    earlier events, and by engine key the tail behind each engine block that ends inside an index block.
-    Raises ValueError as `RequestKeys.keys`.
+    Sets `keys`, `owned` and `joined` of `store`. Returns engine key -> tail for the engine blocks that end
+    inside an index block. Raises ValueError as `RequestKeys.keys`.
     """
-    size, offset = request_keys.block_size, len(tail.tokens)
-    everything, known = [*tail.tokens, *tokens], len(tail.spans)
-    full = len(everything) // size
-    spans = list(tail.spans)
-    for number, key in enumerate(engine):
-        start = offset + number * block_size
-        spans.append(TailBlock(key, start, start + block_size, features[number] if features else None))
-    folded = None
-    if any(span.features for span in spans):
-        folded = fold_features(((span.start, span.features) for span in spans), full, size)
-    keys = request_keys.keys(tail.parent, everything[: full * size], folded)
-    owned: list[tuple[int, ...]] = []
-    for span in spans:
-        own = (*span.before, *keys[max(0, span.start) // size : -(-span.end // size)])
-        owned.append(own if span.end % size == 0 else (*own, UNALIGNED))
-    remapped = [(span.engine, own) for span, own in zip(tail.spans, owned, strict=False)] if keys else []
-    tails = dict(_tails(tail.parent, everything, spans, known, keys, size))
-    return keys, [*owned[known:]], remapped, tails
-
-
-def _tails(
-    parent: int, tokens: Sequence[int], spans: Sequence[TailBlock], known: int, keys: Sequence[int], size: int
-) -> Iterator[tuple[int, Tail]]:
-    """Yields the tails behind all spans except the first `known` ones."""
-    first = 0
-    for number in range(known, len(spans)):
-        last = spans[number]
-        block, rest = divmod(last.end, size)
-        if not rest:
-            continue
-        end = block * size
-        while spans[first].end <= end:
-            first += 1
-        moved = []  # relative to the end of the last full block
-        for span in spans[first : number + 1]:
-            before = (*span.before, *keys[max(0, span.start) // size : block])
-            moved.append(TailBlock(span.engine, span.start - end, span.end - end, span.features, before))
-        yield last.engine, Tail(keys[block - 1] if block else parent, tokens[end : last.end], tuple(moved))
+    size, everything, parent = request_keys.block_size, [*tail.tokens, *tokens], tail.parent
+    full, starts = len(everything) // size, range(len(tail.tokens), len(everything), block_size)
+    own_features = features or [None] * len(starts)
+    placed = [*tail.features, *((at, own) for at, own in zip(starts, own_features, strict=True) if own)]
+    folded = fold_features(placed, full, size) if placed else None
+    keys = request_keys.keys(parent, everything[: full * size], folded)
+    overlapping, owned, tails = tail.engine, list[Owned](), dict[int, Tail]()
+    for key, start in zip(store.engine, starts, strict=True):
+        end = start + block_size
+        last, rest = divmod(end, size)
+        done = last * size  # the first token behind the last full index block
+        overlapping = (key,) if done >= start else (*overlapping, key)
+        own = tuple(keys[start // size : -(-end // size)])
+        if rest:
+            own = (*own, UNALIGNED)
+            here = tuple((at - done, each) for at, each in placed if done <= at < end)
+            before = keys[last - 1] if last else parent
+            tails[key] = Tail(before, everything[done:end], overlapping, here)
+        owned.append(own)
+    store.keys, store.owned = keys, owned
+    store.joined = [(key, keys[0]) for key in tail.engine] if keys else ()
+    return tails

@@ -1,13 +1,7 @@
 """Request keys: names of a prompt's blocks, the same for all pods.
 
-The keys are llm-d's (kv-cache specification, section 1.5), and cover seed, model, tokens and features.
-
-| generation | versions | hash |
-|---|---|---|
-| D | llm-d-kv-cache 0.5 and later | FNV-1a of 64 bits over CBOR |
-| E | llm-d-router with `xxh64` | XXH64 over packed numbers |
-
-E is the fast generation: hashing a block costs about as much as a dictionary lookup.
+The keys are those of llm-d's router with `xxh64` (kv-cache specification, section 1.5, generation E). They
+cover seed, model, tokens and features. Hashing a block costs about as much as a dictionary lookup.
 
 Prompts of one conversation, or with one system prompt, share most of their tokens. A cache therefore keeps
 the keys of parts of prompts: comparing a part costs a tenth of hashing its blocks.
@@ -21,15 +15,13 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Collection, Iterable, Sequence
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest, xxh64_intdigest
 
 from app.base.clock.pause import pause_if_possible
-from app.engine.kvcache import cbor
-from app.engine.kvcache.hashing import Chain, Extra, all_low64
 from app.engine.kvcache.memo import Memo
 from app.engine.kvcache.prompt import Placeholder
 
@@ -62,22 +54,17 @@ def published_features(
 
 
 def requested_features(
-    blocks: int, block_size: int, media: Sequence[Placeholder], salt: str | None, engine_block_size: int
+    blocks: int, block_size: int, media: Sequence[Placeholder], salt: str | None
 ) -> list[Features] | None:
-    """Returns the features of a prompt's first `blocks` blocks, for engines with `engine_block_size`."""
-    if not media and not salt:
-        return None
-    engine_blocks = -(-blocks * block_size // engine_block_size)
-    texts: list[list[str]] = [[] for _ in range(engine_blocks)]
+    """Returns the features of a prompt's first `blocks` blocks; None if no block has any."""
+    texts: list[dict[str, None]] = [{} for _ in range(blocks)]
     for item in sorted(media, key=lambda item: item.offset):
-        touched = item.blocks(engine_block_size)
-        for block in range(max(0, touched.start), min(touched.stop, engine_blocks)):
-            texts[block].append(item.identifier)
+        touched = item.blocks(block_size)
+        for block in range(max(0, touched.start), min(touched.stop, blocks)):
+            texts[block][item.identifier] = None
     if salt and texts:
-        texts[0].append(salt)
-    placed = ((block * engine_block_size, tuple(own)) for block, own in enumerate(texts))
-    folded = fold_features(placed, blocks, block_size)
-    return folded if any(folded) else None
+        texts[0][salt] = None
+    return [tuple(block) or None for block in texts] if any(texts) else None
 
 
 def fold_features(placed: Iterable[tuple[int, Features]], blocks: int, block_size: int) -> list[Features]:
@@ -92,20 +79,12 @@ def fold_features(placed: Iterable[tuple[int, Features]], blocks: int, block_siz
     return [tuple(block) or None for block in texts]
 
 
-def granularities(engine_block_sizes: Collection[int], block_size: int) -> set[int]:
-    """Returns the block sizes for which a request with features needs separate keys."""
-    sizes = {block_size if block_size % size == 0 else size for size in engine_block_sizes}
-    return sizes or {block_size}
-
-
-Generation: TypeAlias = Literal["D", "E"]
-GENERATIONS: tuple[Generation, ...] = get_args(Generation)
-DEFAULT_GENERATION: Generation = "E"
-
 ROOTS_BYTES = 1 << 18
 """Memory of the roots of models and adapters, in bytes."""
 KEY_BYTES, TOKEN_BYTES = 8, 4
 TOKENS_A_KEY = KEY_BYTES // TOKEN_BYTES
+SLICE_BLOCKS = 1024
+"""Blocks whose keys take about 1 ms; further blocks follow a pause."""
 LINK_BLOCKS = 64
 """Blocks hashed in place at a time."""
 PART_BLOCKS = 64
@@ -118,45 +97,7 @@ PART_BYTES = 350
 """Memory of a part besides its tokens and keys, in bytes."""
 LEAST_LINKED = 8
 """Fewest blocks worth a `Link`; fewer blocks are packed one by one."""
-_OFFSET_64, _PRIME_64 = 14695981039346656037, 1099511628211
 _OFFSET_32, _PRIME_32 = 2166136261, 16777619
-
-
-class RequestKeys:
-    """Computes keys of 64 bits, in practice never 0."""
-
-    slice_blocks: int
-    """Blocks whose keys take about 1 ms."""
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self.roots: Memo[str, int] = Memo(ROOTS_BYTES)
-        """Model or adapter -> the parent key of first blocks."""
-
-    def root(self, model: str) -> int:
-        """Returns the parent key of a prompt's first block, for a model or an adapter."""
-        root = self.roots.get(model)
-        if root is None:
-            root = self._root(model)
-            self.roots.put(model, root, 4 * len(model))
-        return root
-
-    def keys(
-        self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
-    ) -> list[int]:
-        """Returns a key for every full block. ValueError for a token id below 0 or of more than 32 bits.
-
-        `features` has an entry for every full block, or is None where no block has any.
-        """
-        raise NotImplementedError
-
-    def _root(self, model: str) -> int:
-        raise NotImplementedError
-
-
-def request_keys(generation: Generation, block_size: int, seed: str = "") -> RequestKeys:
-    """Returns the keys of a generation; a block has at least one token."""
-    return FnvKeys(block_size, seed) if generation == "D" else Xxh64Keys(block_size, seed)
 
 
 class Link:
@@ -191,28 +132,37 @@ class Link:
         return keys
 
 
-class Xxh64Keys(RequestKeys):
-    """Generation E: XXH64 over parent, token ids, and texts with their lengths.
+class RequestKeys:
+    """Computes keys of 64 bits, in practice never 0: XXH64 over parent, token ids, and sized texts.
 
     Numbers have the machine's byte order; on little-endian machines the keys equal llm-d's.
     """
 
-    slice_blocks = 1024
-
     def __init__(self, block_size: int, seed: str = "") -> None:
-        super().__init__(block_size)
+        self.block_size = block_size
+        self.roots: Memo[str, int] = Memo(ROOTS_BYTES)
+        """Model or adapter -> the parent key of first blocks."""
         self._place = Link(block_size * TOKEN_BYTES) if block_size % TOKENS_A_KEY == 0 else None
         self._block = struct.Struct(f"{4 * block_size}s")
         self._link = struct.Struct(f"=Q{4 * block_size}s")
         self._whole = struct.Struct(f"=Q{block_size}I")
         self._seed = xxh64_intdigest(seed.encode()).to_bytes(8, "little")
 
-    def _root(self, model: str) -> int:
-        return xxh64_intdigest(self._seed + _sized((model,)))
+    def root(self, model: str) -> int:
+        """Returns the parent key of a prompt's first block, for a model or an adapter."""
+        root = self.roots.get(model)
+        if root is None:
+            root = xxh64_intdigest(self._seed + _sized((model,)))
+            self.roots.put(model, root, 4 * len(model))
+        return root
 
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
+        """Returns a key for every full block. ValueError for a token id below 0 or of more than 32 bits.
+
+        `features` has an entry for every full block, or is None where no block has any.
+        """
         if features is None and len(tokens) == self.block_size:
             try:  # engines announce a reply's blocks one by one
                 return [xxh64_intdigest(self._whole.pack(parent, *tokens))]
@@ -230,37 +180,6 @@ class Xxh64Keys(RequestKeys):
         return [parent := digest(pack(parent, block) + _sized(texts or ())) for (block,), texts in both]
 
 
-class FnvKeys(RequestKeys):
-    """Generation D: FNV-1a over CBOR arrays of a 64-bit parent, token ids, and null or maps of features."""
-
-    slice_blocks = 128
-
-    def __init__(self, block_size: int, seed: str = "") -> None:
-        super().__init__(block_size)
-        self._seed = fnv1a_64(seed.encode())
-        self._between = cbor.head(cbor.ARRAY, block_size)
-        self._chain = Chain(block_size, self._hash)
-
-    def _root(self, model: str) -> int:
-        return fnv1a_64(cbor.encode([self._seed, None, model]))
-
-    def keys(
-        self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
-    ) -> list[int]:
-        packed_ids(tokens)  # raises for an invalid token id
-        return all_low64(self._chain.hashes(tokens, features, parent.to_bytes(8, "big")))
-
-    def _hash(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
-        hashes = []
-        for number, codes in enumerate(cbor.block_codes(ids, self.block_size)):
-            extra = extras[number] if extras else None
-            tail = cbor.encode([{"Hash": text} for text in extra]) if extra else cbor.NULL
-            before = cbor.head(cbor.UNSIGNED, int.from_bytes(parent, "big"))
-            parent = fnv1a_64(b"\x83" + before + self._between + codes + tail).to_bytes(8, "big")
-            hashes.append(parent)
-        return hashes
-
-
 def packed_ids(ids: Sequence[int]) -> array[int]:
     """Returns token ids as 32-bit numbers, and such an array unchanged. ValueError for an invalid id."""
     if isinstance(ids, array) and ids.typecode == "I":
@@ -273,19 +192,11 @@ def packed_ids(ids: Sequence[int]) -> array[int]:
     return packed
 
 
-def fnv1a_64(data: bytes) -> int:
-    """64-bit FNV-1a, llm-d's hash of blocks. No package for FNV is maintained."""
-    return _fnv1a(data, _OFFSET_64, _PRIME_64, (1 << 64) - 1)
-
-
 def fnv1a_32(data: bytes) -> int:
-    """32-bit FNV-1a, llm-d's hash for the queue of a pod."""
-    return _fnv1a(data, _OFFSET_32, _PRIME_32, (1 << 32) - 1)
-
-
-def _fnv1a(data: bytes, value: int, prime: int, mask: int) -> int:
+    """32-bit FNV-1a, llm-d's hash for the queue of a pod. No package for FNV is maintained."""
+    value = _OFFSET_32
     for byte in data:
-        value = ((value ^ byte) * prime) & mask
+        value = ((value ^ byte) * _PRIME_32) & 0xFFFFFFFF
     return value
 
 
@@ -332,7 +243,7 @@ class PrefixKeyCache:
         return keys
 
     def _hashed(self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None) -> list[int]:
-        size, most, full = self._size, self._request_keys.slice_blocks, len(tokens) // self._size
+        size, most, full = self._size, SLICE_BLOCKS, len(tokens) // self._size
         if full <= most:
             return self._request_keys.keys(parent, tokens[: full * size], features)
         keys: list[int] = []

@@ -385,8 +385,10 @@ class MemoryBackend(Backend):
         if not known.keys().isdisjoint(store.engine):
             self._meet_again(number, tier, mapping, store, outcome)
         known.update(zip(store.engine, store.owned, strict=True))
-        if store.remapped:
-            known.update([pair for pair in store.remapped if pair[0] in known])
+        for key, joined in store.joined:
+            owned = known.get(key)
+            if owned is not None and joined not in keys_of(owned):
+                known[key] = (joined, owned) if isinstance(owned, int) else (joined, *owned)
         outcome.added += self._add(store.keys, tier, number)
 
     def _meet_again(self, number: int, tier: int, mapping: EngineMap, store: Store, outcome: Outcome) -> None:

@@ -164,8 +164,9 @@ local function apply()
       if before then meet_again(number, op.tier, engine, before, now, tiers) end
       if before ~= now then call('HSET', map, engine, now) end
     end
-    for _, pair in ipairs(op.remapped) do
-      if call('HEXISTS', map, pair[1]) == 1 then call('HSET', map, pair[1], pair[2]) end
+    for _, pair in ipairs(op.joined) do
+      local owned = call('HGET', map, pair[1])
+      if owned and not string.find(owned, pair[2], 1, true) then call('HSET', map, pair[1], pair[2] .. owned) end
     end
     each(op.keys, function(key) give(key, op.tier, number) end)
   end

@@ -218,7 +218,7 @@ def written(operation: Operation, source: IndexedEngine) -> dict[str, object]:
         fields |= {
             "owned": list(map(packed, operation.owned)),
             "keys": packed(tuple(operation.keys)),
-            "remapped": [(digits(key), packed(owned)) for key, owned in operation.remapped],
+            "joined": [(digits(key), digits(joined)) for key, joined in operation.joined],
             "default": msgspec.json.encode((*holder, operation.group == 0)).decode(),
         }
         if operation.scored is not None:

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.kvcache.memo import Memo
 from app.engine.kvcache.prompt import Placeholder
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.ingest import Tail, TailBlock, tail_bytes
+from app.kvindex.ingest import NUMBER_BYTES, TAIL_BYTES, Tail
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import ingest, removed, stored
 from tests.kvindex.held import matched, source
@@ -47,13 +46,15 @@ def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:
     assert index.losses.events == {"unaligned_parent": 1}
 
 
-def test_an_image_is_met_by_engines_of_any_block_size() -> None:
+def test_an_image_is_met_by_engines_whose_blocks_divide_the_index_s() -> None:
     index, tokens = make_index(16), list(range(64))
     image = [Placeholder("img", 20, 10)]
     ingest(index, "a", stored([1, 2, 3, 4], tokens, size=16, extra_keys=[None, [["img", 4]], None, None]))
-    ingest(index, "b", stored([1, 2], tokens, size=32, extra_keys=[[["img", 20]], None]))
+    extra_keys = [None, None, [["img", 4]], [["img", -4]], *[None] * 4]
+    ingest(index, "b", stored(range(1, 9), tokens, size=8, extra_keys=extra_keys))
+    ingest(index, "c", stored([1, 2], tokens, size=32, extra_keys=[[["img", 20]], None]))
     assert matched(index, tokens, media=image) == {"a": 4, "b": 4}
-    assert matched(index, tokens, media=[Placeholder("other", 20, 10)]) == {"a": 1}
+    assert matched(index, tokens, media=[Placeholder("other", 20, 10)]) == {"a": 1, "b": 1}
 
 
 sizes = st.integers(1, 12)
@@ -94,21 +95,17 @@ def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_
     assert index.size().copies == 0
 
 
-@pytest.mark.parametrize(
-    ("tokens", "spans", "before"), [(0, 0, 0), (1, 1, 0), (1000, 1, 0), (1, 100, 0), (1, 3, 300)]
-)
-def test_tails_take_no_more_memory_than_is_reckoned(tokens: int, spans: int, before: int) -> None:
-    tails: Memo[tuple[object, int], Tail] = Memo(1 << 30)
+@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (1000, 1), (1, 100)])
+def test_tails_take_no_more_memory_than_is_reckoned(tokens: int, blocks: int) -> None:
+    index = make_index(1 << 14)
+    tails = index._ingest.tails
     tracemalloc.start()
     try:
         begin, _ = tracemalloc.get_traced_memory()
         for name in range(1 << 40, (1 << 40) + 50):
-            numbers = range(name * 1000, name * 1000 + 1000)
-            of_spans = tuple(
-                TailBlock(n, n, n, None, tuple(range(n + 1000, n + 1000 + before))) for n in numbers[:spans]
-            )
-            tail = Tail(name, list(numbers[:tokens]), of_spans)
-            tails.put((source(), name), tail, tail_bytes(tail))
+            tail = Tail(name, list(range(tokens)), tuple(range(name, name + blocks)))
+            size = TAIL_BYTES + NUMBER_BYTES * (tokens + blocks)
+            tails.put((source(), 0, name), tail, size)
         taken = tracemalloc.get_traced_memory()[0] - begin
     finally:
         tracemalloc.stop()

@@ -10,7 +10,7 @@ from app.engine.kvcache.events import AllBlocksCleared, KVEvent
 from app.engine.kvcache.prompt import Placeholder
 from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.keys import GENERATIONS
+from app.kvindex.keys import SLICE_BLOCKS
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.scorer import TierWeights
 from tests.kvindex.engines import ingest, offloaded, removed, stored
@@ -77,9 +77,7 @@ def test_weights_of_tiers_are_a_setting(backend: Backend) -> None:
         TierWeights({"gpu": -1.0})
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
-def test_models_do_not_meet_in_any_generation(backend: Backend, generation: str) -> None:
-    index = make_index(backend, generation=generation)
+def test_models_do_not_meet(index: Index) -> None:
     ingest(index, "a", stored([1, 2], PROMPT[:8]))
     ingest(index, "b", stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 1), model="other")
     assert matched(index, PROMPT) == {"a": 2}
@@ -124,10 +122,8 @@ def test_a_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> 
     assert matched(index, PROMPT, lora="alice", media=image) == {}
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
-def test_a_long_prompt_with_a_salt_is_found_to_its_end(generation: str) -> None:
-    index = make_index(MemoryBackend(), generation=generation)
-    most = index._keys.slice_blocks
+def test_a_long_prompt_with_a_salt_is_found_to_its_end() -> None:
+    index, most = make_index(MemoryBackend()), SLICE_BLOCKS
     tokens, blocks = [number % 1000 for number in range(4 * (2 * most + 3))], 2 * most + 3
     for first in range(0, blocks, 100):
         hashes = range(first + 1, min(first + 100, blocks) + 1)

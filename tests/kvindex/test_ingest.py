@@ -12,7 +12,7 @@ from app.engine.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
 from app.kvindex import ingest as module
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.ingest import Ingest
-from app.kvindex.keys import request_keys
+from app.kvindex.keys import RequestKeys
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import PROMPT, block, ingest, offloaded, removed, stored
 
@@ -53,7 +53,7 @@ def test_parts_of_a_batch_leave_what_the_whole_batch_leaves(
 
 def test_spellings_of_a_medium_are_one_tier_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_MEDIA", 3)
-    made = Ingest(MemoryBackend(), request_keys("E", 4))
+    made = Ingest(MemoryBackend(), RequestKeys(4))
     for _ in range(2):
         for medium in (None, "", "GPU", "gpu", "Gpu"):
             assert made.tier(medium) == "gpu"
@@ -114,4 +114,4 @@ def state(batches: list[list[KVEvent]]) -> tuple[Any, ...]:
     outcomes = [ingest(index, "a", *each) for each in batches]
     maps = {number: (map_.owned, map_.repeats) for number, map_ in backend._maps.items()}
     held = dict(backend.table), maps, index.size()
-    return outcomes, held, index.losses.events, index._ingest.block_sizes
+    return outcomes, held, index.losses.events

@@ -6,7 +6,6 @@ import struct
 import tracemalloc
 from array import array
 
-import cbor2
 import pytest
 import xxhash
 from hypothesis import given, settings
@@ -14,66 +13,39 @@ from hypothesis import strategies as st
 
 from app.engine.kvcache.prompt import Adapter, ExtraKeys, Placeholder
 from app.kvindex.keys import (
-    GENERATIONS,
     PART_BLOCKS,
     Features,
-    Generation,
     PrefixKeyCache,
     RequestKeys,
-    fnv1a_64,
     published_features,
-    request_keys,
     requested_features,
 )
 
 MODEL = "test-model"
 TOKENS = list(range(1, 33))
 
-VECTORS: list[tuple[Generation, str, int, list[int]]] = [
-    ("D", "", 17515353698173365712, [9540012594951042066, 16921089685996993662]),
-    ("D", "42", 4073757287576237257, [3239622172847516705, 18365376266021390534]),
-    ("D", "test-seed", 12573725349078860493, [9813823192409008620, 682745025325898328]),
-    ("E", "", 658786475292698776, [13553460584553255540, 9887990258693334188]),
-    ("E", "42", 15859082555703346732, [9464999881402841487, 9092100070645212763]),
-    ("E", "test-seed", 13373400314837912325, [11694654239915353807, 15308833439905929429]),
+VECTORS = [
+    ("", 658786475292698776, [13553460584553255540, 9887990258693334188], 17040855999153989087),
+    ("42", 15859082555703346732, [9464999881402841487, 9092100070645212763], 263490605840217335),
+    ("test-seed", 13373400314837912325, [11694654239915353807, 15308833439905929429], 1046574642920768175),
 ]
-
-WITH_IMAGE: list[tuple[Generation, str, int]] = [
-    ("D", "", 5564236252450639516),
-    ("D", "42", 2385753340144352865),
-    ("D", "test-seed", 4186633043791118898),
-    ("E", "", 17040855999153989087),
-    ("E", "42", 263490605840217335),
-    ("E", "test-seed", 1046574642920768175),
-]
+"""Seed, root, keys, and the first key with an image."""
 
 
-def keys_of(keys: RequestKeys, tokens: range, *images: str, model: str = MODEL) -> list[int]:
-    features: list[Features] = [images, *[None] * (len(tokens) // keys.block_size - 1)]
-    return keys.keys(keys.root(model), tokens, features if images else None)
-
-
-@pytest.mark.parametrize(("generation", "seed", "root", "expected"), VECTORS)
-def test_keys_are_those_of_llm_d(generation: Generation, seed: str, root: int, expected: list[int]) -> None:
-    keys = request_keys(generation, 16, seed)
+@pytest.mark.parametrize(("seed", "root", "expected", "with_image"), VECTORS)
+def test_keys_are_those_of_llm_d(seed: str, root: int, expected: list[int], with_image: int) -> None:
+    keys = RequestKeys(16, seed)
     for _ in range(2):  # computed, then remembered
         assert keys.root(MODEL) == root
         assert keys.keys(root, [*TOKENS, 99]) == expected
+    first, second = keys.keys(root, TOKENS, [("image_hash_A",), None])
+    assert first == with_image and second != expected[1]
 
 
-@pytest.mark.parametrize(("generation", "seed", "expected"), WITH_IMAGE)
-def test_images_change_keys_as_they_do_in_llm_d(generation: Generation, seed: str, expected: int) -> None:
-    keys = request_keys(generation, 16, seed)
-    shown, plain = keys_of(keys, range(1, 33), "image_hash_A"), keys_of(keys, range(1, 33))
-    assert shown[0] == expected and shown[1] != plain[1]
-
-
-@pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.parametrize("bad", [[-1] * 16, [1 << 32] * 16, ["a"] * 16])
-def test_what_is_no_token_id_is_refused(generation: Generation, bad: list[int]) -> None:
-    keys = request_keys(generation, 16)
+def test_what_is_no_token_id_is_refused(bad: list[int]) -> None:
     with pytest.raises(ValueError):
-        keys.keys(keys.root("m"), bad)
+        RequestKeys(16).keys(1, bad)
 
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=40) | st.lists(
@@ -84,9 +56,7 @@ texts = st.none() | st.lists(st.text(max_size=5), max_size=3).map(tuple)
 
 @settings(max_examples=40, deadline=None)
 @given(ids, st.integers(1, 9), st.data())
-def test_generation_e_is_xxh64_of_numbers_and_texts(
-    tokens: list[int], size: int, data: st.DataObject
-) -> None:
+def test_keys_are_xxh64_of_numbers_and_texts(tokens: list[int], size: int, data: st.DataObject) -> None:
     blocks = len(tokens) // size
     features = data.draw(st.none() | st.lists(texts, min_size=blocks, max_size=blocks))
     parent, expected = 77, []
@@ -96,21 +66,7 @@ def test_generation_e_is_xxh64_of_numbers_and_texts(
             payload += struct.pack("<Q", len(text.encode())) + text.encode()
         parent = xxhash.xxh64_intdigest(payload)
         expected.append(parent)
-    assert request_keys("E", size, "seed").keys(77, tokens, features) == expected
-
-
-@settings(max_examples=40, deadline=None)
-@given(ids, st.integers(1, 9), st.data())
-def test_generation_d_is_fnv_of_cbor(tokens: list[int], size: int, data: st.DataObject) -> None:
-    blocks = len(tokens) // size
-    features = data.draw(st.none() | st.lists(texts, min_size=blocks, max_size=blocks))
-    parent, expected = 77, []
-    for block in range(blocks):
-        shown = [{"Hash": text} for text in (features[block] or ())] if features else []
-        part = tokens[block * size : (block + 1) * size]
-        parent = fnv1a_64(cbor2.dumps([parent, part, shown or None], canonical=True))
-        expected.append(parent)
-    assert request_keys("D", size, "seed").keys(77, tokens, features) == expected
+    assert RequestKeys(size, "seed").keys(77, tokens, features) == expected
 
 
 SIZE = 2
@@ -120,11 +76,10 @@ prompts = st.lists(
 ).map(lambda parts: [token for part in parts for token in part])
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
 @settings(max_examples=40, deadline=None)
 @given(asked=st.lists(prompts, max_size=8))
-def test_the_keys_are_those_of_hashing(generation: Generation, asked: list[list[int]]) -> None:
-    keys = request_keys(generation, SIZE)
+def test_the_keys_are_those_of_hashing(asked: list[list[int]]) -> None:
+    keys = RequestKeys(SIZE)
     cache = PrefixKeyCache(keys, limit_bytes=20_000)
     for prompt in asked:
         assert cache.keys(5, prompt) == keys.keys(5, prompt)
@@ -134,7 +89,7 @@ def test_the_keys_are_those_of_hashing(generation: Generation, asked: list[list[
 
 def test_two_parts_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.kvindex.keys.xxh3_64_intdigest", lambda data, seed: 1)
-    keys = request_keys("E", SIZE)
+    keys = RequestKeys(SIZE)
     cache = PrefixKeyCache(keys)
     for parent, first in ((1, 0), (1, 9), (2, 0), (1, 0)):
         prompt = [first] * 2 * PART
@@ -142,7 +97,7 @@ def test_two_parts_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_parts_take_no_more_memory_than_is_reckoned() -> None:
-    cache = PrefixKeyCache(request_keys("E", 16))
+    cache = PrefixKeyCache(RequestKeys(16))
     tracemalloc.start()
     try:
         empty, _ = tracemalloc.get_traced_memory()
@@ -188,36 +143,12 @@ def image(identifier: str, offset: int, length: int) -> Placeholder:
     return Placeholder(identifier, offset, length)
 
 
-def plain_features(
-    blocks: int, size: int, media: list[Placeholder], salt: str | None, engine_size: int
-) -> list[Features]:
-    """Token by token: an engine's block has the images of its tokens, and belongs to where it begins."""
-    texts: list[list[str]] = [[] for _ in range(blocks)]
-    for start in range(0, blocks * size, engine_size):
-        for item in sorted(media, key=lambda item: item.offset):
-            if set(range(start, start + engine_size)) & set(range(item.offset, item.offset + item.length)):
-                texts[start // size].append(item.identifier)
-        if salt and not start:
-            texts[0].append(salt)
-    return [tuple(dict.fromkeys(block)) or None for block in texts]
-
-
-@given(st.integers(0, 12), sizes, images, st.none() | st.sampled_from(["", "salt"]), sizes)
-def test_a_block_is_asked_for_with_what_engines_publish_of_it(
-    blocks: int, size: int, shown: list[tuple[str, int, int]], salt: str | None, engine_size: int
-) -> None:
-    media = [image(*each) for each in shown]
-    expected = plain_features(blocks, size, media, salt, engine_size)
-    found = requested_features(blocks, size, media, salt, engine_size)
-    assert found == (expected if any(expected) else None)
-
-
 @given(st.integers(1, 12), sizes, images, st.none() | st.just("salt"), st.booleans())
 def test_requests_and_engines_with_blocks_of_one_size_say_the_same(
     blocks: int, size: int, shown: list[tuple[str, int, int]], salt: str | None, adapted: bool
 ) -> None:
     media, adapter = [image(*each) for each in shown], Adapter("alice") if adapted else None
     published = ExtraKeys(size, adapter, salt, media).published(0, blocks)
-    assert requested_features(blocks, size, media, salt, size) == published_features(
+    assert requested_features(blocks, size, media, salt) == published_features(
         published, "alice" if adapted else None
     )
