@@ -15,7 +15,6 @@ from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import PodEndpoint, TargetSource
 from app.kvindex.pool import Pool, PoolSettings
-from app.kvindex.streams import Replays
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from benchmarks.kv_naive import MODEL, Fleet, Naive
 
@@ -64,16 +63,23 @@ def publish(messages: int, events: int, blocks: int, pods: int) -> None:
 def into_index(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, messages: int) -> float:
     """As `Receive`, with our index."""
     index = Index(MemoryBackend())
-    pool = Pool(index, Replays(None), PoolSettings(most_messages=1 << 30, most_bytes=1 << 40))
+    pool = Pool(index, PoolSettings(most_messages=1 << 30, most_bytes=1 << 40))
     settings = SubscriberSettings(bind=None, hwm=0)
     targets = TargetSource([PodEndpoint(endpoint)])
     subscriber = Subscriber(pool, index.losses, settings, [targets])
     subscriber.open(context)
-    took = _until_all(lambda: subscriber.step(0.0) | pool.step(0.0), lambda: _applied(pool), messages)
+    took = _until_all(lambda: subscriber.step(0.0) | _work(pool), lambda: _applied(pool), messages)
     subscriber.close()
     if index.losses.messages or index.losses.events:
         raise RuntimeError(f"not all was used: {index.losses.messages} {index.losses.events}")
     return took
+
+
+def _work(pool: Pool) -> bool:
+    busy = len(pool) > 0
+    for shard in pool.shards:
+        pool.work(shard)
+    return busy
 
 
 def _applied(pool: Pool) -> int:

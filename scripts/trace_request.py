@@ -35,8 +35,7 @@ from gunicorn.config import Config  # noqa: E402
 from app.engine.kvcache.events import BlockStored, EventBatch, encoder  # noqa: E402
 from app.kvindex.index import DEFAULT_BLOCK_SIZE, Index  # noqa: E402
 from app.kvindex.memory import MemoryBackend  # noqa: E402
-from app.kvindex.pool import Pool, PoolSettings  # noqa: E402
-from app.kvindex.streams import PublishedMessage, Replays  # noqa: E402
+from app.kvindex.pool import Pool, PoolSettings, PublishedMessage  # noqa: E402
 from app.serving.flask.application import Understudy  # noqa: E402
 from app.serving.gunicorn.connections import FastConnection, FastPath  # noqa: E402
 from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402
@@ -141,7 +140,7 @@ def figures(calls: list[Call]) -> str:
 def index_ways() -> dict[str, list[Call]]:
     """The calls of one KV event of a block, from the queue into the table, and of a score of that block."""
     index = Index(MemoryBackend())
-    pool = Pool(index, Replays(None), PoolSettings(shards=1), clock=lambda: 0.0)
+    pool = Pool(index, PoolSettings(shards=1), clock=lambda: 0.0)
     tokens, encode = list(range(DEFAULT_BLOCK_SIZE)), encoder("map")
 
     def publish(number: int) -> None:
@@ -150,11 +149,11 @@ def index_ways() -> dict[str, list[Call]]:
 
     for number in range(WARM_UP):
         publish(number)
-        pool.step(0.0)
+        pool.work(pool.shards[0])
     publish(WARM_UP)
     index.score("m", tokens)
     return {
-        "one KV event": traced(lambda: pool.step(0.0)),
+        "one KV event": traced(lambda: pool.work(pool.shards[0])),
         "one score": traced(lambda: index.score("m", tokens)),
     }
 

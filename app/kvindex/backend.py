@@ -1,17 +1,229 @@
-"""Interface of the index's storage, and its operations.
+"""The index's storage: its interface, its operations, and the holders of blocks as bits.
 
 A *request key* names a block's content, the same on every pod. An *engine key* is one engine's name for a
 block. Scores look blocks up by request keys; engines remove blocks by engine keys.
+
+A mask is a set of holders as one integer, for fast set operations. The copies of a block are its masks, tier
+by tier; functions of copies return new ones and change none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+from cachetools import LRUCache
 from msgspec import Struct
 
-from app.kvindex.holders import Copies, Holders, IndexedEngine
+Copies: TypeAlias = tuple[int, ...]
+"""Masks of a block's holders, one for each tier, in the order of the backend's tiers."""
+
+MOST_ADAPTERS = 4096
+"""Most adapters whose holders are remembered; the least recently used is dropped."""
+
+
+class IndexedEngine(Struct, frozen=True, gc=False):
+    """An engine: a data parallel `rank` of a pod, with its base model."""
+
+    pod: str
+    model: str
+    rank: int
+
+
+class EngineGroup(Struct, frozen=True, gc=False):
+    """A KV cache group of an engine. Blocks of groups that are not `scored` do not count in scores."""
+
+    source: IndexedEngine
+    group: int
+    scored: bool
+
+
+class TooManyHolders(Exception):
+    """Raised when no bit is left for another holder."""
+
+
+class Holders:
+    """Assigns a bit to every holder, and keeps the bits of each pod, model and adapter.
+
+    Free bits are assigned again, so that the length of masks follows the size of the fleet. `most` limits the
+    number of holders at once.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._holders: list[EngineGroup | None] = []
+        self._free: list[int] = []
+        self._groups: dict[IndexedEngine, dict[int, int]] = {}
+        self._pods: dict[str, int] = {}
+        self._models: dict[str, int] = {}
+        self._scored = 0
+        self._adapters: LRUCache[str, int] = LRUCache(MOST_ADAPTERS)
+
+    def __len__(self) -> int:
+        return len(self._holders) - len(self._free)
+
+    @property
+    def one_group_each(self) -> bool:
+        """True if no engine has more than one group."""
+        return len(self._groups) == len(self)
+
+    @property
+    def pods(self) -> Collection[str]:
+        return self._pods.keys()
+
+    def __iter__(self) -> Iterator[EngineGroup]:
+        return (holder for holder in self._holders if holder is not None)
+
+    def __getitem__(self, number: int) -> EngineGroup | None:
+        """Returns the holder of bit `number`; None for a free bit."""
+        return self._holders[number] if number < len(self._holders) else None
+
+    def number(self, source: IndexedEngine, group: int, scored: bool | None = None) -> int:
+        """Returns the bit of a group, assigned now if needed. `scored` is None if unknown to the caller.
+
+        Raises TooManyHolders when no bit is free.
+        """
+        known = self._groups.get(source, {}).get(group)
+        if known is None:
+            number = self._free[0] if self._free else len(self._holders)
+            if number >= self._most:
+                raise TooManyHolders(f"there are {self._most} holders already")
+            if self._free:
+                heapq.heappop(self._free)
+            else:
+                self._holders.append(None)
+            self._place(number, EngineGroup(source, group, group == 0 if scored is None else scored))
+            return number
+        holder = self._holders[known]
+        if holder is not None and scored is not None and holder.scored != scored:
+            self.assign(known, EngineGroup(source, group, scored))
+        return known
+
+    def find(self, source: IndexedEngine, group: int) -> int | None:
+        """Returns the bit of a group; None for an unknown group."""
+        return self._groups.get(source, {}).get(group)
+
+    def groups(self, source: IndexedEngine) -> dict[int, int]:
+        """Returns group -> bit for an engine."""
+        return self._groups.get(source, {})
+
+    def sources(self, pod: str) -> list[IndexedEngine]:
+        return list({holder.source for _, holder in self.of(self._pods.get(pod, 0))})
+
+    def assign(self, number: int, holder: EngineGroup) -> None:
+        """Assigns bit `number`, chosen by a shared backend, to a holder."""
+        self.release(number)
+        for unused in range(len(self._holders), number + 1):
+            self._holders.append(None)
+            self._free.append(unused)
+        self._free.remove(number)
+        heapq.heapify(self._free)
+        self._place(number, holder)
+
+    def release(self, number: int) -> None:
+        """Frees bit `number`."""
+        holder = self[number]
+        if holder is None:
+            return
+        source = holder.source
+        self._holders[number] = None
+        self._scored &= ~(1 << number)
+        heapq.heappush(self._free, number)
+        groups = self._groups[source]
+        del groups[holder.group]
+        if not groups:
+            del self._groups[source]
+        _drop(self._pods, source.pod, number)
+        _drop(self._models, source.model, number)
+        for adapter, mask in list(self._adapters.items()):
+            if mask >> number & 1:
+                _drop(self._adapters, adapter, number)
+
+    def serves(self, adapter: str, number: int) -> None:
+        """Notes that a holder has blocks of an adapter."""
+        self._adapters[adapter] = self._adapters.get(adapter, 0) | 1 << number
+
+    def mask(self, model: str, pods: Collection[str] = ()) -> int:
+        """Returns the scored holders of a model, else those of an adapter of this name.
+
+        Only holders of `pods`, unless `pods` is empty.
+        """
+        serving = self._models.get(model) or self._adapters.get(model, 0) & self._scored
+        if not pods:
+            return serving
+        return serving & anywhere([self._pods.get(pod, 0) for pod in pods])
+
+    def seats(self) -> list[EngineGroup | None]:
+        """Returns a copy of the holders by bit; None for a free bit."""
+        return self._holders.copy()
+
+    def of(self, mask: int) -> list[tuple[int, EngineGroup]]:
+        """Returns bits and holders of a mask, lowest bit first."""
+        holders = self._holders
+        return [(number, holder) for number in bits(mask) if (holder := holders[number]) is not None]
+
+    def _place(self, number: int, holder: EngineGroup) -> None:
+        source = holder.source
+        self._holders[number] = holder
+        self._groups.setdefault(source, {})[holder.group] = number
+        self._pods[source.pod] = self._pods.get(source.pod, 0) | 1 << number
+        if holder.scored:
+            self._scored |= 1 << number
+            self._models[source.model] = self._models.get(source.model, 0) | 1 << number
+
+
+def _drop(masks: MutableMapping[str, int], name: str, number: int) -> None:
+    left = masks.get(name, 0) & ~(1 << number)
+    if left:
+        masks[name] = left
+    else:
+        masks.pop(name, None)
+
+
+def bits(mask: int) -> list[int]:
+    """Returns the numbers of the set bits, lowest first."""
+    digits = bin(mask)[::-1]  # ends in "b0", which has no "1"
+    found, at = [], digits.find("1")
+    while at >= 0:
+        found.append(at)
+        at = digits.find("1", at + 1)
+    return found
+
+
+def count_copies(copies: Copies) -> int:
+    """Counts the holders of a block, once for each tier."""
+    if len(copies) == 1:
+        return copies[0].bit_count()
+    return sum(map(int.bit_count, copies))
+
+
+def with_holder(copies: Copies, tier: int, bit: int) -> Copies:
+    """Returns the copies with a holder added; the same object if the holder is present."""
+    if tier < len(copies):
+        if copies[tier] & bit:
+            return copies
+        return (*copies[:tier], copies[tier] | bit, *copies[tier + 1 :])
+    return (*copies, *(0,) * (tier - len(copies)), bit)
+
+
+def without_holder(copies: Copies, tier: int | None, bit: int) -> Copies:
+    """Returns the copies without a holder, in one tier or all; the same object if the holder is absent."""
+    if not any(mask & bit for mask in (copies if tier is None else copies[tier : tier + 1])):
+        return copies
+    left = [mask & ~bit if tier in (None, at) else mask for at, mask in enumerate(copies)]
+    while left and not left[-1]:
+        left.pop()
+    return tuple(left)
+
+
+def anywhere(copies: Iterable[int]) -> int:
+    """Returns the mask of holders in any tier."""
+    mask = 0
+    for one in copies:
+        mask |= one
+    return mask
+
 
 GPU, CPU = "gpu", "cpu"
 MOST_TIERS = 16
@@ -170,20 +382,3 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Closes connections; shared data stays."""
-
-
-class RedisSettings(Struct, frozen=True, kw_only=True):
-    """Settings of the Redis backend. In this module, because the Redis client is slow to import.
-
-    `url` has a scheme redis, rediss, valkey, valkeys or unix, or is only host and port.
-
-    All keys begin with `namespace`. A block expires `ttl_s` seconds after its last store, with 0 never;
-    `size` still counts expired blocks. `timeout_s` limits one attempt of a call.
-    """
-
-    url: str = "redis://127.0.0.1:6379"
-    namespace: str = "understudy"
-    ttl_s: int = 0
-    timeout_s: float = 1.0
-    most_holders: int = MOST_HOLDERS
-    count_repeats: bool = True

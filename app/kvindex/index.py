@@ -11,9 +11,8 @@ from msgspec import Struct
 from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.memo import Bounded
 from app.engine.kvcache.prompt import Placeholder
-from app.kvindex.backend import Backend, IndexSize, Outcome, Stamp
+from app.kvindex.backend import Backend, IndexedEngine, IndexSize, Outcome, Stamp, TooManyHolders
 from app.kvindex.decoding import PodBatch, field_losses
-from app.kvindex.holders import IndexedEngine, TooManyHolders
 from app.kvindex.ingest import Ingest
 from app.kvindex.keys import (
     PrefixKeyCache,

@@ -23,6 +23,7 @@ from app.kvindex.backend import (
     UNALIGNED,
     Backend,
     Clear,
+    IndexedEngine,
     Offload,
     Operation,
     Owned,
@@ -30,7 +31,6 @@ from app.kvindex.backend import (
     Store,
 )
 from app.kvindex.decoding import LOW_64, engine_keys
-from app.kvindex.holders import IndexedEngine
 from app.kvindex.keys import Features, RequestKeys, fold_features, published_features
 
 TAILS_BYTES = 64 << 20

@@ -27,7 +27,10 @@ from app.kvindex.backend import (
     MOST_TIERS,
     Backend,
     Clear,
+    Copies,
     Found,
+    Holders,
+    IndexedEngine,
     IndexSize,
     Offload,
     Operation,
@@ -36,15 +39,10 @@ from app.kvindex.backend import (
     Remove,
     Stamp,
     Store,
-    keys_of,
-)
-from app.kvindex.holders import (
-    Copies,
-    Holders,
-    IndexedEngine,
     anywhere,
     bits,
     count_copies,
+    keys_of,
     with_holder,
     without_holder,
 )
@@ -290,7 +288,6 @@ class MemoryBackend(Backend):
 
     Above the bound, `BlockTable` evicts the blocks used least recently, of all holders. A holder's map may
     keep stale entries of evicted blocks, up to about a quarter. Greenlets may share the backend.
-    `count_repeats`: see `docs/kv-index.md`.
     """
 
     def __init__(
@@ -298,7 +295,6 @@ class MemoryBackend(Backend):
         bound: int = MOST_COPIES,
         weigh: Callable[[Copies], int] = weigh_copies,
         most_holders: int = MOST_HOLDERS,
-        count_repeats: bool = True,
     ) -> None:
         if bound < 1:
             raise ValueError("an index that holds nothing is of no use")
@@ -308,7 +304,6 @@ class MemoryBackend(Backend):
         self.times_lost = 0
         self.table = BlockTable(bound, weigh, self._made_room)
         self._unit_bytes = 1 if weigh is weigh_bytes else SHARE_BYTES
-        self._count_repeats = count_repeats
         self._maps: dict[int, EngineMap] = {}
         self._due: dict[int, None] = {}
         self._alone: Memo[tuple[int, int], Copies] = Memo(ALONE_BYTES)
@@ -394,7 +389,7 @@ class MemoryBackend(Backend):
     def _meet_again(self, number: int, tier: int, mapping: EngineMap, store: Store, outcome: Outcome) -> None:
         """Handles known blocks of a store: either further copies, or keys that now mean other tokens."""
         for key, owned in zip(store.engine, store.owned, strict=True):
-            room = self._count_repeats and REPEAT_BYTES * self._repeats < REPEATS_BYTES
+            room = REPEAT_BYTES * self._repeats < REPEATS_BYTES
             before = mapping.owned.get(key)
             if before is None:
                 continue

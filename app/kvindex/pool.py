@@ -1,42 +1,77 @@
-"""The pool: messages wait in queues by pod, and pods run side by side."""
+"""From a published message to the index: queues by pod, batches in order, gaps filled by replays."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Literal, NamedTuple, TypeAlias
 
+import gevent
+import zmq
 from gevent.event import Event
+from gevent.select import POLLIN, poll
 from msgspec import Struct
 from msgspec.structs import replace
 
 from app.base.clock.pause import Pace, pause_if_possible
-from app.kvindex.backend import BackendUnavailable
-from app.kvindex.decoding import Unreadable, decode
-from app.kvindex.holders import IndexedEngine
+from app.engine.kvcache.endpoints import is_ipv6, of_rank
+from app.engine.kvcache.publisher import END, affinity
+from app.kvindex.backend import BackendUnavailable, IndexedEngine
+from app.kvindex.decoding import Data, PodBatch, Unreadable, decode
 from app.kvindex.index import Index
 from app.kvindex.keys import fnv1a_32
-from app.kvindex.streams import EngineStream, PublishedMessage, Replays
 
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.002
 """Longest work before other greenlets run, in seconds; checked between messages."""
-MOST_A_STEP = 64
-"""Most messages between two checks of replays."""
 MOST_PODS = 10_240
 """Most pods of an index; one process cannot keep up with more."""
+ReplayResult: TypeAlias = Literal["complete", "failed"]
 BACK_OFF_S = 0.1, 5.0
 """Seconds between two attempts while the backend does not answer: the first, and the longest."""
+WAITING_S = 0.02
+"""Longest wait for a replay's next message, in seconds, before its limits are checked."""
+REMEMBERED = 64
+"""Most missing batches of an engine that are still applied when they come late."""
+MESSAGE_BYTES = 400
+"""Memory of a message besides its payload, in bytes, with a topic of usual length."""
+
+
+class PublishedMessage(Struct, frozen=True, gc=False):
+    """A published batch, and the address that replays earlier batches.
+
+    `payload` is None where it was too large to keep. With `per_rank`, `replay` is the address of rank 0.
+    `topic` is None for a message without a socket.
+    """
+
+    pod: str
+    model: str
+    sequence: int
+    payload: Data | None
+    replay: str | None = None
+    per_rank: bool = False
+    topic: bytes | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return MESSAGE_BYTES + len(self.payload or b"")
 
 
 class PoolSettings(Struct, frozen=True, kw_only=True):
-    """Limits of the pool's queues, pods and engines.
+    """Limits of the pool's queues, pods, engines and replays.
 
     `most_messages` limits each queue, `most_bytes` all queues together. Above `most_pods`, a new pod replaces
     the pod with the oldest latest message. Above `most_engines`, a new engine is refused. Payloads above
     `most_payload_bytes` are not kept.
+
+    At most `most_replays` run. A replay fails after `replay_idle_s` seconds without an answer, after
+    `replay_total_s` seconds in total, and when messages held back meanwhile take more than `most_held_bytes`
+    of one engine, or `most_all_held_bytes`. The engine is then asked for nothing for `cool_down_s` seconds.
+    A batch above `most_answer_bytes` ends a replay's connection.
     """
 
     shards: int = 4
@@ -45,6 +80,13 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     most_payload_bytes: int = 1 << 20
     most_pods: int = MOST_PODS
     most_engines: int = 1 << 16
+    most_replays: int = 8
+    replay_idle_s: float = 2.0
+    replay_total_s: float = 120.0
+    most_held_bytes: int = 32 << 20
+    most_all_held_bytes: int = 256 << 20
+    cool_down_s: float = 30.0
+    most_answer_bytes: int = 128 << 20
 
 
 class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s": "lag_seconds"}):
@@ -63,21 +105,13 @@ class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s"
 class Shard:
     """A queue of messages, with one greenlet as its worker. A pod without a message is gone."""
 
-    __slots__ = ("queue", "rest_s", "rest_until_s", "size_bytes", "waiting", "wake")
+    __slots__ = ("queue", "size_bytes", "wake")
 
     def __init__(self) -> None:
         self.queue: deque[tuple[Pod, PublishedMessage | None]] = deque()
         self.wake = Event()
         """Set when a message is added."""
         self.size_bytes = 0
-        self.waiting: dict[EngineStream, None] = {}
-        """Streams that hold messages back."""
-        self.rest_until_s, self.rest_s = float("-inf"), BACK_OFF_S[0]
-
-    @property
-    def busy(self) -> bool:
-        """True while a replay runs, or messages wait for the backend."""
-        return bool(self.queue or self.waiting)
 
     def add(self, pod: Pod, message: PublishedMessage | None) -> None:
         self.queue.append((pod, message))
@@ -97,21 +131,23 @@ class Pool:
     def __init__(
         self,
         index: Index,
-        replays: Replays,
         settings: PoolSettings = PoolSettings(),  # noqa: B008 (immutable)
+        now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`wall` gives seconds since 1970; `clock` measures work, in seconds. ValueError without shards."""
-        if settings.shards < 1:
-            raise ValueError("the pool needs a queue")
+        """`now` is monotonic, `wall` since 1970, and `clock` measures work, all in seconds."""
+        self.index, self.settings, self.now, self.wall = index, settings, now, wall
+        self.context: zmq.Context[zmq.Socket[bytes]] | None = None
+        """Context of sockets for replays; without one, no replay starts."""
         self.shards = [Shard() for _ in range(settings.shards)]
-        self.replays = replays
-        self._index, self._settings, self._wall = index, settings, wall
+        self.held_bytes = 0
+        """Memory of the messages held back during replays, in bytes."""
+        self.replays = 0
+        self.pace = Pace(clock, SLICE_S, pause_if_possible)
         self._pods: OrderedDict[str, Pod] = OrderedDict()
         """Pods by name, in the order of their latest messages."""
         self._engines = 0
-        self._pace = Pace(clock, SLICE_S, pause_if_possible)
 
     def __len__(self) -> int:
         return sum(len(shard.queue) for shard in self.shards)
@@ -119,22 +155,22 @@ class Pool:
     @property
     def size_bytes(self) -> int:
         """Memory of waiting messages, in bytes: in queues, and held back during replays."""
-        return sum(shard.size_bytes for shard in self.shards) + self.replays.size_bytes
+        return sum(shard.size_bytes for shard in self.shards) + self.held_bytes
 
     @property
     def limit_bytes(self) -> int:
-        return self._settings.most_bytes + self.replays.limit_bytes
+        return self.settings.most_bytes + self.settings.most_all_held_bytes
 
     @property
     def full(self) -> bool:
         """True if any queue has no room; messages should then stay in the sockets."""
-        most, most_bytes = self._settings.most_messages, self._settings.most_bytes // len(self.shards)
+        most, most_bytes = self.settings.most_messages, self.settings.most_bytes // len(self.shards)
         return any([len(shard.queue) >= most or shard.size_bytes >= most_bytes for shard in self.shards])
 
     def put(self, message: PublishedMessage) -> str | None:
         """Queues a message; returns the pod that is forgotten to make room, if any."""
-        self._index.metrics.received.inc()
-        if len(message.payload or b"") > self._settings.most_payload_bytes:
+        self.index.metrics.received.inc()
+        if len(message.payload or b"") > self.settings.most_payload_bytes:
             message = replace(message, payload=None)
         name = message.pod
         pod = self._pods.get(name)
@@ -144,11 +180,11 @@ class Pool:
             return None
         pod = self._pods[name] = Pod(name, self.shards[fnv1a_32(name.encode()) % len(self.shards)])
         pod.shard.add(pod, message)
-        if len(self._pods) <= self._settings.most_pods:
+        if len(self._pods) <= self.settings.most_pods:
             return None
         longest_silent = next(iter(self._pods))
         self.gone(longest_silent)
-        self._index.metrics.crowded_out.inc()
+        self.index.metrics.crowded_out.inc()
         return longest_silent
 
     def gone(self, name: str) -> None:
@@ -157,41 +193,40 @@ class Pool:
         if pod is not None:
             pod.shard.add(pod, None)
 
-    def step(self, now: float) -> bool:
-        """Runs a step of every shard, for callers with one thread."""
-        return any([self.work(shard, now) for shard in self.shards])
+    def run(self, shard: Shard) -> None:
+        """Greenlet: handles the messages of a shard for ever."""
+        while True:
+            shard.wake.wait()
+            self.work(shard)
 
-    def work(self, shard: Shard, now: float) -> bool:
-        """Continues replays, and handles some of a shard's messages; pauses in between.
-
-        Returns True if more work is ready. `now` is monotonic, in seconds.
-        """
+    def work(self, shard: Shard) -> None:
+        """Handles all messages of a shard; waits while the backend does not answer."""
         shard.wake.clear()
-        if now < shard.rest_until_s:
-            return False
-        try:
-            replayed = 0
-            for stream in list(shard.waiting):
-                replayed += stream.step(now)
-                if not stream.held:
-                    shard.waiting.pop(stream, None)
-            for _ in range(min(len(shard.queue), MOST_A_STEP)):
-                pod, message = shard.queue[0]
+        wait_s = BACK_OFF_S[0]
+        while shard.queue:
+            pod, message = shard.queue[0]
+            try:
                 if message is None:
                     self._forget(pod)
                 else:
-                    self._apply(pod, message, now)
-                    shard.size_bytes -= message.size_bytes
-                shard.queue.popleft()
-                self._pace()
-        except BackendUnavailable as error:
-            if shard.rest_s == BACK_OFF_S[0]:  # once for each outage
-                log.warning("KV events wait, and scores are 503: %s", error)
-            shard.rest_until_s = now + shard.rest_s
-            shard.rest_s = min(2 * shard.rest_s, BACK_OFF_S[1])
-            return False
-        shard.rest_s = BACK_OFF_S[0]
-        return bool(shard.queue or replayed)
+                    self._apply(pod, message)
+            except BackendUnavailable as error:
+                wait_s = self.back_off(error, wait_s)
+                continue
+            except Exception:  # only this message is lost
+                log.exception("a message of pod %s is left out", pod.name)
+                self.index.losses.message("failed")
+            shard.queue.popleft()
+            shard.size_bytes -= 0 if message is None else message.size_bytes
+            wait_s = BACK_OFF_S[0]
+            self.pace()
+
+    def back_off(self, error: BackendUnavailable, wait_s: float) -> float:
+        """Waits for the backend; returns the next wait, in seconds. A step may then be repeated."""
+        if wait_s == BACK_OFF_S[0]:  # once for each outage
+            log.warning("KV events wait, and scores are 503: %s", error)
+        gevent.sleep(wait_s)
+        return min(2 * wait_s, BACK_OFF_S[1])
 
     def positions(self) -> list[Position]:
         return [
@@ -201,44 +236,281 @@ class Pool:
         ]
 
     def close(self) -> None:
+        """Ends all replays."""
         leaving = [pod for shard in self.shards for pod, _ in shard.queue]
         for pod in (*self._pods.values(), *leaving):
             for stream in pod.streams.values():
                 stream.close()
 
     def _forget(self, pod: Pod) -> None:
-        self._index.clear(pod.name)
-        self._engines -= len(pod.streams)
         for stream in pod.streams.values():
             stream.close()
-            pod.shard.waiting.pop(stream, None)
+        self._engines -= len(pod.streams)
         pod.streams.clear()
+        self.index.clear(pod.name)
 
-    def _apply(self, pod: Pod, message: PublishedMessage, now: float) -> None:
-        """Applies a message. After an error, only this message is lost."""
-        losses = self._index.losses
+    def _apply(self, pod: Pod, message: PublishedMessage) -> None:
         try:
             batch = decode(message.payload)
             source = IndexedEngine(message.pod, message.model, batch.rank)
             stream = pod.streams.get(source)
             if stream is None:
-                if self._engines >= self._settings.most_engines:
-                    losses.message("too_many_pods")
+                if self._engines >= self.settings.most_engines:
+                    self.index.losses.message("too_many_pods")
                     return
-                stream = EngineStream(self._index, source, self.replays, self._wall, self._pace)
-                pod.streams[source] = stream
+                stream = pod.streams[source] = EngineStream(self, source)
                 self._engines += 1
-            stream.receive(message, batch, now)
-            if stream.held:
-                pod.shard.waiting[stream] = None
+            stream.receive(message, batch)
         except Unreadable as error:
-            losses.message(error.reason)
+            self.index.losses.message(error.reason)
             # Its number is skipped for the pod's first engine that awaits this number.
             awaiting = (it for it in pod.streams.values() if not it.held and it.next == message.sequence)
             if (stream := next(awaiting, None)) is not None:
                 stream.skip(message.sequence)
-        except BackendUnavailable:
-            raise
-        except Exception:
-            log.exception("a message of pod %s is left out", message.pod)
-            losses.message("failed")
+
+
+class EngineStream:
+    """The stream of one engine; holds messages back while a replay brings earlier batches.
+
+    A number at or below the last one is late if its batch was missing, and a repetition if its time is not
+    new. Otherwise the engine has restarted its numbers.
+
+    A step that raises BackendUnavailable may be repeated: no batch is applied twice or lost.
+    """
+
+    def __init__(self, pool: Pool, source: IndexedEngine) -> None:
+        """May raise BackendUnavailable."""
+        self._pool, self._source, self._index = pool, source, pool.index
+        self._epoch = self._index.backend.epoch
+        known = self._index.backend.position(source)
+        self.applied = None if known is None else known.sequence
+        """The highest number applied, by any indexer."""
+        self._last_ts = 0.0 if known is None else known.ts
+        self._missing: tuple[int, ...] = ()
+        self.lag_s = 0.0
+        """Seconds from publication to application of the latest batch; the two clocks may differ."""
+        self.held: list[tuple[PublishedMessage, float]] = []
+        """Messages that wait for a replay, with their time of publication.
+
+        A list, as an empty deque takes 700 bytes for each engine.
+        """
+        self._held_bytes = 0
+        self._catching_up: gevent.Greenlet[..., None] | None = None
+        self._asked: int | None = None
+        """The first number of the latest replay; what it has not brought is not asked for again."""
+        self._cool_until = float("-inf")
+        self._restarting = False
+
+    @property
+    def next(self) -> int:
+        """The next expected number. An engine's first number is 0."""
+        return 0 if self.applied is None else self.applied + 1
+
+    def receive(self, message: PublishedMessage, batch: PodBatch) -> None:
+        """Applies a message, or holds the message back until a replay has brought earlier batches."""
+        self._notice_loss()
+        if not self.held:
+            if self._is_repeated(message.sequence, batch.ts):
+                self._index.losses.message("duplicate")
+                return
+            if message.sequence <= self.next or not self._can_ask(message):
+                self._apply(message.sequence, batch)
+                return
+            self._asked = None
+            if self._catching_up is None or self._catching_up.dead:
+                self._catching_up = gevent.spawn(self._catch_up)
+        self.held.append((message, batch.ts))
+        self._hold(message.size_bytes)
+
+    def skip(self, sequence: int) -> None:
+        """Skips the next number if its message cannot be used."""
+        if self.applied is not None and sequence == self.next:
+            self.applied = sequence
+
+    def close(self) -> None:
+        """Ends a replay, and drops the messages held back."""
+        if self._catching_up is not None:
+            self._catching_up.kill()
+        self.held.clear()
+        self._hold(-self._held_bytes)
+
+    def _hold(self, size: int) -> None:
+        self._held_bytes += size
+        self._pool.held_bytes += size
+
+    def _notice_loss(self) -> None:
+        """After a loss of the backend's data, starts anew: all batches are asked for again."""
+        epoch, self._epoch = self._epoch, self._index.backend.epoch
+        if epoch and epoch != self._epoch:
+            self._restart()
+
+    def _is_repeated(self, sequence: int, ts: float) -> bool:
+        """Returns True for a batch that was applied before; notices a restart of the engine."""
+        if sequence >= self.next or sequence in self._missing:
+            return False
+        if ts <= self._last_ts:
+            return True
+        self._index.metrics.restarts.inc()
+        self._restart()
+        self._restarting = True
+        return False
+
+    def _restart(self) -> None:
+        self.applied, self._last_ts, self._missing, self._asked = None, 0.0, (), None
+
+    def _can_ask(self, message: PublishedMessage) -> bool:
+        possible = self._pool.context is not None and self._pool.now() >= self._cool_until
+        return possible and self._address(message) is not None
+
+    def _address(self, message: PublishedMessage) -> str | None:
+        """Returns the address that replays this engine's batches; None if unknown."""
+        address, rank = message.replay, self._source.rank
+        if address is None or not message.per_rank or not rank:
+            return address
+        try:
+            return of_rank(address, rank) if rank > 0 else None
+        except ValueError:
+            return None
+
+    def _apply(self, sequence: int, batch: PodBatch) -> None:
+        self._index.ingest(self._source, batch, sequence, self._restarting)
+        self._restarting = False
+        if sequence < self.next:
+            self._missing = tuple(number for number in self._missing if number != sequence)
+        else:
+            if missing := sequence - self.next:
+                self._index.losses.message("gap", missing)
+                if self.applied is not None:
+                    late = range(max(self.next, sequence - REMEMBERED), sequence)
+                    self._missing = (*self._missing, *late)[-REMEMBERED:]
+            self.applied = sequence
+        self._last_ts = max(self._last_ts, batch.ts)
+        self.lag_s = self._pool.wall() - batch.ts
+
+    def _catch_up(self) -> None:
+        """Greenlet: applies the messages held back, each after a replay of what is missing before it."""
+        wait_s = BACK_OFF_S[0]
+        while self.held:
+            try:
+                self._take_held()
+                wait_s = BACK_OFF_S[0]
+            except BackendUnavailable as error:
+                wait_s = self._pool.back_off(error, wait_s)
+            except Exception:
+                log.exception("a message of pod %s is left out", self._source.pod)
+                self._index.losses.message("failed")
+                self._hold(-self.held.pop(0)[0].size_bytes)
+            self._pool.pace()
+
+    def _take_held(self) -> None:
+        """Asks for what is missing before the first message held back; applies the message if nothing is."""
+        self._notice_loss()
+        message, ts = self.held[0]
+        repeated = self._is_repeated(message.sequence, ts)
+        start, epoch = self.next, self._epoch
+        if message.sequence > start != self._asked and self._can_ask(message):
+            result = self._replay(message)
+            if epoch == self._epoch:  # otherwise all is asked for again
+                self._asked = start
+                self._index.metrics.replayed(result)
+                if result == "failed":
+                    self._cool_until = self._pool.now() + self._pool.settings.cool_down_s
+            return
+        if not repeated:
+            self._apply(message.sequence, decode(message.payload))
+        del self.held[0]
+        self._hold(-message.size_bytes)
+
+    def _replay(self, message: PublishedMessage) -> ReplayResult:
+        """Applies what a replay brings. `message` has the address, and waits."""
+        pool, limits, epoch = self._pool, self._pool.settings, self._epoch
+        while pool.replays >= limits.most_replays and not self._holds_too_much:
+            gevent.sleep(WAITING_S)
+        address, topic = self._address(message) or "", message.topic
+        pool.replays += 1
+        try:
+            with closing(replayed(pool, address, self.next)) as batches:
+                for batch in batches:
+                    if self._holds_too_much or epoch != self._epoch:
+                        return "failed"
+                    if batch is not None:
+                        if batch.topic and topic and batch.topic != topic:
+                            raise ForeignReplay
+                        self._take_replayed(batch)
+                        pool.pace()
+            return "complete"
+        except (zmq.ZMQError, TimeoutError):
+            return "failed"
+        except ForeignReplay:
+            self._index.losses.message("foreign_replay")
+            text = "KV events: %s is not the replay address of %s, or not of its rank %d"
+            log.warning(text, address, self._source.pod, self._source.rank)
+            return "failed"
+        finally:
+            pool.replays -= 1
+
+    @property
+    def _holds_too_much(self) -> bool:
+        pool, limits = self._pool, self._pool.settings
+        return self._held_bytes > limits.most_held_bytes or pool.held_bytes > limits.most_all_held_bytes
+
+    def _take_replayed(self, replayed: Replayed) -> None:
+        if replayed.sequence < self.next:
+            return
+        try:
+            batch = decode(replayed.payload)
+        except Unreadable as error:
+            self._index.losses.message(error.reason)
+            self.skip(replayed.sequence)
+            return
+        if batch.rank != self._source.rank:
+            raise ForeignReplay
+        self._apply(replayed.sequence, batch)
+
+
+class ForeignReplay(Exception):
+    """Raised for a batch of a replay from another pod or rank."""
+
+
+class Replayed(NamedTuple):
+    """A batch of a replay; vLLM up to 0.25 sends no topic."""
+
+    sequence: int
+    payload: bytes | None
+    topic: bytes = b""
+
+
+def replayed(pool: Pool, endpoint: str, start: int) -> Generator[Replayed | None, None, None]:
+    """Asks vLLM's replay socket for all batches from number `start` on; yields None before each wait.
+
+    Raises ZMQError for an invalid endpoint, and TimeoutError.
+    """
+    assert pool.context is not None
+    limits, begun_s = pool.settings, pool.now()
+    idle_until_s = begun_s + limits.replay_idle_s
+    with pool.context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.maxmsgsize = limits.most_answer_bytes
+        socket.ipv6 = is_ipv6(endpoint)
+        socket.affinity = affinity(pool.context, endpoint)
+        socket.connect(endpoint)
+        socket.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
+        readable = poll()
+        readable.register(socket.fileno(), POLLIN)
+        while True:
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                if pool.now() >= min(idle_until_s, begun_s + limits.replay_total_s):
+                    raise TimeoutError from None
+                yield None
+                readable.poll(WAITING_S * 1000)
+                continue
+            idle_until_s = pool.now() + limits.replay_idle_s
+            if len(frames) not in (3, 4) or frames[0] or len(frames[-2]) != len(END):
+                continue
+            if frames[-2] == END:
+                return
+            payload = frames[-1] if len(frames[-1]) <= limits.most_payload_bytes else None
+            topic = frames[1] if len(frames) == 4 else b""
+            yield Replayed(int.from_bytes(frames[-2], "big"), payload, topic)

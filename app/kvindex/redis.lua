@@ -137,7 +137,7 @@ local function apply()
   end
   local function meet_again(number, tier, engine, before, now, tiers)
     if before == now then
-      if batch.repeats and has(now, tier, number) then
+      if has(now, tier, number) then
         call('HINCRBY', at('r:' .. number), tier .. ':' .. engine, 1)
       end
       return

@@ -17,20 +17,24 @@ from app.base.clock.pause import pause_if_possible, wait_off_hub
 from app.kvindex.backend import (
     CPU,
     GPU,
+    MOST_HOLDERS,
     Backend,
     BackendUnavailable,
     Clear,
+    Copies,
+    EngineGroup,
     Found,
+    Holders,
+    IndexedEngine,
     IndexSize,
     Offload,
     Operation,
     Outcome,
     Owned,
-    RedisSettings,
     Stamp,
     Store,
+    TooManyHolders,
 )
-from app.kvindex.holders import Copies, EngineGroup, Holders, IndexedEngine, TooManyHolders
 
 SCRIPT = Path(__file__).with_name("redis.lua")
 LEARN_HOLDERS = 512
@@ -47,23 +51,33 @@ T = TypeVar("T")
 class RedisBackend(Backend):
     """Index in Redis; `redis.lua` describes the layout of the data. Greenlets may share the backend.
 
-    The first call connects.
+    `url` has a scheme redis, rediss, valkey, valkeys or unix, or is only host and port. All keys begin with
+    `namespace`. A block expires `ttl_s` seconds after its last store, with 0 never; `size` still counts
+    expired blocks. `timeout_s` limits one attempt of a call. The first call connects.
     """
 
-    def __init__(self, settings: RedisSettings = RedisSettings()) -> None:  # noqa: B008 (immutable)
+    def __init__(
+        self,
+        url: str,
+        ttl_s: int = 0,
+        namespace: str = "understudy",
+        timeout_s: float = 1.0,
+        most_holders: int = MOST_HOLDERS,
+    ) -> None:
         """Raises ValueError for an invalid URL."""
         self.tiers = [GPU, CPU]
         self.epoch = ""
         self.times_lost = 0
-        self._settings = settings
+        self._ttl_s, self._namespace, self._timeout_s = ttl_s, namespace, timeout_s
+        self._most_holders = most_holders
         self._tidied = False
         self._version: bytes | None = None
         """Version of the holders and tiers that this indexer knows."""
-        self._holders = Holders(settings.most_holders)
+        self._holders = Holders(most_holders)
         self._redis = redis.Redis.from_url(
-            redis_url(settings.url),
-            socket_timeout=settings.timeout_s,
-            socket_connect_timeout=settings.timeout_s,
+            redis_url(url),
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), retries=1),
         )
         self._script = self._redis.register_script(SCRIPT.read_text("utf-8"))
@@ -80,9 +94,8 @@ class RedisBackend(Backend):
             "epoch": self.epoch,
             "source": name_of(source),
             "pod": source.pod,
-            "ttl": self._settings.ttl_s,
-            "repeats": self._settings.count_repeats,
-            "most": self._settings.most_holders,
+            "ttl": self._ttl_s,
+            "most": self._most_holders,
             "ops": [written(operation, source) for operation in operations],
             **({} if stamp is None else msgspec.structs.asdict(stamp)),
         }
@@ -92,7 +105,7 @@ class RedisBackend(Backend):
             self.times_lost += 1
             raise BackendUnavailable("Redis has lost what it held")
         if result == b"full":
-            raise TooManyHolders(f"there are {self._settings.most_holders} holders already")
+            raise TooManyHolders(f"there are {self._most_holders} holders already")
         outcome = Outcome(*counts) if result == b"applied" else Outcome(applied=False)
         cleared = stamp is not None and stamp.restart or any(isinstance(each, Clear) for each in operations)
         if cleared or not self._tidied:  # the first batch also removes what an earlier indexer has left
@@ -156,7 +169,7 @@ class RedisBackend(Backend):
         pipeline.smembers(self._key("adapters"))
         pipeline.smembers(self._key("tiers"))
         version, described, adapters, tiers = self._answer(pipeline.execute)
-        holders = Holders(self._settings.most_holders)
+        holders = Holders(self._most_holders)
         for at, number in enumerate(sorted(described, key=int), 1):
             pod, model, rank, group, scored = msgspec.json.decode(described[number])
             holders.assign(int(number), EngineGroup(IndexedEngine(pod, model, rank), group, scored))
@@ -169,16 +182,16 @@ class RedisBackend(Backend):
         self._version, self._holders, self.tiers = version, holders, [GPU, CPU, *further]
 
     def _key(self, name: str) -> str:
-        return f"{self._settings.namespace}:{name}"
+        return f"{self._namespace}:{name}"
 
     def _run(self, command: str, *arguments: str | bytes) -> Any:
-        namespace = self._settings.namespace
+        namespace = self._namespace
         return self._answer(lambda: self._script(keys=[namespace], args=[command, *arguments]))
 
     def _answer(self, ask: Callable[[], T]) -> T:
         """Calls Redis in a native thread. BackendUnavailable for no answer, or a late one."""
         # The client's time-outs do not cover the lookup of the host name, which may take half a minute.
-        with gevent.Timeout(CALL_TIMEOUTS * self._settings.timeout_s) as late:
+        with gevent.Timeout(CALL_TIMEOUTS * self._timeout_s) as late:
             try:
                 return wait_off_hub(ask)
             except UNAVAILABLE as error:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
-from app.kvindex.backend import CPU, GPU
-from app.kvindex.holders import Copies, EngineGroup, Holders, IndexedEngine, anywhere, bits
+from app.kvindex.backend import CPU, GPU, Copies, EngineGroup, Holders, IndexedEngine, anywhere, bits
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
 """Tier -> weight of a block (llm-d's defaults)."""

@@ -7,13 +7,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 import gevent
 import zmq
-from gevent.event import Event
+from gevent.pool import Group
 from msgspec import Struct
 
 from app.base.clock.pause import PAUSE_S
@@ -21,13 +20,12 @@ from app.engine.kvcache.events import encoder
 from app.engine.kvcache.memo import Bounded
 from app.engine.kvcache.publisher import IO_THREADS, Listener, end_context
 from app.engine.lora import adapters_of
-from app.kvindex.backend import Backend, BackendUnavailable, IndexSize, RedisSettings
+from app.kvindex.backend import Backend, BackendUnavailable, IndexSize
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.pods import TargetSource, parse_topic, target_sources
-from app.kvindex.pool import Pool, PoolSettings, Position, Shard
+from app.kvindex.pool import Pool, PoolSettings, Position, PublishedMessage
 from app.kvindex.scorer import TierWeights
-from app.kvindex.streams import PublishedMessage, ReplayLimits, Replays
 from app.kvindex.subscriber import LOOK_AGAIN_S, Context, Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import Discovery, Tokenization, TokenizationSettings, TokenizerLibrary
 from app.text import Tokenizer, load_tokenizer
@@ -40,8 +38,6 @@ log = logging.getLogger(__name__)
 MOST_SOCKETS = 1 << 16
 LISTEN_S = 0.25
 """Longest wait of the subscriber, in seconds: files, host names and pods change without messages."""
-WAITING_S, IDLE_S = 0.02, 1.0
-"""Longest waits of a worker, in seconds: while a replay runs or the backend is down, and when idle."""
 JOIN_S = 5.0
 RETRY_S = 1.0
 """Seconds between two attempts to bind an address in use."""
@@ -70,8 +66,7 @@ def open_backend(at: KVIndexSettings) -> Backend:
         return MemoryBackend(at.kv_index_memory_mb << 20, weigh_bytes)
     from app.kvindex.redis_backend import RedisBackend  # its client is slow to import
 
-    ttl_s = math.ceil(at.kv_index_ttl)
-    return RedisBackend(RedisSettings(url=at.kv_index_redis_url, ttl_s=ttl_s))
+    return RedisBackend(at.kv_index_redis_url, math.ceil(at.kv_index_ttl))
 
 
 class KvIndex:
@@ -98,11 +93,9 @@ class KvIndex:
         """Tokens of a block of the index."""
         self._further_caches, self._now = caches, now
         self._sources = target_sources(targets)
-        self._replays = Replays(None, ReplayLimits(payload_bytes=pool.most_payload_bytes))
-        self._pool = Pool(index, self._replays, pool, wall)
+        self._pool = Pool(index, pool, now, wall)
         self._subscriber = Subscriber(self._pool, index.losses, subscriber, self._sources)
-        self._greenlets: list[gevent.Greenlet[..., None]] = []
-        self._end = Event()
+        self._greenlets = Group()
 
     @property
     def address(self) -> str | None:
@@ -131,25 +124,24 @@ class KvIndex:
         except zmq.ZMQError:
             context.destroy(linger=0)
             raise
-        self._replays.context = context
-        self._greenlets = [gevent.spawn(self._refresh, source) for source in self._sources]
-        self._greenlets += [gevent.spawn(self._work, shard) for shard in self._pool.shards]
-        self._greenlets.append(gevent.spawn(self._subscribe))
+        self._pool.context = context
+        for source in self._sources:
+            self._greenlets.spawn(self._refresh, source)
+        for shard in self._pool.shards:
+            self._greenlets.spawn(self._pool.run, shard)
+        self._greenlets.spawn(self._subscribe)
 
     def start(self, retry_s: float = RETRY_S) -> None:
         """Calls `open` until the address is free: during a reload, the previous worker still has it."""
-        gevent.spawn(self._open_when_free, retry_s)
+        self._greenlets.spawn(self._open_when_free, retry_s)
 
     def close(self) -> None:
         """Closes the sockets and stops the greenlets. Data in a shared backend stays."""
-        self._end.set()
-        for shard in self._pool.shards:
-            shard.wake.set()
-        gevent.joinall(self._greenlets, JOIN_S)
+        self._greenlets.kill(timeout=JOIN_S)
         self._subscriber.close()
         self._pool.close()
-        if self._replays.context is not None:
-            end_context(self._replays.context)
+        if self._pool.context is not None:
+            end_context(self._pool.context)
         self.index.close()
 
     def receive(self, message: PublishedMessage) -> None:
@@ -183,41 +175,32 @@ class KvIndex:
 
     def _open_when_free(self, retry_s: float) -> None:
         complained = False
-        while not self._end.is_set():
+        while True:
             try:
                 return self.open()
             except zmq.ZMQError as error:
                 if not complained:
                     log.warning("KV index: it cannot listen yet, trying on: %s", error)
                 complained = True
-                self._end.wait(retry_s)
-        return None
+                gevent.sleep(retry_s)
 
     def _refresh(self, source: TargetSource) -> None:
         """Refreshes the endpoints of a source periodically; each source has a greenlet, as some are slow."""
-        while not self._end.is_set():
+        while True:
             source.refresh()
-            self._end.wait(LOOK_AGAIN_S)
+            gevent.sleep(LOOK_AGAIN_S)
 
     def _subscribe(self) -> None:
-        while not self._end.is_set():
-            if not self._step(self._subscriber.step):
+        while True:
+            more = False
+            try:
+                more = self._subscriber.step(self._now())
+            except Exception:
+                log.exception("the KV index goes on after an error")
+            if more:
+                gevent.sleep(PAUSE_S)
+            else:
                 self._subscriber.wait(LISTEN_S)
-
-    def _work(self, shard: Shard) -> None:
-        while not self._end.is_set():
-            if not self._step(partial(self._pool.work, shard)):
-                shard.wake.wait(WAITING_S if shard.busy else IDLE_S)
-
-    def _step(self, step: Callable[[float], bool]) -> bool:
-        more = False
-        try:
-            more = step(self._now())
-        except Exception:
-            log.exception("the KV index goes on after an error")
-        if more:
-            gevent.sleep(PAUSE_S)
-        return more
 
 
 DEFAULT_BIND = "tcp://*:5557"

@@ -27,8 +27,7 @@ from app.kvindex.pods import (
     parse_topic,
     resolve_host,
 )
-from app.kvindex.pool import Pool
-from app.kvindex.streams import PublishedMessage
+from app.kvindex.pool import Pool, PublishedMessage
 
 log = logging.getLogger(__name__)
 

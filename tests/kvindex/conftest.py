@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from app.kvindex.backend import Backend, RedisSettings
+from app.kvindex.backend import Backend
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.redis_backend import RedisBackend
 from app.text import LocalTokenizer, default_tokenizer
@@ -45,7 +45,7 @@ def make_backend(request: pytest.FixtureRequest) -> Iterator[MakeBackend]:
                 backend = MemoryBackend(1 << 30, weigh_bytes)
             case _:
                 server: RedisServer = request.getfixturevalue("redis_process")
-                backend = RedisBackend(RedisSettings(url=server.url, namespace=f"test{next(_numbers)}"))
+                backend = RedisBackend(server.url, namespace=f"test{next(_numbers)}")
         made.append(backend)
         return backend
 

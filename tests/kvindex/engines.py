@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.engine.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.kvindex.backend import Outcome
+from app.kvindex.backend import IndexedEngine, Outcome
 from app.kvindex.decoding import PodBatch
-from app.kvindex.holders import IndexedEngine
 from app.kvindex.index import Index
 
 PROMPT = list(range(100, 140))

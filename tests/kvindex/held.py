@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from app.kvindex.backend import Backend, Owned, Store
-from app.kvindex.holders import IndexedEngine, bits
+from app.kvindex.backend import Backend, IndexedEngine, Owned, Store, bits
 from app.kvindex.index import Index
 
 Copy = tuple[str, str]

@@ -16,8 +16,7 @@ from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import TargetSource
-from app.kvindex.pool import Pool, PoolSettings
-from app.kvindex.streams import ReplayLimits, Replays
+from app.kvindex.pool import WAITING_S, Pool, PoolSettings
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from tests.kvindex.engines import batch
 from tests.kvindex.held import matched
@@ -116,11 +115,15 @@ class Station:
     def __init__(self, context: Context, backend: Backend | None = None) -> None:
         self.context, self.now = context, 0.0
         self.index = Index(backend or MemoryBackend(), IndexSettings(block_size=4))
-        self.replays = Replays(context, ReplayLimits())
-        self.pool = Pool(self.index, self.replays, PoolSettings(), wall=lambda: 2000.0, clock=lambda: 0.0)
+        self.pool = self.make_pool()
         self.subscriber: Subscriber | None = None
         self.sources: Sequence[TargetSource] = ()
         self.engines: list[FakeEngine] = []
+
+    def make_pool(self, **limits: int) -> Pool:
+        pool = Pool(self.index, PoolSettings(**limits), lambda: self.now, lambda: 2000.0, lambda: 0.0)
+        pool.context = self.context
+        return pool
 
     def listen(self, *sources: TargetSource, **settings: object) -> Subscriber:
         settings.setdefault("bind", f"{LOCAL}:*")
@@ -144,7 +147,8 @@ class Station:
             source.refresh()
         if self.subscriber is not None:
             self.subscriber.step(self.now)
-        self.pool.step(self.now)
+        work(self.pool)
+        gevent.sleep(0)
 
     def until(self, done: Callable[[], object], each: Callable[[], object] | None = None) -> None:
         """Go on until something is so; the time limit of tests ends what never is."""
@@ -152,12 +156,12 @@ class Station:
             if each is not None:
                 each()
             self.step()
-            gevent.sleep(0)
 
-    def settle(self, steps: int = 50) -> None:
+    def settle(self, steps: int = 5) -> None:
         """Go on for a while in which nothing more should happen."""
         for _ in range(steps):
             self.step()
+            gevent.sleep(WAITING_S / 2)
 
     def meet(self, engine: FakeEngine) -> None:
         """Until messages of the engine arrive: those that it sends before a subscription are lost."""
@@ -191,6 +195,12 @@ class Station:
         if self.subscriber is not None:
             self.subscriber.close()
         self.pool.close()
+
+
+def work(pool: Pool) -> None:
+    """Let all messages of the queues be handled."""
+    for shard in pool.shards:
+        pool.work(shard)
 
 
 def until(done: Callable[[], object]) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gevent
 import pytest
 
-from app.kvindex.backend import Backend, Clear, Remove
-from app.kvindex.holders import IndexedEngine
+from app.kvindex.backend import Backend, Clear, IndexedEngine, Remove
 from app.kvindex.index import Index
 from app.kvindex.redis_backend import redis_url
 from tests.kvindex.held import content, holders_of, source, store

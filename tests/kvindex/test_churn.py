@@ -12,12 +12,11 @@ from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.events import EventBatch, LayoutName, encoder
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.prompt import Adapter, ExtraKeys
-from app.kvindex.backend import Backend
-from app.kvindex.holders import bits
+from app.kvindex.backend import Backend, bits
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.pool import Pool
-from app.kvindex.streams import PublishedMessage, Replays
+from app.kvindex.pool import Pool, PublishedMessage
 from tests.kvcache.caches import Replying, admit
+from tests.kvindex.publisher import work
 
 PODS, DAY_S, BLOCK = 30, 24 * 3600.0, 4
 REQUESTS_PER_POD = 25
@@ -122,7 +121,7 @@ def test_after_a_day_the_index_is_the_union_of_the_caches(backend: Backend) -> N
     rng = Random(24)
     index = Index(backend, IndexSettings(block_size=BLOCK))
     fleet = Fleet(index, BlockHasher("sha256_cbor", BLOCK, "0", rng))
-    pool = Pool(index, Replays(None))
+    pool = Pool(index)
     pods = [Pod(f"pod{number}", fleet, Random(number)) for number in range(PODS)]
     mean_s = DAY_S / REQUESTS_PER_POD
     due = [(rng.expovariate(1 / mean_s), number) for number in range(PODS)]
@@ -135,14 +134,12 @@ def test_after_a_day_the_index_is_the_union_of_the_caches(backend: Backend) -> N
             pool.gone(pods[number].name)
             pods[number].start()
         heapq.heapreplace(due, (now + rng.expovariate(1 / mean_s), number))
-        while pool.step(now):
-            pass
+        work(pool)
     for pod in pods:  # a restart shows with the first events after it
         while not pod.sequence:
             for message in pod.live(DAY_S):
                 pool.put(message)
-    while pool.step(DAY_S):
-        pass
+    work(pool)
     expected = {pod.name: held for pod in pods if (held := pod.held())}
     everything = sorted(set().union(*expected.values()))
     assert held_by_index(backend, everything) == expected

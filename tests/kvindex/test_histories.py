@@ -19,9 +19,10 @@ from app.kvindex.backend import (
     Owned,
     Remove,
     Store,
+    bits,
+    count_copies,
     keys_of,
 )
-from app.kvindex.holders import bits, count_copies
 from app.kvindex.memory import REPEAT_BYTES, SHARE_BYTES, MemoryBackend, weigh_copies
 from tests.kvindex.conftest import MakeBackend
 from tests.kvindex.held import Copy, content, source, store

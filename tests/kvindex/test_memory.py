@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.kvindex.backend import Offload, Remove, Store
-from app.kvindex.holders import count_copies
+from app.kvindex.backend import Offload, Remove, Store, count_copies
 from app.kvindex.memory import REPEAT_BYTES, SHARE_BYTES, MemoryBackend, weigh_bytes, weigh_copies
 from tests.kvindex.held import content, source, store
 

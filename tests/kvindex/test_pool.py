@@ -11,15 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import AllBlocksCleared, KVEvent, encoder
-from app.kvindex.backend import BackendUnavailable, Outcome, Stamp
-from app.kvindex.holders import IndexedEngine
+from app.kvindex.backend import BackendUnavailable, IndexedEngine, Outcome, Stamp
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.pool import Pool, PoolSettings
-from app.kvindex.streams import PublishedMessage, Replays
+from app.kvindex.pool import Pool, PoolSettings, PublishedMessage
 from tests.kvindex.engines import PROMPT, batch, block, removed, stored
 from tests.kvindex.held import matched
-from tests.kvindex.publisher import station
+from tests.kvindex.publisher import station, work
 
 encode = encoder()
 
@@ -40,23 +38,18 @@ def make(backend: MemoryBackend | None = None, **more: object) -> tuple[Index, P
     """With one queue, which shows the order of things."""
     index = Index(backend or MemoryBackend(), IndexSettings(block_size=4))
     limits = PoolSettings(**({"shards": 1} | more))  # type: ignore[arg-type]
-    return index, Pool(index, Replays(None), limits, clock=lambda: 0.0)
+    return index, Pool(index, limits, clock=lambda: 0.0)
 
 
 def message(pod: str, sequence: int, *events: object, model: str = "m") -> PublishedMessage:
     return PublishedMessage(pod, model, sequence, encode(batch(*events, ts=1000.0 + sequence)))  # type: ignore[arg-type]
 
 
-def run(pool: Pool, now: float = 0.0) -> None:
-    while pool.step(now):
-        pass
-
-
 def test_more_pods_than_there_is_room_for_are_refused_and_counted() -> None:
     index, pool = make(MemoryBackend(most_holders=10), most_engines=20, shards=1)
     for number in range(30):
         pool.put(message(f"pod{number}", 0, stored([1], PROMPT[:4])))
-    run(pool)
+    work(pool)
     assert len(matched(index, PROMPT)) == 10
     assert index.losses.messages == {"too_many_pods": 20}
     assert len(pool.positions()) == 20
@@ -72,21 +65,21 @@ def test_the_events_of_a_pod_stay_in_their_order(steps: list[tuple[int, int]], s
         held[pod] = 0 if held[pod] else key + 1
         pool.put(message(f"pod{pod}", sequences[pod], event))
         sequences[pod] += 1
-    run(pool)
+    work(pool)
     assert set(matched(index, PROMPT)) == {f"pod{pod}" for pod, key in held.items() if key}
 
 
-def test_a_restart_is_counted_once_though_the_backend_is_away() -> None:
+def test_a_restart_is_counted_once_though_the_backend_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Failing()
     index, pool = make(backend)
     for sequence in (5, 6):
         pool.put(message("a", sequence, stored([sequence], PROMPT[:4])))
-    run(pool)
+    work(pool)
     backend.fails_at = range(3, 6)
+    monkeypatch.setattr("app.kvindex.pool.BACK_OFF_S", (0.001, 0.001))
     pool.put(PublishedMessage("a", "m", 0, encode(batch(stored([1], PROMPT[:4]), ts=9e9))))
-    for now in (10.0, 20.0, 30.0):
-        assert not pool.step(now) and len(pool) == 1
-    run(pool, 40.0)
+    work(pool)
+    assert backend.calls == 6
     assert index.size().copies == 1
     assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({}, {}, {})
 
@@ -103,7 +96,7 @@ def test_an_error_of_the_index_itself_costs_one_message(caplog: pytest.LogCaptur
     index.ingest = fail  # type: ignore[assignment,method-assign]
     for pod in ("bad", "a"):
         pool.put(message(pod, 0, stored([1], PROMPT[:4])))
-    run(pool)
+    work(pool)
     assert matched(index, PROMPT) == {"a": 1}
     assert index.losses.messages == {"failed": 1} and "a fault" in caplog.text
 
@@ -139,7 +132,7 @@ def test_an_engine_goes_on_where_another_indexer_has_seen_it() -> None:
     backend.position = lambda source: Stamp(6, 1006.0)  # type: ignore[method-assign]
     for sequence in (6, 7, 9):
         pool.put(message("a", sequence, block(sequence - 6)))
-    run(pool)
+    work(pool)
     assert index.losses.messages == {"duplicate": 1, "gap": 1}
 
 
@@ -149,7 +142,7 @@ def test_a_backend_that_tells_its_epoch_late_has_lost_nothing() -> None:
     for epoch, sequence in (("", 0), ("first", 1), ("first", 1), ("second", 2)):
         backend.epoch = epoch
         pool.put(message("a", sequence, block(sequence)))
-        run(pool)
+        work(pool)
     assert index.losses.messages == {"duplicate": 1, "gap": 2}
 
 
@@ -165,11 +158,11 @@ def test_a_number_that_cannot_be_read_is_that_of_one_engine_that_awaits_it(unrea
         put(sequence, rank, 1)
     pool.put(PublishedMessage("a", "m", 4, unread))
     pool.put(PublishedMessage("b", "m", 4, unread))
-    run(pool)
+    work(pool)
     index.losses.messages.pop("gap")
     for sequence, rank in ((5, 0), (5, 1), (5, 2)):
         put(sequence, rank, 2)
-    run(pool)
+    work(pool)
     assert {each.rank: each.sequence for each in pool.positions()} == {0: 5, 1: 5, 2: 5}
     assert index.losses.messages["gap"] == 1
     assert sum(index.losses.messages.values()) == 1 + 2
@@ -185,7 +178,7 @@ def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.Monke
     stores = [stored([number], [number] * 4) for number in range(1, 5_001)]
     for sequence, events in enumerate((stores, [AllBlocksCleared()])):
         pool.put(PublishedMessage("a", "m", sequence, encode(batch(*events, ts=1000.0 + sequence))))
-    run(pool)
+    work(pool)
     most = max(abs(after - before) for before, after in pairwise([*copies, index.size().copies]))
     assert max(copies) > 4_000 and index.size().copies == 0 and most <= 2048
     assert index.losses.events == {}
@@ -197,20 +190,22 @@ def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
         pool.put(
             PublishedMessage(pod, "m", sequence, encode(batch(stored([1], PROMPT[:4]), ts=1000.0 + sequence)))
         )
-    run(pool)
+    work(pool)
     assert set(matched(index, PROMPT)) == {"a", "d", "e"}
     assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({}, {}, {})
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 5])
-def test_what_is_lost_is_counted_once_though_the_backend_fails_halfway(fails_at: int) -> None:
+def test_what_is_lost_is_counted_once_though_the_backend_fails_halfway(
+    fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.kvindex.pool.BACK_OFF_S", (0.001, 0.001))
     backend = Failing()
     backend.fails_at = range(fails_at, fails_at + 1)
     index, pool = make(backend)
     stores = [stored([number], [number] * 4) for number in range(2, 6_002)]
     events: list[KVEvent] = [stored([1], PROMPT[:3]), *stores, removed([9**9])]
     pool.put(PublishedMessage("a", "m", 0, encode(batch(*events, ts=1000.0))))
-    for now in range(100):
-        pool.step(float(now))
+    work(pool)
     assert backend.calls > 5 and index.size().copies == 6_000
     assert index.losses.events == {"token_count": 1, "unknown_block": 1}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.holders import Copies, Holders, anywhere, bits, count_copies, with_holder, without_holder
+from app.kvindex.backend import Copies, Holders, anywhere, bits, count_copies, with_holder, without_holder
 from app.kvindex.scorer import TierWeights, longest_prefixes, score_prefixes
 from tests.kvindex.held import source
 
@@ -111,7 +111,7 @@ def test_copies_are_a_set_of_holders_in_tiers(changes: list[tuple[bool, int, int
 
 
 def test_adapters_are_known_by_the_holders_that_have_blocks_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.kvindex.holders.MOST_ADAPTERS", 3)
+    monkeypatch.setattr("app.kvindex.backend.MOST_ADAPTERS", 3)
     holders = Holders(3)
     for each in map(source, "ab"):
         holders.number(each, 0)

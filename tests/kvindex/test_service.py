@@ -13,15 +13,14 @@ import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.engine.kvcache.events import EventBatch, encoder
-from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings
+from app.kvindex.backend import Backend, BackendUnavailable
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
 from app.kvindex.pods import PodEndpoint, TargetSource
-from app.kvindex.pool import PoolSettings
+from app.kvindex.pool import PoolSettings, PublishedMessage
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.service import TOKENIZER_TIMEOUT_S, KvIndex, fed, index_of, open_backend
-from app.kvindex.streams import PublishedMessage, ReplayLimits
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import Tokenization, TokenizationSettings
 from app.text import LocalTokenizer, default_tokenizer
@@ -125,8 +124,7 @@ def test_latencies_have_the_buckets_of_llm_d_and_lookups_some_below() -> None:
 
 
 def test_a_backend_that_is_away_leaves_sizes_open() -> None:
-    redis = RedisSettings(url="redis://127.0.0.1:1", timeout_s=0.2)
-    made = make(RedisBackend(redis))
+    made = make(RedisBackend("redis://127.0.0.1:1", timeout_s=0.2))
     assert made.stats().size is None
     assert "kvcache_index_blocks" in made.metrics_text()
     made.close()
@@ -135,7 +133,6 @@ def test_a_backend_that_is_away_leaves_sizes_open() -> None:
 def test_messages_that_wait_for_the_backend_are_taken_up_without_another_one(
     index: KvIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.kvindex.service.IDLE_S", 3600.0)
     apply, asked = index.index.backend.apply, count()
 
     def flaky(*operations: Any) -> Any:
@@ -175,7 +172,7 @@ def test_backends_are_chosen_by_name() -> None:
     assert costly.table.weigh is weigh_bytes and costly.size().bound == 3 << 20
     shared = open_backend(KVIndexSettings(kv_index_backend="redis", kv_index_ttl=1.5))
     assert isinstance(shared, RedisBackend)
-    assert (shared._settings.ttl_s, shared._settings.namespace) == (2, "understudy")
+    assert (shared._ttl_s, shared._namespace) == (2, "understudy")
     with pytest.raises(ValueError):
         make(targets=["nonsense"])
 
@@ -260,24 +257,19 @@ def test_it_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixt
     second = made(kv_index_bind=str(first.address))
     second.start(retry_s=0.01)
     gevent.sleep(0.1)
-    assert second._greenlets == [] and caplog.text.count("it cannot listen yet, trying on") == 1
+    assert len(second._greenlets) == 1 and caplog.text.count("it cannot listen yet, trying on") == 1
     first.close()
-    until(lambda: second._greenlets)
+    until(lambda: len(second._greenlets) > 1)
     assert second.address is not None and len(caplog.records) == 1
     second.close()
 
 
 def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:
     told = " ".join((ROOT / "docs/kv-index.md").read_text().split())
-    pool, subscriber, replays, tokenization = (
-        PoolSettings(),
-        SUBSCRIBER,
-        ReplayLimits(),
-        TokenizationSettings(),
-    )
-    assert (pool.shards, RedisSettings().timeout_s) == (4, 1.0)  # as `RETIRED` says
+    pool, subscriber, tokenization = PoolSettings(), SUBSCRIBER, TokenizationSettings()
+    assert (pool.shards, RedisBackend("h:1")._timeout_s) == (4, 1.0)  # as `RETIRED` says
     assert (tokenization.workers, tokenization.timeout_s) == (5, TOKENIZER_TIMEOUT_S)
     queue = f"({pool.most_messages:,} messages or {(pool.most_bytes // pool.shards) >> 20} MiB each)"
     assert queue in told and f"there are {pool.most_engines:,} engines already" in told
     assert f"above {subscriber.most_bytes >> 20} MiB the connection is closed" in told
-    assert subscriber.most_bytes == replays.most_bytes
+    assert subscriber.most_bytes == pool.most_answer_bytes

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import BlockStored, KVEvent
+from app.engine.kvcache.publisher import END
 from app.kvindex.keys import fnv1a_32
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import PodEndpoint, TargetSource
-from app.kvindex.streams import END, PublishedMessage
+from app.kvindex.pool import PublishedMessage
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.publisher import FakeEngine, Station, station
 from tests.running_server import free_port
@@ -102,7 +103,7 @@ def test_only_a_few_replays_run_at_once(place: Station) -> None:
         place.pool.put(PublishedMessage(f"pod{number}", "m", 1, engine.kept[1], engine.replay))
     place.engines.clear()
     place.settle()
-    assert place.replays.running == 8
+    assert place.pool.replays == 8
     place.engines.extend(engines)
     place.until(lambda: len(place.matched(PROMPT)) == 12)
 
@@ -219,7 +220,7 @@ def test_a_rank_that_has_no_port_is_asked_nothing(place: Station, rank: int) -> 
     message = PublishedMessage("a", "m", 2, engine.pack(block(0), rank=rank), engine.replay, True, b"kv@a@m")
     place.pool.put(message)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
-    assert losses(place) == {"gap": 2} and not place.replays.running
+    assert losses(place) == {"gap": 2} and not place.pool.replays
 
 
 @pytest.fixture
@@ -275,21 +276,18 @@ def test_silence_and_an_answer_without_end_are_failures(
     silent.close()
 
 
-@pytest.mark.parametrize("bound", ["bytes", "bytes of all pods"])
-def test_what_waits_is_bounded(
-    place: Station, silent: FakeEngine, bound: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = [ask(place, silent, 5 + number, block(number)) for number in range(3)]
-    size = sum(message.size_bytes for message in held)
-    if bound == "bytes":
-        monkeypatch.setattr("app.kvindex.streams.MOST_HELD_BYTES", size)
-    else:
-        place.replays.limit_bytes = size
+@pytest.mark.parametrize("bound", ["most_held_bytes", "most_all_held_bytes"])
+def test_what_waits_is_bounded(place: Station, silent: FakeEngine, bound: str) -> None:
+    payload = silent.pack(block(0))
+    size = 3 * PublishedMessage("a", "m", 5, payload).size_bytes
+    place.pool = place.make_pool(**{bound: size})
+    for number in range(3):
+        ask(place, silent, 5 + number, block(number))
     place.settle()
-    assert place.matched(PROMPT) == {} and place.replays.size_bytes == size
+    assert place.matched(PROMPT) == {} and place.pool.held_bytes == size
     ask(place, silent, 8, block(3))
     place.settle()
-    assert place.matched(PROMPT) == {"a": 4} and place.replays.size_bytes == 0
+    assert place.matched(PROMPT) == {"a": 4} and place.pool.held_bytes == 0
     assert losses(place) == {"gap": 5} and place.ended_replays() == {"failed": 1}
     silent.close()
 
@@ -297,12 +295,12 @@ def test_what_waits_is_bounded(
 def test_a_pod_that_is_gone_waits_no_more(place: Station, silent: FakeEngine) -> None:
     ask(place, silent, 5, block(0))
     place.settle()
-    assert place.replays.running == 1 and place.replays.size_bytes > 0
+    assert place.pool.replays == 1 and place.pool.held_bytes > 0
     (position,) = place.pool.positions()
     assert (position.sequence, position.lag_s) == (None, 0.0)
     place.pool.gone("a")
     place.settle()
-    assert place.replays.running == place.replays.size_bytes == 0 and place.pool.positions() == []
+    assert place.pool.replays == place.pool.held_bytes == 0 and place.pool.positions() == []
     silent.close()
 
 
@@ -349,7 +347,6 @@ def test_when_the_backend_has_lost_everything_all_is_asked_for_again(waiting: bo
     backend = Forgetful()
     backend.epoch = "first"
     with station(backend) as place:
-        place.pool.step(0.0)
         engine = place.engine(connect=False)
         for number in range(3):
             engine.publish(block(number), lose=True)
@@ -371,7 +368,7 @@ def test_when_the_backend_has_lost_everything_all_is_asked_for_again(waiting: bo
         place.settle()
         assert engine.asked == ([3, 0] if waiting else [0])
         assert losses(place) == {}
-        assert place.replays.running == place.replays.size_bytes == 0
+        assert place.pool.replays == place.pool.held_bytes == 0
 
 
 fates = st.lists(
@@ -397,7 +394,7 @@ def test_whatever_is_lost_on_the_way_is_filled_in_its_order(lost: list[str], ste
             for _ in range(steps):
                 place.step()
         shards = place.pool.shards
-        place.until(lambda: not any(shard.busy for shard in shards))
+        place.until(lambda: not len(place.pool) and not place.pool.held_bytes)
         assert [place.matched([number - 1] * 4) for number in left] == [{"a": 1}] * len(left)
         assert place.index.size().copies == len(left)
         (position,) = place.pool.positions()
@@ -405,5 +402,5 @@ def test_whatever_is_lost_on_the_way_is_filled_in_its_order(lost: list[str], ste
         found = place.index.losses.messages
         assert found.get("gap", 0) == lost.count("is lost on both ways")
         assert set(found) <= {"gap", "duplicate"}  # a replay may bring what then comes by itself
-        assert place.replays.running == place.replays.size_bytes == 0
+        assert place.pool.replays == place.pool.held_bytes == 0
         assert [shard.size_bytes for shard in shards] == [0] * len(shards)

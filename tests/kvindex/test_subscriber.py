@@ -8,8 +8,7 @@ import pytest
 
 from app.kvindex import subscriber as module
 from app.kvindex.pods import FileTargets, PodEndpoint, TargetSource
-from app.kvindex.pool import Pool, PoolSettings
-from app.kvindex.streams import PublishedMessage
+from app.kvindex.pool import PublishedMessage
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, FakeEngine, Station
 
@@ -156,7 +155,7 @@ def test_a_payload_of_100_megabytes_is_refused_by_name_and_the_next_is_read(plac
 
 def test_a_subscriber_that_stops_reading_finds_the_gap_and_fills_it(place: Station) -> None:
     """What neither side has room for is lost on the way, and asked for again."""
-    place.pool = type(place.pool)(place.index, place.replays, PoolSettings(most_messages=5))
+    place.pool = place.make_pool(most_messages=5)
     a = place.engine("kv@a@m", connect=False, hwm=2)
     place.listen(TargetSource([PodEndpoint(a.endpoint, a.replay)]), bind=None, hwm=2)
     place.meet(a)
@@ -168,7 +167,7 @@ def test_a_subscriber_that_stops_reading_finds_the_gap_and_fills_it(place: Stati
             place.subscriber.step(place.now)  # reads until the queue is full
     assert place.pool.full
     whole = {"a": 4_000}
-    place.until(lambda: place.pool.step(place.now) or place.index.size().copies > 0)
+    place.until(lambda: place.index.size().copies > 0)
     a.publish(stored([9_000], [1, 2, 3, 4]))
     place.until(lambda: place.index.size().copies == 4_001, lambda: a.publish())
     assert place.matched(tokens) == whole
@@ -204,7 +203,7 @@ HERE = "inproc://here"
 @pytest.fixture
 def place(place: Station) -> Station:
     """With one queue, which shows what was read in its order."""
-    place.pool = Pool(place.index, place.replays, PoolSettings(shards=1))
+    place.pool = place.make_pool(shards=1)
     return place
 
 

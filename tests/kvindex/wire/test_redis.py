@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from app.kvindex.backend import BackendUnavailable, Clear, RedisSettings, Remove, Stamp
-from app.kvindex.holders import TooManyHolders
+from app.kvindex.backend import BackendUnavailable, Clear, Remove, Stamp, TooManyHolders
+from app.kvindex.pool import PublishedMessage
 from app.kvindex.redis_backend import RedisBackend
-from app.kvindex.streams import PublishedMessage
 from tests.kvindex.engines import PROMPT, block
 from tests.kvindex.held import content, holders_of, source, store
 from tests.kvindex.publisher import Station, station
@@ -36,7 +35,7 @@ def own_server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 def connect(server: RedisServer, namespace: str = "x", **settings: object) -> RedisBackend:
-    return RedisBackend(RedisSettings(url=server.url, namespace=namespace, **settings))  # type: ignore[arg-type]
+    return RedisBackend(server.url, namespace=namespace, **settings)  # type: ignore[arg-type]
 
 
 def test_indexers_that_share_it_see_the_same(redis_process: RedisServer, namespace: str) -> None:
