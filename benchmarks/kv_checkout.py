@@ -63,8 +63,8 @@ def key_calls(block_keys: Callable[[Ids], object], prompt: Ids) -> Mapping[str, 
 
 
 def _measure(measure: str, tokens: int, blocks: int, pods: int) -> float:
-    from app.kvindex.decoding import PodBatch
     from app.kvindex.backend import IndexedEngine
+    from app.kvindex.decoding import PodBatch
     from app.kvindex.index import Index
     from app.kvindex.memory import MemoryBackend
     from benchmarks.kv_ingest import blocks_per_s, into_index

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import gevent
 import pytest
 import redis
 
@@ -15,7 +16,7 @@ from app.kvindex.pool import PublishedMessage
 from app.kvindex.redis_backend import RedisBackend
 from tests.kvindex.engines import PROMPT, block
 from tests.kvindex.held import content, holders_of, source, store
-from tests.kvindex.publisher import Station, station
+from tests.kvindex.publisher import Station, station, until
 from tests.kvindex.redis_server import RedisServer, redis_server
 
 A, B = source("a"), source("b")
@@ -149,25 +150,20 @@ def put(place: Station, sequence: int, **more: object) -> None:
     place.pool.put(PublishedMessage("a", "m", sequence, payload, **more))  # type: ignore[arg-type]
 
 
-def go_on(place: Station) -> None:
-    """Let time pass while messages wait for Redis; replays are answered at once."""
-    place.now += 10 if len(place.pool) else 0
-    place.step()
-
-
 def test_nothing_is_lost_while_redis_is_away(own_server: RedisServer) -> None:
     with station(connect(own_server, timeout_s=0.5)) as place:
         place.engine(connect=False)
         put(place, 0)
         place.until(lambda: place.index.size().copies == 1)
         own_server.kill()
+        workers = [gevent.spawn(place.pool.run, shard) for shard in place.pool.shards]
         for sequence in range(1, 6):
             put(place, sequence)
-        for _ in range(3):
-            go_on(place)
+        gevent.sleep(0.2)
         assert len(place.pool) == 5
         own_server.start()
-        place.until(lambda: len(place.pool) == 0, lambda: go_on(place))
+        until(lambda: len(place.pool) == 0)
+        gevent.killall(workers)
         assert place.matched(PROMPT) == {"a": 6}
         assert place.index.losses.messages == {} == place.index.losses.events
         assert place.index.backend.times_lost == 0
@@ -183,7 +179,7 @@ def test_a_redis_that_comes_back_empty_is_filled_by_replays(own_server: RedisSer
         own_server.forget()
         own_server.start()
         put(place, 3, replay=engine.replay)
-        place.until(lambda: place.matched(PROMPT) == {"a": 4}, lambda: go_on(place))
+        place.until(lambda: place.matched(PROMPT) == {"a": 4})
         assert place.index.backend.times_lost == 1
         assert "index_backend_losses_total 1.0" in place.index.metrics.render({}, {}, {}, 1)
         assert place.index.losses.events == {}
