@@ -48,4 +48,13 @@ def request(
 ) -> RequestContext:
     """The context of a request that arrived at 0 s; `headers` by lower-case names."""
     own_path = path.partition("?")[0]
-    return RequestContext(method, own_path, path, headers or {}, "10.0.0.1", 0.0, source=source, **given)
+    return RequestContext(
+        method=method,
+        path=own_path,
+        target=path,
+        headers=headers or {},
+        client="10.0.0.1",
+        arrival_s=0.0,
+        source=source,
+        **given,
+    )

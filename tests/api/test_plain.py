@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
 
 import pytest
 
+from app.serving.api.chat.completions import ChatResponseOptions
 from app.serving.api.plain import PlainChat, PlainCompletion, PlainGeneration, Recognised
 from app.serving.protocol.validation import ModelLimits
 from config.loader import load
@@ -17,12 +19,13 @@ LENGTH = 100
 Kind: TypeAlias = type[PlainChat] | type[PlainCompletion]
 
 
-def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> PlainGeneration[Any]:
+def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> PlainGeneration[Any, Any]:
     """The fast path of one family, for a model with a context of `length` tokens."""
     limits, models = ModelLimits(max_model_len=length, vocab_size=4096), SimpleNamespace(names=["m"])
     pipeline: Any = SimpleNamespace(limits=limits, models=models, settings=load((), {}))
     known: Any = SimpleNamespace(ids=prompt_ids)
-    found: PlainGeneration[Any] = PlainGeneration(pipeline, kind, "", known, cast(Any, None))
+    options = partial(ChatResponseOptions, prompt_ids=())
+    found: PlainGeneration[Any, Any] = PlainGeneration(pipeline, kind, "", known, options, cast(Any, None))
     found._names = frozenset(names)
     return found
 
@@ -37,7 +40,7 @@ def recognise(
 
 
 def room(found: Recognised[Any] | None) -> tuple[int, bool] | None:
-    return found and (found.max_tokens, found.request.limit is not None)
+    return found and (found.max_tokens, found.limited)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,8 @@ class Histogram:
             up_to = len(ordered) if beyond else bisect_right(ordered, self.bounds[place], below)
             self.counts[place] += up_to - below
             below = up_to
+        if ordered and not ordered[0] and not ordered[-1]:
+            return  # only zeros: nothing to add
         total = self.sum
         for value in values:  # in their order, for the same rounding as single observations
             total += value

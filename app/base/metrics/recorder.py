@@ -10,10 +10,12 @@ import time
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from operator import attrgetter
+from itertools import compress
+from operator import add, sub
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from app.base.metrics.families import (
     ABORTED,
@@ -69,26 +71,6 @@ class FinishedSequence(Struct, frozen=True, gc=False):
     preemptions: int = 0
     choices: int = 0
     longest: int = 0
-
-
-COLUMNS: Mapping[str, Callable[[FinishedSequence], float | None]] = {
-    "request_prompt_tokens": attrgetter("prompt_tokens"),
-    "request_generation_tokens": attrgetter("generation_tokens"),
-    "request_num_preemptions": attrgetter("preemptions"),
-    "request_queue_time_seconds": attrgetter("queue_s"),
-    "request_prefill_time_seconds": attrgetter("prefill_s"),
-    "request_decode_time_seconds": attrgetter("decode_s"),
-    "e2e_request_latency_seconds": attrgetter("e2e_s"),
-    "request_prefill_kv_computed_tokens": lambda row: row.prompt_tokens - row.cached_tokens,
-    "request_inference_time_seconds": lambda row: row.prefill_s + row.decode_s,
-    "request_time_per_output_token_seconds": lambda row: (
-        row.decode_s / (row.generation_tokens - 1) if row.generation_tokens > 1 else 0.0
-    ),
-    "request_params_max_tokens": lambda row: row.max_tokens or None,
-    "request_params_n": lambda row: row.choices or None,
-    "request_max_num_generation_tokens": lambda row: row.longest if row.choices else None,
-}
-"""Histogram -> what it observes of each finished sequence; nothing for None."""
 
 
 class Distribution(Struct, frozen=True):
@@ -343,10 +325,32 @@ class Recorder:
 
     def _fold_finished(self) -> None:
         rows, self._finished = self._finished, []
-        for reason, count in Tally(row.reason for row in rows).items():
+        if not rows:
+            return
+        reasons, prompt, generated, cached, limits, queue, prefill, decode, e2e, *others = zip(
+            *map(astuple, rows), strict=True
+        )
+        preemptions, choices, longest = others
+        for reason, count in Tally(reasons).items():
             self._counter("request_success_total", finished_reason=reason).value += count
-        for name, value in COLUMNS.items():
-            values = [found for row in rows if (found := value(row)) is not None]
+        spans = zip(decode, generated, strict=True)
+        gaps = [after / (tokens - 1) if tokens > 1 else 0.0 for after, tokens in spans]
+        columns: dict[str, Sequence[float]] = {
+            "request_prompt_tokens": prompt,
+            "request_generation_tokens": generated,
+            "request_prefill_kv_computed_tokens": list(map(sub, prompt, cached)),
+            "request_num_preemptions": preemptions,
+            "request_queue_time_seconds": queue,
+            "request_prefill_time_seconds": prefill,
+            "request_decode_time_seconds": decode,
+            "request_inference_time_seconds": list(map(add, prefill, decode)),
+            "request_time_per_output_token_seconds": gaps,
+            "e2e_request_latency_seconds": e2e,
+            "request_params_max_tokens": list(filter(None, limits)),
+            "request_params_n": list(filter(None, choices)),
+            "request_max_num_generation_tokens": list(compress(longest, choices)),
+        }
+        for name, values in columns.items():
             self._histogram(name).observe_all(values)
 
     def _fold_tokens(self) -> None:

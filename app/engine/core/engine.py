@@ -87,6 +87,8 @@ class Engine(EngineClient):
         self._model = model
         self._cache = cache
         self._clock = clock
+        self._over = Handle(self._active)
+        """The handle of requests that end as they are submitted."""
         self._refuses_full = settings.kvcache.kv_cache_full == "refuse"
 
     @property
@@ -110,7 +112,7 @@ class Engine(EngineClient):
 
     def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Handle:
         if not requests:
-            return Handle(self._active)
+            return self._over
         replies = self._replies(requests)
         if requests[0].beams:
             return BeamSearch(self.run, self._clock, self.wheel, requests, replies, emit)
@@ -121,7 +123,7 @@ class Engine(EngineClient):
         if self._needs_no_slot(requests, replies):
             self.check_accepting(1)
             emit_immediately(first, replies[0], emit, self._context)
-            return Handle(self._active)
+            return self._over
         handle = Handle(self._active, emit)
         sequences = [self._sequence(*each, handle) for each in zip(requests, replies, strict=True)]
         if self._cache is not None:

@@ -66,7 +66,7 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         if first:
             self._logprobs[index] = CompletionLogprobs(options.token_id_names)
         echoes = first and options.echo
-        shown = CompletionChunkChoice(index, "".join(self._texts_of(prompt, output.texts[of], echoes)))
+        shown = CompletionChunkChoice(index, self._text_of(prompt, "".join(output.texts[of]), echoes))
         if options.logprobs:
             spans = () if output.logprobs is None else (output.logprobs[of],)
             shown.logprobs = self._lists(self._logprobs[index], index, spans, echoes)
@@ -80,12 +80,12 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         prompt = self._options.prompts[index // self._options.n]
         return self._usage_of(len(prompt.ids), (self.choices[index],))
 
-    def _texts_of(self, prompt: EchoedPrompt, texts: Sequence[str], echoes: bool) -> Sequence[str]:
-        """Returns the parts of a choice's text. With token ids, vLLM leaves out the prompt's text."""
+    def _text_of(self, prompt: EchoedPrompt, text: str, echoes: bool) -> str:
+        """Returns a choice's text. With token ids, vLLM leaves out the prompt's text."""
         if not echoes:
-            return texts
+            return text
         echoed = "" if self._options.token_ids else prompt.text
-        return (echoed,) if self._options.prompt_only else (echoed, *texts)
+        return echoed if self._options.prompt_only else echoed + text
 
     def _lists(
         self, logprobs: CompletionLogprobs, index: int, spans: Sequence[SomeEntries], echoes: bool
@@ -105,12 +105,12 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         return usage
 
     def whole(self) -> Completion:
-        return Completion(**self._answer(), choices=self.each_choice(self._choice))
+        return self._answer(Completion, self._choice)
 
     def _choice(self, index: int, choice: ChoiceState) -> CompletionChoice:
         options = self._options
         prompt = options.prompts[index // options.n]
-        text = "".join(self._texts_of(prompt, choice.texts_of("text"), options.echo))
+        text = self._text_of(prompt, choice.said()["text"], options.echo)
         logprobs = None
         if options.logprobs:
             own = CompletionLogprobs(options.token_id_names)

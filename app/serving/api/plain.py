@@ -8,16 +8,17 @@ included, take the general path, which reports errors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
 from app.engine.core.request import EngineRequest
 from app.engine.kvcache.hashing import PART_BLOCKS
 from app.serving.api.chat.completions import ChatResponseOptions, ChatWriter
 from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
-from app.serving.api.identity import ResponseMeta
+from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.pipeline import CACHE_THRESHOLD, PRIORITY, RANK, SEND_IMAGE, RequestPipeline
 from app.serving.api.writer import ResponseWriter
 from app.serving.http.context import RequestContext
@@ -100,13 +101,18 @@ class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_
 P = TypeVar("P", bound=PlainRequest)
 
 
-class Recognised(NamedTuple, Generic[P]):
+class Recognised(Struct, Generic[P], frozen=True):
     request: P
     prompt_ids: Sequence[int]
     max_tokens: int
+    limited: bool
+    """The client gave the limit."""
 
 
-class PlainGeneration(Generic[P]):
+Shown = TypeVar("Shown", bound=ResponseOptions)
+
+
+class PlainGeneration(Generic[P, Shown]):
     """Answers the plain requests of one family: see `app.serving.http.route.PlainHandler`."""
 
     special_headers = SPECIAL_HEADERS
@@ -117,10 +123,12 @@ class PlainGeneration(Generic[P]):
         kind: type[P],
         id_prefix: str,
         known: KnownPrompts,
-        writer: Callable[[Recognised[P], ResponseMeta, dict[str, Any]], ResponseWriter],
+        options: Callable[..., Shown],
+        writer: Callable[[ResponseMeta, Shown, Sequence[int], bool], ResponseWriter],
     ) -> None:
-        """`writer` makes the writer of an answer, of which it gets the options that families share."""
-        self.known, self._id_prefix, self._writer = known, id_prefix, writer
+        """`options` adds the family's own to those that all share; `writer` gets them with the prompt and
+        whether the usage is told."""
+        self.known, self._id_prefix, self._options_of, self._writer = known, id_prefix, options, writer
         self._pipeline = pipeline
         self._decode = msgspec.json.Decoder(kind).decode
         self._prompt_ids = known.ids
@@ -133,8 +141,8 @@ class PlainGeneration(Generic[P]):
         """Names of the served model; while empty, no request is plain."""
         self._least_hit_rate = 0.0
         self._forced_usage = False
-        self._options: dict[str, Any] = {}
-        """Fields of `ResponseOptions` that all requests share."""
+        self._options = options(n=1)
+        """What the answers to all plain requests share."""
 
     def on_settings(self, settings: Settings) -> None:
         """Decides if any request can be plain now. Subscribe it after the fault injector."""
@@ -155,12 +163,12 @@ class PlainGeneration(Generic[P]):
         self._names = frozenset() if special else frozenset((None, "", *pipeline.models.names))
         self._least_hit_rate = settings.kvcache.global_cache_hit_threshold
         self._forced_usage = settings.api.enable_force_include_usage
-        self._options = {
-            "n": 1,
-            "continuous_usage": self._forced_usage,
-            "prompt_details": settings.api.enable_prompt_tokens_details,
-            "metrics": settings.api.enable_per_request_metrics,
-        }
+        self._options = self._options_of(
+            n=1,
+            continuous_usage=self._forced_usage,
+            prompt_details=settings.api.enable_prompt_tokens_details,
+            metrics=settings.api.enable_per_request_metrics,
+        )
 
     def recognise(self, body: bytes) -> Recognised[P] | None:
         """Returns the request in `body`; None, with nothing drawn or counted, when not plain."""
@@ -184,7 +192,7 @@ class PlainGeneration(Generic[P]):
             limit is not None or request.ignore_eos or request.min_tokens > MOST_TOKENS
         ):
             return None
-        return Recognised(request, ids, most)
+        return Recognised(request, ids, most, limit is not None)
 
     def answer(self, context: RequestContext, recognised: Recognised[P]) -> Response | PendingResponse:
         pipeline, request = self._pipeline, recognised.request
@@ -201,7 +209,7 @@ class PlainGeneration(Generic[P]):
             prompt_ids=recognised.prompt_ids,
             echo_text="",
             max_tokens=recognised.max_tokens,
-            limited=request.limit is not None,
+            limited=recognised.limited,
             arrival_s=context.arrival_s,
             min_tokens=request.min_tokens,
             ignore_eos=request.ignore_eos,
@@ -213,24 +221,32 @@ class PlainGeneration(Generic[P]):
         )
         stream_options = request.stream_options
         usage = self._forced_usage or (stream_options is not None and stream_options.include_usage)
-        writer = self._writer(recognised, meta, {**self._options, "include_usage": usage})
+        writer = self._writer(meta, self._options, recognised.prompt_ids, usage)
         return pipeline.responder.respond_soon((wanted,), writer, bool(request.stream), context)
 
 
-def plain_chats(pipeline: RequestPipeline) -> PlainGeneration[PlainChat]:
-    def writer(recognised: Recognised[PlainChat], meta: ResponseMeta, shared: dict[str, Any]) -> ChatWriter:
+def plain_chats(pipeline: RequestPipeline) -> PlainGeneration[PlainChat, ChatResponseOptions]:
+    def options(**shared: Any) -> ChatResponseOptions:
         role, parses = pipeline.settings.api.response_role, pipeline.limits.parses
-        ids = recognised.prompt_ids
-        return ChatWriter(meta, ChatResponseOptions(**shared, prompt_ids=ids, role=role, parses=parses))
+        return ChatResponseOptions(**shared, prompt_ids=(), role=role, parses=parses)
 
-    return PlainGeneration(pipeline, PlainChat, "chatcmpl", KnownChats(pipeline.tokenizer), writer)
-
-
-def plain_completions(pipeline: RequestPipeline) -> PlainGeneration[PlainCompletion]:
     def writer(
-        recognised: Recognised[PlainCompletion], meta: ResponseMeta, shared: dict[str, Any]
-    ) -> CompletionWriter:
-        prompts = (EchoedPrompt(recognised.prompt_ids),)
-        return CompletionWriter(meta, CompletionResponseOptions(**shared, prompts=prompts))
+        meta: ResponseMeta, shared: ChatResponseOptions, ids: Sequence[int], usage: bool
+    ) -> ChatWriter:
+        return ChatWriter(meta, replace(shared, prompt_ids=ids, include_usage=usage))
 
-    return PlainGeneration(pipeline, PlainCompletion, "cmpl", KnownTexts(pipeline.tokenizer), writer)
+    return PlainGeneration(pipeline, PlainChat, "chatcmpl", KnownChats(pipeline.tokenizer), options, writer)
+
+
+def plain_completions(
+    pipeline: RequestPipeline,
+) -> PlainGeneration[PlainCompletion, CompletionResponseOptions]:
+    def options(**shared: Any) -> CompletionResponseOptions:
+        return CompletionResponseOptions(**shared, prompts=())
+
+    def writer(
+        meta: ResponseMeta, shared: CompletionResponseOptions, ids: Sequence[int], usage: bool
+    ) -> CompletionWriter:
+        return CompletionWriter(meta, replace(shared, prompts=(EchoedPrompt(ids),), include_usage=usage))
+
+    return PlainGeneration(pipeline, PlainCompletion, "cmpl", KnownTexts(pipeline.tokenizer), options, writer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -23,6 +23,9 @@ UNFINISHED = Finish("abort")
 """End of a choice that has none yet."""
 
 
+NewId = Callable[[Part | None], str]
+
+
 class Segment(Struct):
     """Consecutive tokens of one part of the reply; `part` None is the reply's own text."""
 
@@ -35,15 +38,15 @@ class Segment(Struct):
 
     @property
     def kind(self) -> str:
-        return "text" if self.part is None else self.part.kind
+        return kind_of(self.part)
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
 
 
-def no_id(part: Part | None) -> str:
-    return ""
+def kind_of(part: Part | None) -> str:
+    return "text" if part is None else part.kind
 
 
 class ChoiceState(Struct):
@@ -72,10 +75,10 @@ class ChoiceState(Struct):
         self.ids += output.ids
         if output.logprobs is not None:
             self.logprobs.append(output.logprobs)
-        if not self.cut_off(output):
+        if output.part is None or not self.cut_off(output):
             self.add(output)
 
-    def add(self, output: Tokens, new_id: Callable[[Part | None], str] = no_id) -> Segment | None:
+    def add(self, output: Tokens, new_id: NewId | None = None) -> Segment | None:
         """Adds the tokens to their segment, perhaps a new one; returns None when they show nothing."""
         self.count(output)
         part = output.part
@@ -84,11 +87,11 @@ class ChoiceState(Struct):
             begins = output.logprobs is not None if part is None else part.name != ""
             if not begins and not any(output.texts):
                 return None
-            segment = self.begin(part, new_id(part))
+            segment = self.begin(part, "" if new_id is None else new_id(part))
         segment.texts += output.texts
         return segment
 
-    def cut_off(self, output: Tokens, new_id: Callable[[Part | None], str] = no_id) -> bool:
+    def cut_off(self, output: Tokens, new_id: NewId | None = None) -> bool:
         """True for tokens of a call that was cut off: in a whole answer their reply is a text."""
         part = output.part
         if part is None or not part.raw:
@@ -98,7 +101,7 @@ class ChoiceState(Struct):
         if segment is None or segment.texts != [part.raw]:
             self.called = False
             self.segments = [each for each in self.segments if each.kind in ("reasoning", "image")]
-            self.begin(None, new_id(None)).texts.append(part.raw)
+            self.begin(None, "" if new_id is None else new_id(None)).texts.append(part.raw)
         return True
 
     def current(self, part: Part | None) -> Segment | None:
@@ -113,11 +116,13 @@ class ChoiceState(Struct):
             self.called = True
         return segment
 
-    def texts_of(self, kind: str) -> Sequence[str]:
-        if len(self.segments) == 1:  # as nearly always
-            segment = self.segments[0]
-            return segment.texts if segment.kind == kind else ()
-        return [text for segment in self.segments if segment.kind == kind for text in segment.texts]
+    def said(self) -> dict[str, str]:
+        """Returns the reply's text of each kind; "text" is always there."""
+        said = {"text": ""}
+        for segment in self.segments:
+            kind = kind_of(segment.part)
+            said[kind] = said.get(kind, "") + "".join(segment.texts)
+        return said
 
 
 def places(output: Tokens) -> range:
@@ -126,6 +131,7 @@ def places(output: Tokens) -> range:
 
 
 T = TypeVar("T", bound=Struct)
+A = TypeVar("A", bound=Struct)
 
 
 class UsageOverrides(Struct, frozen=True):
@@ -360,18 +366,19 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
     def _whole_usage(self, missing: None | UnsetType) -> Usage:
         """Returns the usage of an answer, with `missing` for unknown fields."""
 
-    def _answer(self) -> dict[str, Any]:
-        """Returns the fields of a whole answer that chats and completions share."""
+    def _answer(self, kind: Callable[..., A], make: Callable[[int, ChoiceState], Struct]) -> A:
+        """Returns a whole answer with the fields that chats and completions share."""
         meta, options = self._meta, self._options
-        return {
-            "id": meta.id,
-            "created": meta.created,
-            "model": meta.model,
-            "system_fingerprint": meta.fingerprint,
-            "usage": self._whole_usage(None),
-            "kv_transfer_params": options.transfer,
-            "metrics": self.timing() if options.metrics else None,
-        }
+        return kind(
+            id=meta.id,
+            created=meta.created,
+            model=meta.model,
+            choices=self.each_choice(make),
+            usage=self._whole_usage(None),
+            system_fingerprint=meta.fingerprint,
+            kv_transfer_params=options.transfer,
+            metrics=self.timing() if options.metrics else None,
+        )
 
 
 class PlainChoice:

@@ -216,12 +216,12 @@ class FastConnection(HubConnection):
         if plain is None or request is None:
             return False
         context = RequestContext(
-            head.method,
-            route.path,
-            route.path,
-            head.headers,
-            self.address[0],
-            time.monotonic(),
+            method=head.method,
+            path=route.path,
+            target=route.path,
+            headers=head.headers,
+            client=self.address[0],
+            arrival_s=time.monotonic(),
             body=body,
             connection=self.connection,
             host=head.headers["host"],

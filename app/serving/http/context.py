@@ -10,10 +10,12 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs
+
+from msgspec import Struct
 
 from app.serving.http.connection import Connection
 
@@ -38,8 +40,7 @@ class MatchedRoute:
     on_error: Callable[[Exception], Response] | None = field(default=None, kw_only=True)
 
 
-@dataclass(eq=False, repr=False)
-class RequestContext:
+class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     """Method, path, headers, client, body and connection of one request.
 
     `headers` has lower-case names. `target` is the path and query as sent; `path` is decoded. `arrival_s` is
@@ -52,7 +53,6 @@ class RequestContext:
     headers: Mapping[str, str]
     client: str
     arrival_s: float
-    _: KW_ONLY
     body: bytes | None = None
     """The whole body, once `app.serving.http.body` has read it."""
     part: bytes = b""
@@ -71,7 +71,7 @@ class RequestContext:
     """None when no route serves the request."""
     label: str = ""
     """Path of the route in metrics; empty when no route takes the path and method."""
-    params: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = {}
     """The variable parts of the path."""
     way: str = "flask"
     """Serving path: flask, fast or probe."""
@@ -196,12 +196,12 @@ def context_of(environ: Environ, arrival_s: float | None = None) -> RequestConte
     sock: Any = environ.get("gunicorn.socket")
     query = environ.get("QUERY_STRING", "")
     return RequestContext(
-        environ["REQUEST_METHOD"],
-        path,
-        environ.get("RAW_URI") or (f"{path}?{query}" if query else path),
-        headers_of(environ),
-        environ.get("REMOTE_ADDR") or "",
-        time.monotonic() if arrival_s is None else arrival_s,
+        method=environ["REQUEST_METHOD"],
+        path=path,
+        target=environ.get("RAW_URI") or (f"{path}?{query}" if query else path),
+        headers=headers_of(environ),
+        client=environ.get("REMOTE_ADDR") or "",
+        arrival_s=time.monotonic() if arrival_s is None else arrival_s,
         source=environ["wsgi.input"],
         connection=Connection(sock, version == "HTTP/1.0") if hasattr(sock, "_sock") else None,
         http_version=version,

@@ -184,14 +184,11 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if options.parsed is not None:
             for choice in self.choices:
                 options.parsed(False, choice.called, 1)
-        return wire.ChatCompletion(
-            **self._answer(),
-            choices=self.each_choice(self._choice),
-            prompt_logprobs=prompt_entries(self.prompt_logprobs),
-            prompt_token_ids=options.prompt_ids if options.token_ids else None,
-            prompt_text=options.prompt_text,
-            ec_transfer_params=options.encoded_media,
-        )
+        answer = self._answer(wire.ChatCompletion, self._choice)
+        answer.prompt_logprobs = prompt_entries(self.prompt_logprobs)
+        answer.prompt_token_ids = options.prompt_ids if options.token_ids else None
+        answer.prompt_text, answer.ec_transfer_params = options.prompt_text, options.encoded_media
+        return answer
 
     def _choice(self, index: int, choice: ChoiceState) -> wire.ChatChoice:
         message = self._message(choice)
@@ -205,10 +202,8 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         )
 
     def _message(self, choice: ChoiceState) -> wire.ChatMessage:
-        options, texts = self._options, choice.texts_of("text")
-        if options.echo is not None:
-            texts = [options.echo, *texts]
-        message = wire.ChatMessage(options.role, self._content(choice, texts))
+        options, said = self._options, choice.said()
+        message = wire.ChatMessage(options.role, self._content(choice, said))
         if choice.called:
             message.tool_calls = [
                 wire.ToolCall(
@@ -219,21 +214,21 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
                 for call in choice.segments
                 if call.part is not None and call.part.kind == "call"
             ]
-        thoughts = choice.texts_of("reasoning")
-        if options.show_reasoning and any(thoughts):
-            message.reasoning = "".join(thoughts)
+        if options.show_reasoning:
+            message.reasoning = said.get("reasoning") or None
         return message
 
-    def _content(self, choice: ChoiceState, texts: Sequence[str]) -> wire.Content | None:
-        said = any(texts)
-        if images := choice.texts_of("image"):
-            text = [wire.ContentBlock("text", "".join(texts))] if said else []
-            return [*text, wire.ContentBlock("image_url", image_url={"url": "".join(images)})]
-        options = self._options
+    def _content(self, choice: ChoiceState, said: Mapping[str, str]) -> wire.Content | None:
+        options, text = self._options, said["text"]
+        if options.echo is not None:
+            text = options.echo + text
+        if "image" in said:
+            blocks = [wire.ContentBlock("text", text)] if text else []
+            return [*blocks, wire.ContentBlock("image_url", image_url={"url": said["image"]})]
         is_open = options.echo is None and not options.forced_tool
-        if is_open and not said and (choice.called or options.reasons):
+        if is_open and not text and (choice.called or options.reasons):
             return None
-        return "".join(texts)
+        return text
 
 
 def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list[Route]:

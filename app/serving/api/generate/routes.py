@@ -124,7 +124,7 @@ class GenerateWriter(ResponseWriter):
         shown = GenerateChoice(index, finish.reason, finish.stop_reason, choice.ids)
         shown.weight_versions = self._versions[index]
         if options.text:
-            shown.text = "".join(choice.texts_of("text"))
+            shown.text = choice.said()["text"]
         if options.logprobs:
             shown.logprobs = wire.LogprobContent(rendered(choice.logprobs, self._entry))
         return shown

@@ -254,7 +254,12 @@ class RpcCall:
         headers, path = self._headers, self._headers[":path"]
         headers["content-length"] = str(len(message))
         return RequestContext(
-            *("POST", path, path, headers, self._connection.address[0], time.monotonic()),
+            method="POST",
+            path=path,
+            target=path,
+            headers=headers,
+            client=self._connection.address[0],
+            arrival_s=time.monotonic(),
             body=message,
             http_version="HTTP/2",
             host=headers.get(":authority", ""),
