@@ -1,23 +1,20 @@
 """The compile sandbox: compiles a structured output in a process that can be killed.
 
 llguidance has limits, but none for a conjunction of patterns: it then computes for minutes, allocates 50 MB
-a second, and cannot be stopped from another thread. So `CompileSandbox` starts
-`python -m app.llm.compile_sandbox` for each new grammar, with a limit of CPU time.
+a second, and cannot be stopped from another thread. So `CompileSandbox` runs this file for each new grammar,
+with a limit of CPU time.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Final
 
 import llguidance
 import msgspec
 
-ROOT: Final = Path(__file__).parents[2]
 MOST_KNOWN: Final = 1024
 """Most grammars whose result is remembered."""
 PATIENCE_S: Final = 30.0
@@ -26,6 +23,8 @@ TOO_COSTLY: Final = "it takes too long to compile"
 NO_TRIAL: Final = "it could not be tried out"
 MOST_ERROR: Final = 1000
 """Most characters of a compiler's error that are remembered."""
+LIMITS: Final = llguidance.LLParserLimits(verbose_errors=False)
+"""The defaults, without schema and state in errors."""
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -38,10 +37,6 @@ class Trial(msgspec.Struct, frozen=True):
     """Most seconds of CPU time to compile."""
     grammar: str = ""
     """Grammar in llguidance's notation."""
-
-
-# The defaults, without schema and state in errors.
-LIMITS: Final = llguidance.LLParserLimits(verbose_errors=False)
 
 
 class CompileSandbox:
@@ -57,22 +52,17 @@ class CompileSandbox:
         key = hash(grammar)
         if (known := self._known.get(key)) is not None:
             return known
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        trial = msgspec.msgpack.encode(msgspec.structs.replace(self._trial, grammar=grammar))
+        command = [sys.executable, "-P", __file__]
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "app.llm.compile_sandbox"],
-                input=msgspec.msgpack.encode(msgspec.structs.replace(self._trial, grammar=grammar)),
-                stdout=subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": path},
-                timeout=PATIENCE_S,
-            )
+            done = subprocess.run(command, input=trial, stdout=subprocess.PIPE, timeout=PATIENCE_S)
         except (OSError, subprocess.TimeoutExpired):
             return NO_TRIAL
         if done.returncode not in (0, -signal.SIGPROF):
             return NO_TRIAL
         flaw = TOO_COSTLY if done.returncode else done.stdout.decode("utf-8", "replace")
         if len(self._known) >= MOST_KNOWN:
-            self._known.pop(next(iter(self._known)), None)
+            self._known.clear()
         self._known[key] = flaw
         return flaw
 

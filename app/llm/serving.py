@@ -101,7 +101,17 @@ class EngineService:
         """`reload` reads the weights again. Raises ModelLoadError when it cannot."""
         self._engine, self._reload, self._sockets = engine, reload, sockets
         self._events, self._heartbeat, self._now = events, heartbeat, now
-        self._ready = make_ready(engine)
+        self._ready = Ready(
+            boot=secrets.token_hex(8),
+            pid=os.getpid(),
+            vocab_size=engine.runner.vocab_size,
+            max_model_len=engine.max_tokens,
+            num_blocks=engine.options.num_blocks,
+            block_size=engine.options.block_size,
+            dtype=str(engine.runner.device.info()["dtype"]),
+            device=str(engine.runner.device.device),
+            eos_token_ids=tuple(sorted(engine.eos_token_ids)),
+        )
         engine.runner.on_layer = heartbeat.beat
         self._encode = encoder("map")
         if events is not None:
@@ -117,8 +127,8 @@ class EngineService:
         self.sleep_level: int | None = None
         """None when awake."""
         self._told_s = -math.inf
-        self._is_due = False
-        """True when workers must get a message without a step."""
+        self._due_s = math.inf if events is None else 0.0
+        """Time of the next turn of `events`."""
         self._stopping = False
 
     def stop(self) -> None:
@@ -127,15 +137,11 @@ class EngineService:
 
     def run(self) -> None:
         """Runs until `stop`. Reraises errors of a step, after which the engine's state is unknown."""
-        due_s = 0.0
         self._heartbeat.begin()
         try:
             while not self._stopping:
-                rest_s = min(COMPILING_S if self._uncompiled else IDLE_S, max(0.0, due_s - self._now()))
+                rest_s = min(COMPILING_S if self._uncompiled else IDLE_S, max(0.0, self._due_s - self._now()))
                 self.turn(rest_s if self._engine.idle else 0.0)
-                due_s = math.inf if self._events is None else self._events.turn()
-                if self._is_due:
-                    self._tell()
         except BaseException:
             self._end("The engine has failed.")
             raise
@@ -150,7 +156,7 @@ class EngineService:
             worker = self._workers.setdefault(name, WorkerClient(name))
             for order in listed:
                 self._do(worker, order)
-        compiled = self._add_compiled()
+        self._add_compiled()
         steps = engine.stats.steps
         outputs, now_s = engine.step(), self._now()
         for sequence, said in outputs:
@@ -160,13 +166,16 @@ class EngineService:
             if said.finish is not None:
                 worker.keys.discard(said.key)
         stepped = engine.stats.steps > steps
-        if stepped and self._events is not None:
-            self._events.put(engine.take_events())
+        if self._events is not None:
+            if stepped:
+                self._events.put(engine.take_events())
+            self._due_s = self._events.turn()
         if self._settling and not (engine.num_running and engine.scheduler.paused):
             settling, self._settling = self._settling, []
             for worker, command in settling:
                 self._answer(worker, command)
-        if orders or compiled or stepped or self._now() >= self._told_s + IDLE_S:
+        has_news = orders or stepped or any(worker.notices for worker in self._workers.values())
+        if has_news or self._now() >= self._told_s + IDLE_S:
             self._tell()
 
     # Orders.
@@ -216,20 +225,17 @@ class EngineService:
             EngineCoreOutput(key=key, at_s=at_s, finish="error", error=error, is_refused=is_refused)
         )
 
-    def _add_compiled(self) -> bool:
-        """Adds the requests whose structured output has been compiled; returns True if there are any."""
-        done = [it for it, (form, _) in self._uncompiled.items() if form.done()]
-        for worker, key in done:
+    def _add_compiled(self) -> None:
+        """Adds the requests whose structured output has been compiled."""
+        for worker, key in [it for it, (form, _) in self._uncompiled.items() if form.done()]:
             form, order = self._uncompiled.pop((worker, key))
             error = form.exception()
             if error is None:
                 self._add(worker, order, form.result())
-            elif isinstance(error, RequestError):
-                self._fail(worker, key, str(error), is_refused=True)
-            else:  # a panic of the library is a BaseException
-                reason = f"The form could not be compiled: {type(error).__name__}."
-                self._fail(worker, key, reason, is_refused=True)
-        return bool(done)
+                continue
+            if not isinstance(error, RequestError):  # a panic of the library is a BaseException
+                error = RequestError(f"The form could not be compiled: {type(error).__name__}.")
+            self._fail(worker, key, str(error), is_refused=True)
 
     def _abort(self, worker: WorkerClient, key: int) -> None:
         self._engine.abort((worker, key))
@@ -268,8 +274,8 @@ class EngineService:
             case "pause" if command.clear:
                 engine.preempt_all()
                 engine.cache.reset()
-            case "resume":
-                self._resume()
+            case "resume" if not self._asleep:
+                self.sleep_level, engine.scheduler.paused = None, False
             case "sleep":
                 self.sleep(command.level)
             case "wake_up":
@@ -280,11 +286,6 @@ class EngineService:
                     engine.preempt_all()
                 return engine.cache.reset()
         return None
-
-    def _resume(self) -> None:
-        self._engine.scheduler.paused = bool(self._asleep)
-        if not self._asleep:
-            self.sleep_level = None
 
     def sleep(self, level: int) -> None:
         """Puts the engine to sleep, or to a deeper level."""
@@ -312,7 +313,7 @@ class EngineService:
             self._asleep.remove("kv_cache")
         self._engine.halted = bool(self._asleep)
         if not self._asleep:
-            self._resume()
+            self.sleep_level, self._engine.scheduler.paused = None, False
         return not self._asleep
 
     # Notices.
@@ -323,11 +324,9 @@ class EngineService:
             blocks = PublishedEvents(topic, sequence, self._encode(batch))
             for worker in wanting:
                 worker.notices.append(blocks)
-            self._is_due = True
 
     def _tell(self) -> None:
-        self._told_s, self._is_due = self._now(), False
-        engine = self._engine
+        self._told_s, engine = self._now(), self._engine
         step_tokens, engine.step_tokens = engine.step_tokens, 0  # each step is reported once
         load = EngineLoad(
             running=engine.num_running,
@@ -345,10 +344,13 @@ class EngineService:
                 case "sent":
                     worker.notices = []
                 case "full":
-                    # Its choices end, and the failures wait for its next read.
+                    # Its choices end, and all but their unfinished parts waits for its next read.
                     if worker.keys:
                         logger.warning("a worker does not read: %d choices end", len(worker.keys))
-                    worker.notices = [it for it in worker.notices if _stays(it)]
+                    unread = worker.notices
+                    worker.notices = [
+                        it for it in unread if not isinstance(it, EngineCoreOutput) or it.finish
+                    ]
                     for key in list(worker.keys):
                         self._abort(worker, key)
                         self._fail(worker, key, "The server was too slow to take the reply.")
@@ -368,11 +370,6 @@ class EngineService:
         self._sockets.close()
         if self._events is not None:
             self._events.close()
-
-
-def _stays(notice: Notice) -> bool:
-    """Returns True for a notice that a worker needs even if it has missed others."""
-    return not isinstance(notice, EngineCoreOutput) or notice.finish is not None
 
 
 def start(options: EngineProcessOptions, sockets: WorkerSockets) -> EngineService:
@@ -399,17 +396,3 @@ def start(options: EngineProcessOptions, sockets: WorkerSockets) -> EngineServic
     engine = assemble(path, checkpoint, options.device, options.dtype, sizes)
     heartbeat = Heartbeat(options.endpoint)
     return EngineService(engine, lambda: load_checkpoint(path), sockets, events, heartbeat)
-
-
-def make_ready(engine: LLMEngine) -> Ready:
-    return Ready(
-        boot=secrets.token_hex(8),
-        pid=os.getpid(),
-        vocab_size=engine.runner.vocab_size,
-        max_model_len=engine.max_tokens,
-        num_blocks=engine.options.num_blocks,
-        block_size=engine.options.block_size,
-        dtype=str(engine.runner.device.info()["dtype"]),
-        device=str(engine.runner.device.device),
-        eos_token_ids=tuple(sorted(engine.eos_token_ids)),
-    )
