@@ -5,7 +5,6 @@ Weights of GGUF files become float32. Quantised rows are stored in blocks of 32 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,18 +16,27 @@ import torch
 from app.llm.config import ARCHITECTURES, Checkpoint, read_config
 from app.llm.errors import ModelLoadError
 from app.llm.model_files import GGUFFile
+from app.text.base import TokenizerLoadError
+from app.text.files import read_json
 
 INDEX = "model.safetensors.index.json"
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
+    """Reads a folder or a .gguf file. Raises ModelLoadError, with one line, for any failure."""
     if path.is_file():
         return read_gguf(path)
-    config = read_json(path / "config.json")
+    try:
+        config, index = read_json(path / "config.json"), read_json(path / INDEX).get("weight_map")
+        generation = read_json(path / "generation_config.json")
+    except TokenizerLoadError as error:
+        raise ModelLoadError(str(error)) from error
     if not config:
         raise ModelLoadError(f"{path} holds no config.json.")
-    files = _weight_files(path)
-    generation = read_json(path / "generation_config.json")
+    named = set(map(str, index.values())) if isinstance(index, dict) else set()
+    files = [path / name for name in sorted(named)] or sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ModelLoadError(f"{path} holds no .safetensors file.")
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     ids = ends if isinstance(ends, list) else [ends] if isinstance(ends, int) else []
     return Checkpoint(read_config(config), _safetensors(files), eos_token_ids=frozenset(ids))
@@ -39,44 +47,16 @@ def _safetensors(files: Sequence[Path]) -> dict[str, Callable[[], torch.Tensor]]
 
     weights: dict[str, Callable[[], torch.Tensor]] = {}
     for file in files:
+        if not file.is_file():
+            raise ModelLoadError(f"{file}, which {INDEX} names, is not there.")
         try:
             opened = safe_open(file, framework="pt")  # closes with its last reference
         except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{file} is cut off or no safetensors file: {_line(error)}") from error
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ModelLoadError(f"{file} is cut off or no safetensors file: {reason}") from error
         names: list[str] = opened.keys()
         weights |= {name: partial(opened.get_tensor, name) for name in names}
     return weights
-
-
-def read_json(file: Path) -> Mapping[str, object]:
-    """Reads a JSON object; returns an empty one for a missing file."""
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{file} is not readable JSON: {_line(error)}.") from error
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"{file} should hold a JSON object.")
-    return content
-
-
-def _weight_files(path: Path) -> list[Path]:
-    index = read_json(path / INDEX).get("weight_map")
-    if isinstance(index, dict):
-        files = [path / name for name in sorted(set(map(str, index.values())))]
-        for file in files:
-            if not file.is_file():
-                raise ModelLoadError(f"{file}, which {INDEX} names, is not there.")
-        return files
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise ModelLoadError(f"{path} holds no .safetensors file.")
-    return files
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 HUB_PARTS: Final[Mapping[str, str]] = {
@@ -108,12 +88,6 @@ def _half_bytes(packed: torch.Tensor) -> torch.Tensor:
     return torch.cat((packed & 15, packed >> 4), dim=1).float()
 
 
-def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    """Decodes a scale, a least value and 32 half bytes above the least value."""
-    scale, least = _halves(blocks, 2).split(1, dim=1)
-    return _half_bytes(blocks[:, 4:]).mul_(scale).add_(least)
-
-
 class Encoding(NamedTuple):
     """`decode` copies bytes [blocks, block_bytes] to float32 [blocks, block_size]."""
 
@@ -123,7 +97,11 @@ class Encoding(NamedTuple):
     decode: Callable[[torch.Tensor], torch.Tensor]
 
 
-# In front of the numbers of a block stands a scale; Q4_0 has the zero point 8, Q4_1 a least value.
+def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
+    scale, least = _halves(blocks, 2).split(1, dim=1)
+    return _half_bytes(blocks[:, 4:]).mul_(scale).add_(least)
+
+
 ENCODINGS: Final[Mapping[int, Encoding]] = {
     0: Encoding("F32", 1, 4, lambda blocks: blocks.view(torch.float32).clone()),
     1: Encoding("F16", 1, 2, lambda blocks: blocks.view(torch.float16).float()),
@@ -149,12 +127,6 @@ def read_tensor(file: GGUFFile, name: str) -> torch.Tensor:
     return encoding.decode(content.view(-1, encoding.block_bytes)).view(info.shape)
 
 
-def hub_name(name: str) -> str:
-    """Returns the hub's name: `model.layers.0.mlp.up_proj.weight` for `blk.0.ffn_up.weight`."""
-    *layer, part, kind = name.removeprefix("blk.").split(".")
-    return ".".join([*(f"model.layers.{number}" for number in layer), HUB_PARTS.get(part, part), kind])
-
-
 GGUF_FIELDS: Final[Mapping[str, str]] = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -172,19 +144,26 @@ GGUF_FIELDS: Final[Mapping[str, str]] = {
 def read_gguf(path: Path) -> Checkpoint:
     """Reads a GGUF file. Raises ModelLoadError for a model of another architecture."""
     file = GGUFFile(path)
-    kind = str(file.field("general.architecture"))
+    kind = str(file.fields.get("general.architecture"))
     if kind not in ARCHITECTURES.values():
         known = ", ".join(ARCHITECTURES.values())
         raise ModelLoadError(f"The architecture {kind} is not supported, only {known}.")
-    if file.field(f"{kind}.rope.scaling.type") not in (None, "none") or "rope_freqs.weight" in file.tensors:
+    if (
+        file.fields.get(f"{kind}.rope.scaling.type") not in (None, "none")
+        or "rope_freqs.weight" in file.tensors
+    ):
         raise ModelLoadError(f"{file.path} scales its rotations, which is not supported in GGUF files.")
     if (embedding := file.tensors.get("token_embd.weight")) is None:
         raise ModelLoadError("The weights lack the tensor token_embd.weight.")
-    document = {name: file.field(f"{kind}.{own}") for name, own in GGUF_FIELDS.items()}
+    document = {name: file.fields.get(f"{kind}.{own}") for name, own in GGUF_FIELDS.items()}
     document |= {"model_type": kind, "vocab_size": embedding.shape[0]}
     config = read_config(document | {"tie_word_embeddings": "output.weight" not in file.tensors})
-    # Converters to GGUF reorder the queries and keys of Llama only.
-    weights = {hub_name(name): partial(read_tensor, file, name) for name in file.tensors}
-    ends = {file.field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")}
+    weights = {}
+    for name in file.tensors:  # blk.0.ffn_up.weight -> model.layers.0.mlp.up_proj.weight
+        *layer, part, suffix = name.removeprefix("blk.").split(".")
+        prefix = "".join(f"model.layers.{number}." for number in layer)
+        weights[f"{prefix}{HUB_PARTS.get(part, part)}.{suffix}"] = partial(read_tensor, file, name)
+    ends = {file.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")}
     ids = frozenset(it for it in ends if isinstance(it, int))
+    # Converters to GGUF reorder the queries and keys of Llama only.
     return Checkpoint(config, weights, kind == "llama", ids, file)

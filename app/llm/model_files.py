@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
@@ -77,7 +77,7 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self._place = path, 4
-        self._fields: dict[str, object] = {}
+        self.fields: dict[str, object] = {}
         self.tensors: dict[str, TensorInfo] = {}
         try:
             with path.open("rb") as file:
@@ -86,15 +86,6 @@ class GGUFFile:
             self._read_head()
         except (OSError, ValueError, struct.error) as error:
             raise ModelLoadError(f"{path} is cut off or no GGUF file: {error}.") from error
-
-    def field(self, name: str) -> object:
-        """Returns a field of the head; None if missing."""
-        return self._fields.get(name)
-
-    def texts(self, name: str) -> list[str]:
-        """Returns a list of texts; empty if missing."""
-        value = self._fields.get(name)
-        return value if isinstance(value, list) else []
 
     def content(self, name: str, size: int) -> memoryview:
         start = self.tensors[name].start
@@ -110,35 +101,31 @@ class GGUFFile:
             raise ValueError(f"its version is {version}")
         num_tensors, num_fields = self._integer("Q"), self._integer("Q")
         for _ in range(num_fields):
-            name = self._text()
-            self._fields[name] = self._value(self._integer("I"))
+            name = self._texts(1)[0]
+            self.fields[name] = self._value(self._integer("I"))
         infos = []
         for _ in range(num_tensors):
-            name, shape = self._text(), [self._integer("Q") for _ in range(self._integer("I"))]
+            name, shape = self._texts(1)[0], [self._integer("Q") for _ in range(self._integer("I"))]
             if not shape or min(shape) < 1:
                 raise ValueError(f"it has a tensor of the shape {shape}")
             infos.append((name, tuple(shape[::-1]), self._integer("I"), self._integer("Q")))
-        align = self._fields.get("general.alignment", 32)
+        align = self.fields.get("general.alignment", 32)
         if not isinstance(align, int) or align < 1:
             raise ValueError(f"its alignment is {align}")
         first = -(-self._place // align) * align
         self.tensors = {name: TensorInfo(shape, kind, first + start) for name, shape, kind, start in infos}
 
     def _value(self, kind: int) -> object:
-        if kind == TEXT:
-            return self._text()
-        count, is_list = 1, kind == ARRAY
-        if is_list:
-            kind, count = self._integer("I"), self._integer("Q")
+        if kind == ARRAY:
+            return self._values(self._integer("I"), self._integer("Q"))
+        return self._values(kind, 1)[0]
+
+    def _values(self, kind: int, count: int) -> Sequence[object]:
         if kind == TEXT:
             return self._texts(count)
         if kind not in NUMBERS:
             raise ValueError(f"it has a value of the kind {kind}")
-        numbers = self._unpack(NUMBERS[kind], count)
-        return list(numbers) if is_list else numbers[0]
-
-    def _text(self) -> str:
-        return self._texts(1)[0]
+        return list(self._unpack(NUMBERS[kind], count))
 
     def _texts(self, count: int) -> list[str]:
         """Reads consecutive texts in one loop, as a vocabulary has a hundred thousand."""
@@ -195,18 +182,19 @@ def load_tokenizer(
 
 def _of_gguf(file: GGUFFile, chat_template: str | None) -> LocalTokenizer | None:
     """Returns the tokenizer of a byte-level vocabulary with merges; None without one."""
-    kind = file.field("tokenizer.ggml.model")
+    kind = file.fields.get("tokenizer.ggml.model")
     if kind is None:
         return None
     if kind != "gpt2":
         raise ModelLoadError(f"{file.path} has a tokenizer of the kind {kind}; only gpt2 is read.")
-    words, tokens = _words(file), file.texts("tokenizer.ggml.tokens")
-    parted = (merge.partition(" ") for merge in file.texts("tokenizer.ggml.merges"))
-    merges = [(left, right) for left, _, right in parted]
-    kinds = file.field("tokenizer.ggml.token_type")
+    tokens, merged, kinds = (
+        value if isinstance(value := file.fields.get(f"tokenizer.ggml.{name}"), list) else []
+        for name in ("tokens", "merges", "token_type")
+    )
+    words, merges = _words(file), [tuple(merge.split(" ", 1)) for merge in merged]
     added = [
         AddedToken(token, special=kind == CONTROL, normalized=False)
-        for token, kind in zip(tokens, kinds if isinstance(kinds, list) else (), strict=False)
+        for token, kind in zip(tokens, kinds, strict=False)
         if kind in (CONTROL, USER_DEFINED)
     ]
     try:
@@ -218,10 +206,10 @@ def _of_gguf(file: GGUFFile, chat_template: str | None) -> LocalTokenizer | None
     backend.pre_tokenizer = words
     special = {}
     for role, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        number = file.field(f"tokenizer.ggml.{name}_token_id")
+        number = file.fields.get(f"tokenizer.ggml.{name}_token_id")
         if isinstance(number, int) and 0 <= number < len(tokens):
             special[f"{role}_token"] = tokens[number]
-    template = chat_template or file.field("tokenizer.chat_template")
+    template = chat_template or file.fields.get("tokenizer.chat_template")
     templates = {DEFAULT_TEMPLATE: template} if isinstance(template, str) else {}
     folder = TokenizerFolder(
         tokenizer_file=file.path, special_tokens=special, chat_templates=templates, takes_media=False
@@ -230,7 +218,7 @@ def _of_gguf(file: GGUFFile, chat_template: str | None) -> LocalTokenizer | None
 
 
 def _words(file: GGUFFile) -> pre_tokenizers.PreTokenizer:
-    name = file.field("tokenizer.ggml.pre")
+    name = file.fields.get("tokenizer.ggml.pre")
     if name in PATTERNS:
         cut = pre_tokenizers.Split(Regex(PATTERNS[str(name)]), behavior="isolated")
         return pre_tokenizers.Sequence(

@@ -1,7 +1,8 @@
 """The engine process, which workers share: `python -m app.llm.service OPTIONS`.
 
 OPTIONS are `EngineProcessOptions` as JSON. Workers send the orders of `app.engine.core.wire` over ZMQ, and
-get one message each after each step. It ends with its parent, on SIGTERM, or with status 1 on an error.
+get one message each after each step. It ends with its parent, on SIGTERM, or with status 1 on an error. The
+socket is bound, and orders wait, while torch and the model are loaded.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ import zmq
 from app.engine.core.remote import TELL_WHERE, Heartbeat
 from app.engine.core.wire import CommandResult, EngineProcessOptions
 from app.llm.errors import LLMError
-from app.llm.worker_sockets import WorkerSockets
 from config.installation import install
 
 LOOK_S: Final = 0.5
 """Seconds between two checks for the parent."""
 PATIENCE_S: Final = 10.0
 """Seconds for an orderly end when the parent is gone."""
+MOST_ORDER_BYTES: Final = 64 << 20
+"""Largest message in bytes; a larger one ends the connection."""
+QUEUED_MESSAGES: Final = 10_000
+"""Most messages, one a step, that wait for a worker that does not read."""
+LINGER_MS: Final = 500
+"""Milliseconds on close to send the last notices."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,28 +66,38 @@ def main(argv: Sequence[str]) -> int:
     return 1
 
 
+def bind(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, queued_messages: int = QUEUED_MESSAGES
+) -> zmq.Socket[bytes]:
+    """Returns the socket to all workers. Raises ZMQError when `endpoint` cannot be bound."""
+    socket = context.socket(zmq.ROUTER)
+    socket.router_mandatory = 1  # sending to a worker that has left is an error
+    socket.sndhwm, socket.maxmsgsize, socket.linger = queued_messages, MOST_ORDER_BYTES, LINGER_MS
+    socket.bind(endpoint)
+    return socket
+
+
 def serve(options: EngineProcessOptions) -> int:
     """Loads the model, while orders of workers wait, and serves it until SIGTERM."""
     started = time.monotonic()
-    sockets = WorkerSockets(options.endpoint)
-    try:
+    with zmq.Context() as context, bind(context, options.endpoint) as socket:
         from app.llm.serving import start  # torch, which takes a second
 
         try:
-            service = start(options, sockets)
+            service = start(options, socket)
         except LLMError as error:
-            refusal = [CommandResult(number=0, error=str(error))]  # for workers that have sent a `Hello`
-            if [sockets.send(worker, refusal) for worker, _ in sockets.receive(0)]:
-                return 1
-            raise
+            if not socket.poll(0):
+                raise
+            refusal = msgspec.msgpack.encode([CommandResult(number=0, error=str(error))])
+            while socket.poll(0):  # workers that have sent a `Hello`
+                socket.send_multipart([socket.recv_multipart()[0], refusal])
+            return 1
         for number in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: service.stop())
         faulthandler.register(TELL_WHERE, all_threads=True)
         logger.info("%s is ready after %.1f s", options.model, time.monotonic() - started)
         service.run()
-    finally:
-        sockets.close()
     return 0
 
 

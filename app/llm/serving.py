@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
+import msgspec
 import torch
+import zmq
 from msgspec.structs import asdict
 
 from app.engine.core.errors import EngineError
@@ -41,7 +43,6 @@ from app.llm.llm import assemble
 from app.llm.loader import load_checkpoint
 from app.llm.model_files import find_model
 from app.llm.sampling_params import SamplingParams
-from app.llm.worker_sockets import WorkerSockets
 
 if TYPE_CHECKING:
     from app.llm.structured_output import FormMatcher
@@ -50,6 +51,8 @@ IDLE_S: Final = 1.0
 """Longest wait for orders in seconds; afterwards workers get the load."""
 COMPILING_S: Final = 0.005
 """Longest wait for orders in seconds while a structured output is compiled."""
+MOST_MESSAGES: Final = 256
+"""Most messages received at a time, so that a flood of orders does not stop the steps."""
 FORMS_AT_ONCE: Final = 2
 """Threads that compile structured outputs, as a large schema takes seconds."""
 FORM_CPU_S: Final = 1.0
@@ -93,13 +96,13 @@ class EngineService:
         self,
         engine: LLMEngine,
         reload: Callable[[], Checkpoint],
-        sockets: WorkerSockets,
+        socket: zmq.Socket[bytes],
         events: EventSender | None,
         heartbeat: Heartbeat,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`reload` reads the weights again. Raises ModelLoadError when it cannot."""
-        self._engine, self._reload, self._sockets = engine, reload, sockets
+        self._engine, self._reload, self._socket = engine, reload, socket
         self._events, self._heartbeat, self._now = events, heartbeat, now
         self._ready = Ready(
             boot=secrets.token_hex(8),
@@ -113,7 +116,9 @@ class EngineService:
             eos_token_ids=tuple(sorted(engine.eos_token_ids)),
         )
         engine.runner.on_layer = heartbeat.beat
-        self._encode = encoder("map")
+        self._encode_events = encoder("map")
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(list[Order]).decode
         if events is not None:
             events.listen(self._note_blocks)
         self._workers: dict[bytes, WorkerClient] = {}
@@ -151,11 +156,9 @@ class EngineService:
         """Waits for orders, at most `timeout_s` seconds, carries them out and makes a step."""
         engine = self._engine
         self._heartbeat.beat()
-        orders = self._sockets.receive(timeout_s)
-        for name, listed in orders:
-            worker = self._workers.setdefault(name, WorkerClient(name))
-            for order in listed:
-                self._do(worker, order)
+        has_orders = bool(self._socket.poll(round(timeout_s * 1000)))
+        if has_orders:
+            self._receive()
         self._add_compiled()
         steps = engine.stats.steps
         outputs, now_s = engine.step(), self._now()
@@ -174,11 +177,26 @@ class EngineService:
             settling, self._settling = self._settling, []
             for worker, command in settling:
                 self._answer(worker, command)
-        has_news = orders or stepped or any(worker.notices for worker in self._workers.values())
+        has_news = has_orders or stepped or any(worker.notices for worker in self._workers.values())
         if has_news or self._now() >= self._told_s + IDLE_S:
             self._tell()
 
     # Orders.
+
+    def _receive(self) -> None:
+        for _ in range(MOST_MESSAGES):
+            try:
+                name, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            worker = self._workers.setdefault(name, WorkerClient(name))
+            try:
+                orders = self._decode(b"".join(frames))
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                logger.warning("a message of a worker is ignored: %s", error)
+                continue
+            for order in orders:
+                self._do(worker, order)
 
     def _do(self, worker: WorkerClient, order: Order) -> None:
         match order:
@@ -321,7 +339,7 @@ class EngineService:
     def _note_blocks(self, topic: str, sequence: int, batch: EventBatch) -> None:
         wanting = [worker for worker in self._workers.values() if worker.wants_kv_events]
         if wanting:
-            blocks = PublishedEvents(topic, sequence, self._encode(batch))
+            blocks = PublishedEvents(topic, sequence, self._encode_events(batch))
             for worker in wanting:
                 worker.notices.append(blocks)
 
@@ -340,26 +358,24 @@ class EngineService:
             paused=engine.scheduler.paused,
         )
         for worker in list(self._workers.values()):
-            match self._sockets.send(worker.name, [*worker.notices, load]):
-                case "sent":
-                    worker.notices = []
-                case "full":
-                    # Its choices end, and all but their unfinished parts waits for its next read.
-                    if worker.keys:
-                        logger.warning("a worker does not read: %d choices end", len(worker.keys))
-                    unread = worker.notices
-                    worker.notices = [
-                        it for it in unread if not isinstance(it, EngineCoreOutput) or it.finish
-                    ]
-                    for key in list(worker.keys):
-                        self._abort(worker, key)
-                        self._fail(worker, key, "The server was too slow to take the reply.")
-                case "gone":
-                    logger.info("a worker has left, with %d choices", len(worker.keys))
-                    for key in list(worker.keys):
-                        self._abort(worker, key)
-                    self._settling = [it for it in self._settling if it[0] is not worker]
-                    del self._workers[worker.name]
+            try:
+                self._socket.send_multipart([worker.name, self._encode([*worker.notices, load])], zmq.NOBLOCK)
+            except zmq.Again:  # its choices end, and all but their unfinished parts waits for its next read
+                if worker.keys:
+                    logger.warning("a worker does not read: %d choices end", len(worker.keys))
+                unread = worker.notices
+                worker.notices = [it for it in unread if not isinstance(it, EngineCoreOutput) or it.finish]
+                for key in list(worker.keys):
+                    self._abort(worker, key)
+                    self._fail(worker, key, "The server was too slow to take the reply.")
+            except zmq.ZMQError:
+                logger.info("a worker has left, with %d choices", len(worker.keys))
+                for key in list(worker.keys):
+                    self._abort(worker, key)
+                self._settling = [it for it in self._settling if it[0] is not worker]
+                del self._workers[worker.name]
+            else:
+                worker.notices = []
 
     def _end(self, error: str) -> None:
         self._heartbeat.stop()
@@ -367,12 +383,11 @@ class EngineService:
             for key in list(worker.keys):
                 self._fail(worker, key, error)
         self._tell()
-        self._sockets.close()
         if self._events is not None:
             self._events.close()
 
 
-def start(options: EngineProcessOptions, sockets: WorkerSockets) -> EngineService:
+def start(options: EngineProcessOptions, socket: zmq.Socket[bytes]) -> EngineService:
     """Loads a model and returns its service.
 
     Raises ModelLoadError, with one line, for a failure of the model, and for options that do not fit.
@@ -395,4 +410,4 @@ def start(options: EngineProcessOptions, sockets: WorkerSockets) -> EngineServic
         raise ModelLoadError(f"The KV events cannot be published: {error}.") from error
     engine = assemble(path, checkpoint, options.device, options.dtype, sizes)
     heartbeat = Heartbeat(options.endpoint)
-    return EngineService(engine, lambda: load_checkpoint(path), sockets, events, heartbeat)
+    return EngineService(engine, lambda: load_checkpoint(path), socket, events, heartbeat)

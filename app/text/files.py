@@ -50,10 +50,10 @@ def read_folder(path: Path) -> TokenizerFolder:
     if not file.is_file():
         raise TokenizerLoadError(f"There is no tokenizer.json at {path}.")
     folder = file.parent
-    config = _read_json(folder / "tokenizer_config.json")
-    model = _read_json(folder / "config.json")
+    config = read_json(folder / "tokenizer_config.json")
+    model = read_json(folder / "config.json")
     special_tokens = {}
-    for key, value in (_read_json(folder / "special_tokens_map.json") | config).items():
+    for key, value in (read_json(folder / "special_tokens_map.json") | config).items():
         text = value.get("content") if isinstance(value, dict) else value
         if key.endswith("_token") and isinstance(text, str):
             special_tokens[key] = text
@@ -64,7 +64,7 @@ def read_folder(path: Path) -> TokenizerFolder:
         tokenizer_file=file,
         special_tokens=special_tokens,
         chat_templates=_chat_templates(folder, config),
-        eos_token_ids=_eos_token_ids(_read_json(folder / "generation_config.json"), model),
+        eos_token_ids=_eos_token_ids(read_json(folder / "generation_config.json"), model),
         model_vocab_size=vocab_size if isinstance(vocab_size, int) else 0,
         takes_media=takes_media(model) is not False,
     )
@@ -72,7 +72,7 @@ def read_folder(path: Path) -> TokenizerFolder:
 
 def read_info(file: Path) -> dict[str, object]:
     """Returns `tokenizer_config.json` beside `file`, with a `tokenizer_class` and with tokens as texts."""
-    config = _read_json(file.parent / "tokenizer_config.json")
+    config = read_json(file.parent / "tokenizer_config.json")
     hidden = ("vocab_file", "merges_file")
     told = {name: _texts(value) for name, value in config.items() if name not in hidden}
     return {"tokenizer_class": "PreTrainedTokenizerFast", **told}
@@ -85,7 +85,8 @@ def _texts(value: object) -> object:
     return [_texts(each) for each in value] if isinstance(value, list) else value
 
 
-def _read_json(file: Path) -> dict[str, object]:
+def read_json(file: Path) -> dict[str, object]:
+    """Reads a JSON object; returns an empty one for a missing file. Raises TokenizerLoadError."""
     if not file.is_file():
         return {}
     try:
@@ -99,7 +100,7 @@ def _read_json(file: Path) -> dict[str, object]:
 
 def _chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
     templates: dict[str, str] = {}
-    for source in (_read_json(folder / "chat_template.json"), config):
+    for source in (read_json(folder / "chat_template.json"), config):
         entry = source.get("chat_template")
         if isinstance(entry, str):
             templates.setdefault(DEFAULT_TEMPLATE, entry)
@@ -125,7 +126,7 @@ def _eos_token_ids(*configs: Mapping[str, object]) -> tuple[int, ...]:
 def model_config(name: str) -> dict[str, object]:
     """Returns the `config.json` of a model in a local folder; empty if unreadable or missing."""
     with suppress(TokenizerLoadError):
-        return _read_json(Path(name).expanduser() / "config.json")
+        return read_json(Path(name).expanduser() / "config.json")
     return {}
 
 

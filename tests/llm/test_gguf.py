@@ -95,7 +95,7 @@ def test_all_is_read_as_the_package_reads_it(kind: str, tmp_path: Path) -> None:
         assert read_tensor(file, tensor.name).numpy().tobytes() == wanted.astype(np.float32).tobytes()
     for name, field in theirs.fields.items():
         if not name.startswith("GGUF."):
-            assert file.field(name) == field.contents()
+            assert file.fields[name] == field.contents()
     assert generate(make_engine(path), prompts(2)) and load_tokenizer(path) is None
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
 
 import pytest
+import zmq
 
 from app.engine.core.remote import Heartbeat
 from app.engine.core.wire import TextForm
 from app.llm.engine import LLMEngine
 from app.llm.errors import RequestError
 from app.llm.loader import load_checkpoint
+from app.llm.service import bind
 from app.llm.serving import IDLE_S, EngineService
-from app.llm.worker_sockets import WorkerSockets
 from tests.kvcache.caches import check
 from tests.llm.process import Worker
 from tests.llm.tiny import generate, make_engine, prompts
@@ -31,10 +32,10 @@ class Turns:
     def __init__(self, folder: Path, endpoint: str, queued_messages: int) -> None:
         self.endpoint, self.now_s = endpoint, 100.0
         self.engine: LLMEngine = make_engine(folder)
-        self.sockets = WorkerSockets(endpoint, queued_messages)
+        self.socket = bind(zmq.Context.instance(), endpoint, queued_messages)
         now, files = (lambda: self.now_s), (lambda: load_checkpoint(folder))
         heart = Heartbeat(endpoint, now=now)
-        self.service = EngineService(self.engine, files, self.sockets, None, heart, now=now)
+        self.service = EngineService(self.engine, files, self.socket, None, heart, now=now)
 
     def turn(self) -> None:
         self.service.turn(0.01)
@@ -54,7 +55,7 @@ class Turns:
 def serving(folder: Path, queued_messages: int = 1000) -> Iterator[Turns]:
     with TemporaryDirectory() as short:
         turns = Turns(folder, f"ipc://{short}/e", queued_messages)
-        with closing(turns.sockets):
+        with turns.socket:
             yield turns
 
 
