@@ -20,10 +20,10 @@ from app.console.feed import Feed
 from app.console.load import Generator, LoadPlan
 from app.console.observer import Observer
 from app.engine.core.cache_manager import KVCacheManager
-from app.engine.core.client import EngineClient
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Operations
 from app.engine.core.request import EngineRequest
+from app.engine.core.sequence import EngineClient
 from app.serving.api.admin.config import PeerRanks
 from app.serving.api.admin.lifecycle import routes as lifecycle_routes
 from app.serving.flask.application import Understudy

@@ -14,10 +14,10 @@ from app.console.bars import BlockMap, RequestBars, in_ms
 from app.console.frames import FIGURES, EventRow, Frame, Picture, StepRow
 from app.engine.core.batch import Batch, Phase
 from app.engine.core.cache_manager import KVCacheManager
-from app.engine.core.client import EngineClient
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Operations
 from app.engine.core.request import EngineRequest
+from app.engine.core.sequence import EngineClient
 from app.engine.core.stepped import StepExecutor, SteppedSequence
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 

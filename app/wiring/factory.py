@@ -65,9 +65,9 @@ from config.settings import DatasetSettings, ServerSettings
 
 if TYPE_CHECKING:
     from app.console.application import Console
-    from app.engine.core.client import EngineClient
     from app.engine.core.lifecycle import Operations
     from app.engine.core.remote import RemoteEngine
+    from app.engine.core.sequence import EngineClient
     from app.engine.core.wire import EngineProcessOptions
     from app.engine.kvcache.publisher import Publisher
     from app.plugins.registry import PluginRegistry

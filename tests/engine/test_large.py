@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from app.base.clock.clock import LiveClock, VirtualClock
-from app.engine.core.sequence import MOST_AT_ONCE
+from app.engine.core.timeline import MOST_AT_ONCE
 from tests.engine.harness import START_S, Harness
 
 LONGEST_S = 0.02

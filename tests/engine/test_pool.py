@@ -7,45 +7,35 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
+from app.engine.core.outputs import Started
 from app.engine.core.scheduler import FIRST, SLACK, WaitingQueue
-from app.engine.core.timeline import SequencePool
 from app.engine.lora import LoRASlots
-
-
-class Waiter:
-    """A task that keeps its slot; `free` says whether it fits."""
-
-    adapter: str | None = None
-    arrived = 0
-
-    def __init__(self, fits: bool = True, keeps: bool = True, priority: int = 0) -> None:
-        self.free, self.keeps, self.priority, self.started = fits, keeps, priority, False
-
-    def fits(self) -> bool:
-        return self.free
-
-    def start(self) -> bool:
-        self.started = True
-        return self.keeps
+from config.settings import LatencySettings
+from tests.engine.harness import Harness
 
 
 def test_a_task_that_does_not_fit_holds_up_those_behind_it() -> None:
-    pool = SequencePool(3)
-    large, small = Waiter(fits=False), Waiter()
-    assert not pool.submit(large) and not pool.submit(small)
-    large.free = True
-    assert pool.submit(Waiter()) and (pool.running, pool.waiting) == (3, 0)
+    harness = Harness(slots=3, blocks=6, inter_token_latency=0.1)
+    harness.ask("first", prompt_ids=range(16))
+    for name, tokens in (("large", 32), ("small", 8)):
+        harness.ask(name, prompt_ids=range(100, 100 + tokens))
+    assert harness.gauges() == (1, 2)
+    harness.clock.advance(60)
+    order = [name for name, event in harness.events if isinstance(event, Started)]
+    assert order == ["first", "large", "small"] and harness.is_idle()
 
 
 def test_thousands_of_short_ones_behind_a_long_one_need_no_deep_stack() -> None:
-    pool, long = SequencePool(1), Waiter()
-    pool.submit(long)
-    short = [Waiter(keeps=False) for _ in range(5000)]
-    for task in short:
-        pool.submit(task)
-    pool.leave(long)
-    assert all(task.started for task in short) and (pool.running, pool.waiting) == (0, 0)
+    harness = Harness(slots=1, max_waiting=6000, time_to_first_token=1.0)
+    long = harness.ask("long")
+    harness.engine.on_settings(replace(harness.settings, latency=LatencySettings()))
+    for number in range(5000):
+        harness.ask(f"short{number}")
+    long.abort()
+    harness.clock.advance(60)
+    assert len(harness.events) == 2 * 5000 and harness.is_idle()
 
 
 ADAPTERS = [None, "a", "b", "c"]

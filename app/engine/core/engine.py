@@ -15,20 +15,17 @@ from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, Recorder
 from app.engine.core.beams import BeamSearch
 from app.engine.core.cache_manager import KVCacheManager
-from app.engine.core.client import EngineClient
 from app.engine.core.errors import KVCacheFull
 from app.engine.core.outputs import Emit, Started, Tokens
 from app.engine.core.request import EngineRequest, Model, Reply, watches_of
-from app.engine.core.sequence import (
-    COUNTED_AS,
+from app.engine.core.sequence import COUNTED_AS, EngineClient, Handle, emit_failure
+from app.engine.core.timeline import (
     MOST_AT_ONCE,
-    Handle,
     PerRequestTiming,
-    ReplySequence,
     SequenceContext,
-    emit_failure,
+    SequencePool,
+    TimedSequence,
 )
-from app.engine.core.timeline import SequencePool, TimedSequence
 from app.engine.lora import LoRASlots
 from config.settings import Settings
 
@@ -38,6 +35,8 @@ if TYPE_CHECKING:
     from app.engine.core.stepped import StepExecutor
     from config.profile import Profile
 
+STARTED_AT_ONCE = 128
+"""Most choices of a request that start in the turn of its arrival; keeps other streams on time."""
 LONGEST_WORK_S = 0.005
 """Most work without a pause, in seconds; keeps other streams on time."""
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class Engine(EngineClient):
         )
         self._context = SequenceContext(clock, self.wheel, self.timing, recorder, cache)
         self.executor: SequencePool | StepExecutor
-        self._sequence: Callable[..., ReplySequence]
+        self._sequence: Callable[..., Any]
         if profile is None:
             slots = SequencePool(limits.max_num_seqs, lora, by_priority, self._context)
             self.executor, self._sequence = slots, partial(TimedSequence, slots)
@@ -137,6 +136,9 @@ class Engine(EngineClient):
             for sequence in sequences:
                 sequence.watches = watches_of(sequence.request)
         handle.begin(sequences)
+        for number, sequence in enumerate(sequences):
+            if not sequence.over:
+                self.executor.submit(sequence, number >= STARTED_AT_ONCE)
         return handle
 
     def pause(self) -> None:

@@ -27,11 +27,10 @@ from app.base.clock.pause import pause_if_possible
 from app.base.metrics.recorder import Recorder
 from app.engine.core import wire
 from app.engine.core.batch import Phase, SequenceStatus
-from app.engine.core.client import EngineClient
 from app.engine.core.errors import CallerLeft, CommandFailed, EngineDead, EngineFailed, RequestRefused
 from app.engine.core.outputs import Emit, Finish, LazySequence, Part, PartReader, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest, watches_of
-from app.engine.core.sequence import COUNTED_AS, Handle, Sequence
+from app.engine.core.sequence import COUNTED_AS, EngineClient, Handle, Sequence
 from config.settings import Settings
 
 NS: Final = 1_000_000_000
@@ -121,7 +120,7 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 class RemoteSequence(Sequence):
     """A choice from its request to its end, whatever ends it."""
 
-    __slots__ = ("_held", "_held_logprobs", "_leave", "_names", "_part", "_reader", "is_computed", "key")
+    __slots__ = ("_held", "_held_logprobs", "_names", "_part", "_reader", "is_computed", "key")
 
     def __init__(
         self,
@@ -134,12 +133,12 @@ class RemoteSequence(Sequence):
         leave: Callable[[RemoteSequence], None],
         handle: Handle,
     ) -> None:
-        """Calls `leave` once, at the end of the choice. With a `reader` text is emitted by parts."""
-        super().__init__(request, request.max_tokens, now, recorder, handle)
+        """With a `reader` text is emitted by parts."""
+        super().__init__(request, request.max_tokens, now, recorder, handle, leave)
         self.key = key
         self.is_computed = True
         """False once the engine has reported the end of the choice."""
-        self._names, self._leave, self._reader = names, leave, reader
+        self._names, self._reader = names, reader
         self._held: list[int] = []
         """Token ids whose text the reader still keeps."""
         self._held_logprobs: list[TokenLogprob] = []
@@ -155,9 +154,6 @@ class RemoteSequence(Sequence):
         """Reports QUEUED until the first token: the engine reports nothing earlier."""
         phase = Phase.QUEUED if self._first_s is None else Phase.DECODE
         return SequenceStatus(phase, self.prompt_tokens, 0, self.scheduled_s, self._first_s)
-
-    def enter(self, soon: bool) -> None:
-        """Does nothing: `RemoteEngine.submit` has sent the request."""
 
     def take(self, output: wire.EngineCoreOutput) -> None:
         if self.over:
@@ -241,9 +237,6 @@ class RemoteSequence(Sequence):
         values = [entry.logprob, *(value for _, value in others)]
         top = list(zip(ids, names, values, strict=True))
         return TokenLogprob(entry.token_id, names[0], entry.logprob, top, entry.rank)
-
-    def _withdraw(self) -> None:
-        self._leave(self)
 
 
 CONNECTED, LOST = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED

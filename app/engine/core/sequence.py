@@ -2,31 +2,26 @@
 
 `Sequence` is the base class. `ReplySequence` emits a reply decided at arrival: `TimedSequence` on its own
 timeline, `SteppedSequence` in steps shared by sequences. `RemoteSequence` emits the outputs of an engine in
-another process.
+another process. `EngineClient` is the base of both engines, and the door for all code above them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as Listed
 from concurrent.futures import Future
-from dataclasses import dataclass
-from itertools import chain
-from random import Random
+from typing import Any
 
-from app.base.clock.clock import Clock
 from app.base.clock.pause import Slices
-from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, FinishReason, Recorder
 from app.engine.core.batch import SequenceState, SequenceStatus
-from app.engine.core.cache_manager import KVCacheManager
-from app.engine.core.outputs import Emit, Failed, Finish, Part, Started, TakeToken, TokenLogprob, Tokens
-from app.engine.core.request import EngineRequest, Reply, SequenceOutcome, Watch, notify
-from config.settings import LatencySettings
+from app.engine.core.errors import Draining, EngineDead, QueueFull, TooManyRequests
+from app.engine.core.outputs import Emit, Failed, Finish, Started, TakeToken, TokenLogprob, Tokens
+from app.engine.core.request import EngineRequest, SequenceOutcome, Watch, notify
+from config.settings import Settings
 
 ABORT = Finish("abort")
-CACHE_THRESHOLD = Finish("cache_threshold")
 COUNTED_AS: dict[str, FinishReason] = {
     "stop": "stop",
     "length": "length",
@@ -34,104 +29,9 @@ COUNTED_AS: dict[str, FinishReason] = {
     "cache_threshold": "stop",
     "content_filter": "stop",
 }
-MOST_AT_ONCE = 1024
-"""Most tokens in one output, fewer with log probabilities; bounds the rendering time of one event."""
 INTERRUPT_STEPS = 4
 """Work of ending one choice, in steps of `Slices`."""
-STARTED_AT_ONCE = 128
-"""Most choices of a request that start in the turn of its arrival; keeps other streams on time."""
 log = logging.getLogger(__name__)
-
-
-LOWEST, HIGHEST = 0.3, 1.7
-"""Bounds of a sampled duration, as factors of its mean (±70 %)."""
-
-
-class PerRequestTiming:
-    """Samples the durations, in seconds, of a sequence on its own timeline, from the latency settings.
-
-    `running` returns how many sequences hold one of `slots` now. Load stretches every mean: by 1 at one
-    sequence, up to `time-factor-under-load` when all slots are taken.
-    """
-
-    def __init__(self, latency: LatencySettings, slots: int, running: Callable[[], int], rng: Random) -> None:
-        self._slots = slots
-        self._running = running
-        self._rng = rng
-        self.use(latency)
-
-    def use(self, latency: LatencySettings) -> None:
-        self._latency = latency
-        varies = latency.inter_token_latency_std_dev != 0 or latency.time_factor_under_load != 1.0
-        gap_s = latency.inter_token_latency
-        self.constant_gap_s: float | None = None if varies and gap_s else gap_s
-        """Constant result of `inter_token` in seconds; None if it varies."""
-        self._per_token = latency.latency_calculator == "per-token" or (
-            not latency.latency_calculator
-            and latency.time_to_first_token == 0
-            and latency.time_to_first_token_std_dev == 0
-        )
-        means = (
-            (latency.prefill_overhead, latency.prefill_time_per_token)
-            if self._per_token
-            else (latency.time_to_first_token,)
-        )
-        self._prefills = any(means)
-        self.instant = self.constant_gap_s == 0 and not self._prefills
-        """True if a prompt prefilled on this engine, and its reply, take no time."""
-
-    def time_to_first_token(self, prompt_tokens: int, cached_tokens: int = 0, remote: bool = False) -> float:
-        """Returns the seconds of prefill, or, if `remote`, of the transfer of its cache (9.3)."""
-        at = self._latency
-        if remote:
-            mean, deviation = at.kv_cache_transfer_latency, at.kv_cache_transfer_latency_std_dev
-            if at.latency_calculator == "constant" or (not at.latency_calculator and (mean or deviation)):
-                return self._sample(mean, deviation)
-            mean = prompt_tokens * at.kv_cache_transfer_time_per_token
-            return self._sample(mean, at.kv_cache_transfer_time_std_dev)
-        if not self._prefills:
-            return 0.0
-        factor = self.load_factor()
-        if self._per_token:
-            computed = max(0, prompt_tokens - cached_tokens)
-            mean = factor * (at.prefill_overhead + computed * at.prefill_time_per_token)
-            return self._sample(mean, at.prefill_time_std_dev)
-        return self._sample(factor * at.time_to_first_token, at.time_to_first_token_std_dev)
-
-    def inter_token(self) -> float:
-        if self.constant_gap_s is not None:
-            return self.constant_gap_s
-        at = self._latency
-        return self._sample(at.inter_token_latency * self.load_factor(), at.inter_token_latency_std_dev)
-
-    def image(self) -> float:
-        """Returns the seconds that an image takes, independent of load (9.5)."""
-        at = self._latency
-        return self._sample(at.time_to_generate_image, at.time_to_generate_image_std_dev)
-
-    def load_factor(self) -> float:
-        """Returns 1 for one sequence, `time-factor-under-load` at full slots, linear between (9.2)."""
-        if self._slots <= 1:
-            return 1.0
-        others = max(self._running(), 1) - 1
-        return 1.0 + (self._latency.time_factor_under_load - 1.0) * others / (self._slots - 1)
-
-    def _sample(self, mean_s: float, std_dev_s: float) -> float:
-        if std_dev_s == 0:
-            return mean_s
-        drawn = self._rng.gauss(mean_s, std_dev_s)
-        return min(max(drawn, LOWEST * mean_s), HIGHEST * mean_s)
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceContext:
-    """Objects shared by all sequences of an engine in this process."""
-
-    clock: Clock
-    wheel: TimerWheel
-    timing: PerRequestTiming
-    recorder: Recorder
-    cache: KVCacheManager | None
 
 
 class Sequence(SequenceState):
@@ -140,7 +40,7 @@ class Sequence(SequenceState):
     # Thousands of sequences take turns: each must touch little memory.
     __slots__ = (
         *("_emit", "_first_s", "_last_s", "_now", "queued_s", "_recorder", "scheduled_s"),
-        *("_handle", "_take_token", "adapter", "begun", "over", "request", "tokens", "watches"),
+        *("_handle", "_leave", "_take_token", "adapter", "begun", "over", "request", "tokens", "watches"),
     )
 
     def __init__(
@@ -150,8 +50,12 @@ class Sequence(SequenceState):
         now: Callable[[], float],
         recorder: Recorder,
         handle: Handle,
+        leave: Callable[[Any], None],
     ) -> None:
-        """`output_tokens` is the reply's length if known, else the limit; `now` returns monotonic seconds."""
+        """`output_tokens` is the reply's length if known, else the limit; `now` returns monotonic seconds.
+
+        `leave` takes the sequence out of its engine, once, after its last output.
+        """
         prompt_tokens, priority = len(request.prompt_ids), request.priority
         super().__init__(prompt_tokens, output_tokens, priority, request.remote_prefill)
         self.request = request
@@ -160,7 +64,8 @@ class Sequence(SequenceState):
         self.begun = False
         self.over = False
         assert handle.emit is not None
-        self._now, self._recorder, self._emit, self._handle = now, recorder, handle.emit, handle
+        self._now, self._recorder, self._emit = now, recorder, handle.emit
+        self._handle, self._leave = handle, leave
         self.watches: Iterable[Watch] = ()
         self._take_token: TakeToken | None = None
         self.queued_s = request.arrival_s
@@ -168,19 +73,12 @@ class Sequence(SequenceState):
         self._first_s: float | None = None
         self._last_s = 0.0
 
-    def enter(self, soon: bool) -> None:
-        """Requests a slot, now or (`soon`) in a later turn of the event loop."""
-        raise NotImplementedError
-
     def status(self) -> SequenceStatus:
         raise NotImplementedError
 
     @property
     def text(self) -> str:
         return ""
-
-    def _withdraw(self) -> None:
-        raise NotImplementedError
 
     def _start(self, at_s: float, prompt_logprobs: Listed[TokenLogprob | None] | None) -> TakeToken | None:
         """Emits `Started`; returns the writer's receiver of plain tokens, if any."""
@@ -235,11 +133,9 @@ class Sequence(SequenceState):
             self._end("abort", counted)
 
     def _end(self, reason: FinishReason, counted: bool = True) -> None:
-        """Takes the sequence out of the engine and counts it, after its last output."""
         now_s, request = self._now(), self.request
         self.over = True
         self._take_token = None
-        self._withdraw()
         choices, longest = (1, self.tokens) if request.n == 1 else self._handle.count(self)
         if counted:
             scheduled_s = now_s if self.scheduled_s is None else self.scheduled_s
@@ -273,89 +169,7 @@ class Sequence(SequenceState):
             )
             notify(self.watches, outcome)
         self._handle.end_one()
-
-
-class ReplySequence(Sequence):
-    """A choice with a known reply. Due tokens of one part leave in one output."""
-
-    __slots__ = (
-        *("_context", "_delays", "_ids", "_own_cache", "_part", "_part_end", "_parts_done"),
-        *("_position", "_reply", "_texts"),
-    )
-
-    def __init__(
-        self, context: SequenceContext, request: EngineRequest, reply: Reply, handle: Handle
-    ) -> None:
-        super().__init__(request, len(reply.ids), context.clock.now, context.recorder, handle)
-        if request.remote_prefill:
-            self.fetched_tokens = self.prompt_tokens
-        self._reply, self._texts, self._ids = reply, reply.texts, reply.ids
-        self._context = context
-        self._own_cache: KVCacheManager | None = None
-        """KV cache whose blocks the sequence takes and releases itself; None in shared steps."""
-        self._delays: dict[int, float] | None = None
-        if request.delays or reply.delays:
-            self._delays = {}
-            for token, seconds in chain(request.delays, reply.delays):
-                self._delays[token] = self._delays.get(token, 0.0) + seconds
-        self._position = self._parts_done = 0
-        self._part: Part | None
-        self._part_end, self._part = reply.spans[0] if reply.spans else (len(self._texts), None)
-
-    def fits(self) -> bool:
-        cache, tokens = self._context.cache, self.prompt_tokens
-        return cache is None or cache.fits(self, tokens, cache.find(self, tokens))
-
-    def reply_ids(self, start: int, stop: int) -> Listed[int]:
-        return self._ids[start:stop]
-
-    @property
-    def text(self) -> str:
-        return "".join(self._texts[: self._position])
-
-    def _begin(self, at_s: float) -> None:
-        take = self._start(at_s, self._reply.prompt_logprobs)
-        if self._reply.logprobs is None and self._delays is None and not self.over:
-            self._take_token = take
-
-    def _emit_until(self, stop: int, at_s: float, part: Part | None) -> bool:
-        """Emits and counts tokens up to `stop`, due at `at_s`, all of `part`; returns whether more follow."""
-        start, reply, cache = self._position, self._reply, self._own_cache
-        self._position = stop
-        texts, ids = self._texts[start:stop], self._ids[start:stop]
-        logprobs = None if reply.logprobs is None else reply.logprobs[start:stop]
-        finish = None if stop < len(self._texts) else reply.finish
-        if cache is not None:
-            if ids:  # without a free block the reply continues anyway: nothing is preempted
-                cache.append(self, len(ids))
-            cache.publish()
-            if finish is not None:
-                cache.release(self)
-        self._account(len(ids), at_s)
-        self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, finish, part))
-        if finish is not None and not self.over:
-            self._end(COUNTED_AS[finish.reason])
-        return finish is None
-
-    def _empty(self) -> None:
-        """Too little is cached: the reply becomes empty (simulator.md 13.7)."""
-        self._reply = Reply((), (), CACHE_THRESHOLD)
-        self._texts = self._ids = ()
-        self._part_end, self._part = 0, None
-
-    def _to_next_part(self) -> bool:
-        """Moves to the next part of the reply; returns whether the part is an image."""
-        self._parts_done += 1
-        self._part_end, self._part = self._reply.spans[self._parts_done]
-        return self._part is not None and self._part.kind == "image"
-
-    def _end(self, reason: FinishReason, counted: bool = True) -> None:
-        if self._own_cache is not None and self in self._own_cache.running:
-            self._own_cache.release(self)
-            self._own_cache.publish()
-        if reason == "abort":
-            self._texts = self._ids = ()  # the timer wheel may hold the sequence for a while
-        super()._end(reason, counted)
+        self._leave(self)
 
 
 class Handle:
@@ -383,13 +197,9 @@ class Handle:
         return self._future
 
     def begin(self, sequences: Listed[Sequence]) -> None:
-        """Submits all sequences in order; most of many start in later turns of the event loop."""
         self.choices = sequences
         self._unfinished = len(sequences)
         self._active[self] = None
-        for number, sequence in enumerate(sequences):
-            if not sequence.over:
-                sequence.enter(soon=number >= STARTED_AT_ONCE)
 
     def abort(self) -> None:
         """Ends unfinished choices. Nothing more is emitted."""
@@ -434,3 +244,87 @@ def emit_failure(request: EngineRequest, error: Exception, emit: Emit) -> None:
         emit(Failed(request.index, error))
     except Exception:
         log.exception("the failure of a sequence could not be told")
+
+
+class EngineClient:
+    def __init__(self, settings: Settings, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.draining = False
+        limits = settings.scheduling
+        self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
+        self._max_unfinished = limits.max_num_queued_reqs
+        self._active: dict[Handle, None] = {}
+        """Unfinished submissions, in order of arrival."""
+
+    @property
+    def healthy(self) -> bool:
+        """False while no engine can compute."""
+        raise NotImplementedError
+
+    @property
+    def running(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def waiting(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def _unfinished(self) -> int:
+        """Number of running and waiting sequences, in all workers that share the engine."""
+        return self.running + self.waiting
+
+    @property
+    def _queued(self) -> int:
+        """Number of waiting sequences, in all workers that share the engine."""
+        return self.waiting
+
+    def _free(self, adapter: str | None) -> int:
+        """Returns how many more sequences slots and waiting queue can take."""
+        raise NotImplementedError
+
+    def sequences(self) -> Iterator[Sequence]:
+        """Yields all unfinished choices, the latest first. The set may change at every pause."""
+        for submission in list(reversed(self._active)):
+            for choice in reversed(submission.choices):
+                if not choice.over:
+                    yield choice
+
+    def check_accepting(self, sequences: int) -> None:
+        """Raises Draining, or TooManyRequests if `sequences` more would exceed `max-num-queued-reqs`."""
+        if self.draining:
+            raise Draining
+        if not self.healthy:
+            raise EngineDead
+        most = self._max_unfinished
+        if most is not None and (unfinished := self._unfinished) + sequences > most:
+            self.recorder.rejected("max_num_queued_reqs")
+            raise TooManyRequests(unfinished, most)
+
+    def check_admission(self, sequences: int, adapter: str | None = None) -> None:
+        """Checks as `check_accepting`; raises QueueFull when slots and queue cannot hold `sequences` more."""
+        self.check_accepting(sequences)
+        if sequences > self._free(adapter):
+            raise QueueFull(self._queued)
+
+    def room(self, adapter: str | None = None) -> int:
+        """Returns how many sequences slots and waiting queue could admit now."""
+        most, room = self._max_unfinished, self._free(adapter)
+        return room if most is None else min(room, most - self._unfinished)
+
+    def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Handle:
+        """Runs all choices of a request, with pauses, or raises an EngineError before any begins."""
+        raise NotImplementedError
+
+    def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
+        """Ends the requests with these ids, or all, each choice with `abort`; returns the number of choices.
+
+        A prompt with several choices adds one. With `counted` the choices enter the metrics of finished
+        requests, as vLLM counts requests that its engine ends (pause, sleep). Pauses when there are many.
+        """
+        slices = Slices()
+        return sum([it.interrupt(request_ids, slices, counted) for it in list(self._active)])
+
+    def drain(self) -> None:
+        """Admits no more requests; admitted ones run to their end."""
+        self.draining = True

@@ -18,8 +18,9 @@ from msgspec import Struct
 from app.engine.core.batch import Batch, Blocks, Drafts, Phase, SchedulerLimits, SequenceStatus
 from app.engine.core.request import EngineRequest, Reply
 from app.engine.core.scheduler import Scheduler, WaitingQueue
-from app.engine.core.sequence import Handle, ReplySequence, SequenceContext
+from app.engine.core.sequence import Handle
 from app.engine.core.step_loop import CostModel, StepCost, StepLoop
+from app.engine.core.timeline import ReplySequence, SequenceContext
 from app.engine.kvcache.block_pool import CountedBlocks
 from app.engine.lora import LoRASlots
 from config.profile import Profile
@@ -35,11 +36,11 @@ log = logging.getLogger(__name__)
 class SteppedSequence(ReplySequence):
     """One choice in the steps of an engine; the scheduler holds this object itself."""
 
-    __slots__ = ("_executor", "_late", "_promised", "_shift_s")
+    __slots__ = ("_late", "_promised", "_shift_s")
+    fills_cache = False
 
     def __init__(self, executor: StepExecutor, request: EngineRequest, reply: Reply, handle: Handle) -> None:
-        super().__init__(executor.context, request, reply, handle)
-        self._executor = executor
+        super().__init__(executor.context, request, reply, handle, executor.leave)
         self._promised = 0
         """Number of tokens received from steps, if the reply has delays."""
         self._shift_s = 0.0
@@ -53,10 +54,6 @@ class SteppedSequence(ReplySequence):
             waits = Phase.PREEMPTED if self.preemptions else Phase.TRANSFER if self.held else Phase.QUEUED
             phase, computed = Phase.PREFILL if self.running else waits, min(self.computed, computed)
         return SequenceStatus(phase, computed, self.held, self.scheduled_s, self._first_s)
-
-    def enter(self, soon: bool) -> None:
-        """Sends the sequence to the front end."""
-        self._executor.submit(self)
 
     def end_at_once(self, now_s: float) -> None:
         """Ends with an empty reply."""
@@ -118,9 +115,6 @@ class SteppedSequence(ReplySequence):
                 self._context.wheel.add(due_s, self)
             if image or count <= 0:
                 return
-
-    def _withdraw(self) -> None:
-        self._executor.withdraw(self)
 
 
 WatchStep = Callable[[Batch[SteppedSequence], float, float], None]
@@ -201,7 +195,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
         self.scheduler.paused = False
         self._look()
 
-    def submit(self, sequence: SteppedSequence) -> None:
+    def submit(self, sequence: SteppedSequence, soon: bool = False) -> None:
         """Takes a sequence into the front end; the scheduler sees each of several prompts separately."""
         request = sequence.request
         apart = request.index > 0 and request.index % request.n == 0
@@ -211,7 +205,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
         self._in_line += 1
         self._arm()
 
-    def withdraw(self, sequence: SteppedSequence) -> None:
+    def leave(self, sequence: SteppedSequence) -> None:
         if not sequence.arrived:
             self._in_line -= 1
             return

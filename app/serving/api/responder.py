@@ -16,10 +16,9 @@ from gevent.event import Event as Bell
 
 from app.base.clock.clock import Watcher
 from app.base.clock.pause import pause_if_possible
-from app.engine.core.client import EngineClient
 from app.engine.core.outputs import EngineOutput, Failed, Started, TakeToken, Tokens
 from app.engine.core.request import EngineRequest
-from app.engine.core.sequence import Handle
+from app.engine.core.sequence import EngineClient, Handle
 from app.serving.api.writer import ResponseWriter
 from app.serving.faults.fault import Fault, damage
 from app.serving.http.connection import Connection

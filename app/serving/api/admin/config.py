@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.engine.core.client import EngineClient
 from app.engine.core.lifecycle import Operations
+from app.engine.core.sequence import EngineClient
 from app.serving.api.admin.reports import action
 from app.serving.http.body import BodyLimits
 from app.serving.http.context import RequestContext

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 import gevent
 from google.protobuf.message import Message
 
-from app.engine.core.client import EngineClient
 from app.engine.core.lifecycle import Operations
+from app.engine.core.sequence import EngineClient
 from app.engine.kvcache.publisher import EventSender
 from app.serving.api.grpc.generate import generate_method
 from app.serving.api.grpc.messages import (
