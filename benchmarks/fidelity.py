@@ -13,8 +13,7 @@ import time
 from array import array
 from collections.abc import Sequence
 
-from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import MeasuredRun
+from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
 from app.lab.fidelity.record import prompts, read_target
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
 from app.lab.load.recording_client import Measured, RecordingClient
@@ -85,7 +84,7 @@ def _simulated(lived: Sequence[Measured], profile: Profile) -> SimulationOutcome
         array("i", [it.input_tokens for it in lived]),
         array("i", [it.output_tokens for it in lived]),
     )
-    return simulate(load, SimulationPlan(profile=profile), 1, lambda done: None)
+    return simulate(load, SimulationPlan(profile=profile))
 
 
 def _show(recording: MeasuredRun, lived: Sequence[Measured], profile: Profile, seconds: float) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from app.lab.fidelity.simulation import SimulationPlan, cores, each, longest_tokens, simulate  # noqa: E402
+from app.lab.fidelity.simulation import SimulationPlan, cores, longest_tokens, simulate, worker_pool  # noqa: E402
 from app.lab.fidelity.summary import LATENCIES, Point, RunSummary, draw_curves, summarize  # noqa: E402
-from app.lab.load.report import BLUE, RED, Progress, new_figure  # noqa: E402
+from app.lab.load.report import BLUE, RED, new_figure, progress_of  # noqa: E402
 from app.lab.load.synthetic import Between, Lognormal, Recipe, draw_load  # noqa: E402
 from config.profile import DEFAULT_PROFILE, read_profile  # noqa: E402
 
@@ -39,18 +39,19 @@ def simulated(rate: float) -> RunSummary:
     )
     load = draw_load(recipe, longest_tokens(profile.engine))
     plan = SimulationPlan(profile=profile, in_flight=256, turnaround_s=60e-6)
-    return summarize(load, plan, simulate(load, plan, 1, lambda done: None), DEFAULT_PROFILE)
+    return summarize(load, plan, simulate(load, plan), DEFAULT_PROFILE)
 
 
 def main(argv: Sequence[str]) -> None:
     path = Path(argv[0]) if argv else ROOT / "docs" / "saturation.png"
-    progress, summaries = Progress(sys.stderr, "simulated", len(RATES), "rates"), dict[int, RunSummary]()
-    for number, summary in each(simulated, RATES, cores(), lambda: progress(len(summaries))):
-        summaries[number] = summary
-    progress.end()
-    points = [
-        Point(value=rate, meets_slo=None, summary=summaries[number]) for number, rate in enumerate(RATES)
-    ]
+    points = list[Point]()
+    with (
+        worker_pool(cores()) as pool,
+        progress_of(sys.stderr, "simulated", len(RATES), "rates") as progress,
+    ):
+        for rate, summary in zip(RATES, (pool.map if pool else map)(simulated, RATES), strict=True):
+            points.append(Point(value=rate, meets_slo=None, summary=summary))
+            progress(len(points))
     canvas, axes = new_figure("Qwen3-14B, one H100: lines are simulated, crosses recorded from vLLM 0.23")
     draw_curves(axes, "requests/s", points)
     for its, latency in zip(axes, LATENCIES, strict=False):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 
 from app.engine.core.batch import Batch
-from app.lab.fidelity.fitting import MeasuredRun
+from app.lab.fidelity.benchmark_files import MeasuredRun
 from app.lab.fidelity.pod import OfflineRequest, Pod
 from app.lab.fidelity.simulation import SimulationPlan, simulate
 from app.lab.load.trace import LoadTrace
@@ -96,7 +96,7 @@ def play_offline(profile: Profile, load: LoadTrace, in_flight: int | None) -> Pl
         noted.append(_noted(batch, end_s - start_s))
 
     plan = SimulationPlan(profile=profile, in_flight=in_flight, turnaround_s=TURNAROUND_S)
-    outcome = simulate(load, plan, 1, lambda done: None, watch)
+    outcome = simulate(load, plan, watch=watch)
     recording = _blank("simulated", load)
     recording.send_s, recording.first_s = list(outcome.send_s), list(outcome.first_s)
     recording.last_s = list(outcome.last_s)

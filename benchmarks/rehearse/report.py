@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from app.lab.fidelity.fitting import MeasuredRun
+from app.lab.fidelity.benchmark_files import MeasuredRun
 from app.lab.fidelity.record import COLUMNS
 from app.lab.load.report import BLUE, GREY, RED, Axes, markdown, milliseconds, new_figure, write_rows
 from benchmarks.rehearse.playing import RecordedStep

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import cli
-from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import MeasuredRun
+from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
 from app.lab.load.synthetic import Between, Recipe
 from app.lab.load.trace import LoadTrace
 from benchmarks.rehearse import command, report

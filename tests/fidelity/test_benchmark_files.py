@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import MeasuredRun
+from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
 from config import ConfigError
 
 LISTS: dict[str, object] = {

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from app.lab.fidelity import calibrate
+from app.lab.fidelity.benchmark_files import MeasuredRun
 from app.lab.fidelity.calibrate import as_yaml, constants_table, warnings
-from app.lab.fidelity.fitting import CONSTANTS, Certainty, MeasuredRun, Problem, Run, make_problem
+from app.lab.fidelity.fitting import CONSTANTS, Certainty, Problem, Run, make_problem
 from app.lab.fidelity.search import Search, certainties
 from config.profile import read_profile
 
@@ -50,20 +51,19 @@ def problem() -> Problem:
 
 
 def test_constants_are_found_again_and_called_identified() -> None:
-    told = []
     made = problem()
-    found = Search(made, None, 160, lambda done, best: told.append(best)).run(seed=3)
+    found = Search(made, None, 160, lambda done: None).run(seed=3)
     known = certainties(made, found.x, None)
     values = made.candidate(found.x)
     assert values["weights"] == pytest.approx(TRUE.cost.weights, rel=0.02)
     assert values["per_token"] == pytest.approx(TRUE.cost.per_token, rel=0.02)
     assert values["front"] == pytest.approx(TRUE.front.front, rel=0.05)
-    assert found.loss < 0.05 * told[0] and told == sorted(told, reverse=True)
+    assert found.loss < 0.05 * made.loss([0.0] * len(FITTED))
     assert {"weights", "per_token"} <= {it.name for it in known if it.identified}
 
 
 def test_the_same_seed_finds_the_same() -> None:
-    one, other = (Search(problem(), None, 30, lambda done, best: None).run(seed=5) for _ in range(2))
+    one, other = (Search(problem(), None, 30, lambda done: None).run(seed=5) for _ in range(2))
     assert one == other
 
 
@@ -116,9 +116,6 @@ def test_the_command_writes_a_profile_a_table_and_a_picture(
     assert (
         "TTFT mean" in told.out and "base + weights" in told.out and "warning: no run idles" not in told.err
     )
-    done = [int(line.split()[0]) for line in told.err.splitlines() if " evaluations, " in line]
-    assert done and max(done) <= 60
-    assert "of 60 evaluations" in told.err
 
 
 def test_it_starts_from_a_data_sheet(tmp_path: Path) -> None:

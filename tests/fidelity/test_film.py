@@ -31,7 +31,7 @@ def filmed(pods: int = 1, **engine: Any) -> tuple[LoadTrace, SimulationOutcome, 
     sizes = {"input_tokens": Between(50, 900), "output_tokens": Between(1, 120)}
     load = draw_load(Recipe(**sizes, rate=10.0, arrivals="poisson", seconds=8.0, seed=4), 40_960)
     film = Film(load, plan, TOLD)
-    outcome = simulate(load, plan, 1, lambda done: None, film.watch)
+    outcome = simulate(load, plan, watch=film.watch)
     page = Page()
     page.take(film.picture())
     for frame in film.frames(outcome):
@@ -56,7 +56,7 @@ def test_every_request_comes_runs_and_ends_when_it_did(pods: int) -> None:
     assert (figures["length"], figures["running"], figures["waiting"]) == (len(load), 0, 0)
     assert sum(page.frame["ttft"]) == len(load) and len(page.steps) == outcome.steps
     assert sum(row[2] for row in page.steps) == sum(load.input_tokens)
-    again = simulate(load, film._plan, 1, lambda done: None)  # to watch changes nothing
+    again = simulate(load, film._plan)  # to watch changes nothing
     assert (again.first_s, again.last_s, again.pod) == (outcome.first_s, outcome.last_s, outcome.pod)
 
 

@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 
 from app.engine.core.scheduler import Scheduler
 from app.engine.kvcache.block_pool import CountedBlocks
-from app.lab.fidelity.pod import (
-    OfflineRequest,
-    scheduler_limits,
-)
+from app.lab.fidelity.pod import OfflineRequest, scheduler_limits
 from app.lab.fidelity.simulation import Simulation, SimulationOutcome, SimulationPlan, simulate
-from app.lab.load.policies import BLIND, POLICIES
+from app.lab.load.policies import POLICIES
 from app.lab.load.trace import LoadTrace
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from tests.engine.loops import ClientLoop
@@ -51,7 +48,7 @@ def load_of(requests: Sequence[tuple[float, int, int]], groups: Sequence[tuple[i
 
 
 def simulated(load: LoadTrace, plan: SimulationPlan) -> SimulationOutcome:
-    return simulate(load, plan, 1, lambda done: None)
+    return simulate(load, plan)
 
 
 def moments(outcome: SimulationOutcome) -> list[tuple[float, float, float]]:
@@ -93,20 +90,6 @@ def test_a_fleet_of_one_is_as_the_client_of_one_engine(
     loop.advance(float("inf"))
     assert moments(outcome) == [(it.send_s, it.first_s, it.last_s) for it in those]
     assert (outcome.steps, outcome.preemptions) == (loop.steps, scheduler.preemptions)
-
-
-@settings(max_examples=25, deadline=None)
-@given(REQUESTS, st.sampled_from(sorted(BLIND)), st.integers(2, 4))
-def test_pod_by_pod_is_as_all_together(
-    requests: list[tuple[float, int, int]], policy: str, pods: int
-) -> None:
-    load, plan = load_of(requests), SimulationPlan(profile=REAL, pods=pods, policy=policy)
-    apart, together = simulated(load, plan), Simulation(load, plan, lambda done: None).run()
-    assert moments(apart) == moments(together)
-    assert list(apart.pod) == list(together.pod)
-    assert (apart.steps, apart.preemptions) == (together.steps, together.preemptions)
-    assert apart.timeline.sequences == pytest.approx(together.timeline.sequences)
-    assert apart.timeline.blocks == pytest.approx(together.timeline.blocks)
 
 
 @settings(max_examples=25, deadline=None)

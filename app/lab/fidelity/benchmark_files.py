@@ -12,13 +12,15 @@ import csv
 import gzip
 import io
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from app.lab.fidelity.fitting import MeasuredRun
+from app.lab.load.report import twelve
+from app.lab.load.trace import LoadTrace
 from config import ConfigError
 
 MOST_BYTES = 1 << 30
@@ -26,6 +28,31 @@ UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 TOKENS = ("input_tokens", "output_tokens")
 MOMENTS = ("arrival_s", "send_s", "first_s", "last_s")
 Document = Mapping[str, object]
+
+
+class MeasuredRun(Struct, kw_only=True):
+    """A run as seen by its client: requests in order of arrival, times in seconds."""
+
+    name: str
+    arrival_s: list[float]
+    """Times planned by the load."""
+    send_s: list[float]
+    first_s: list[float]
+    last_s: list[float]
+    input_tokens: list[int]
+    output_tokens: list[int]
+    in_flight: int | None = None
+    """Most requests that the client had in flight; None if unlimited or not in the file."""
+    notes: list[str] = []
+    """Remarks about the file, for users."""
+
+    @property
+    def load(self) -> LoadTrace:
+        columns = array("d", self.arrival_s), array("i", self.input_tokens), array("i", self.output_tokens)
+        return LoadTrace(self.name, *columns)
+
+    def figures(self) -> list[float]:
+        return twelve(self.send_s, self.first_s, self.last_s, self.output_tokens)
 
 
 class Row(Struct, kw_only=True):

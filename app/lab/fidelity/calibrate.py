@@ -13,8 +13,9 @@ import msgspec
 import yaml
 
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import Certainty, Costs, Problem, Run, SimulatedRun, make_problem, relative
-from app.lab.load.report import NAMES, TIMES, check_target, new_figure, whole_file
+from app.lab.fidelity.fitting import Certainty, Costs, Problem, Run, SimulatedRun, make_problem
+from app.lab.fidelity.simulation import worker_pool
+from app.lab.load.report import NAMES, TIMES, check_target, new_figure, progress_of, whole_file
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.flags import FlagParser, as_command, duration_of, whole_number
@@ -26,7 +27,6 @@ Fit a profile to recorded runs of a real server: files of vllm bench serve (--sa
 guidellm (JSON), aiperf (profile_export.jsonl), or CSV as {COMMAND} record writes it. The fit starts from
 the model's config.json and the device's data sheet, or from a profile (docs/fidelity.md, "Calibration").
 """
-TELL_EVERY_S = 2.0
 
 
 @as_command()
@@ -40,11 +40,8 @@ def run(argv: Sequence[str]) -> int:
     start = _start(given)
     runs, kept = _runs(given.recordings, given, start), _runs(given.check, given, start)
     for run in kept:
-        for fitted in runs:
-            if run.recording.name == fitted.recording.name or run.figures == fitted.figures:
-                raise UsageError(
-                    f"calibrate: {run.recording.name} is fitted: --check takes runs that the fit never saw"
-                )
+        if any(run.name == fitted.name or run.figures == fitted.figures for fitted in runs):
+            raise UsageError(f"calibrate: {run.name} is fitted: --check takes runs that the fit never saw")
     _fit(given, make_problem(start, runs), kept, time.monotonic)
     return 0
 
@@ -77,30 +74,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: Callable[[], float]) -> None:
-    from app.lab.fidelity.search import Search, certainties, pooled  # and numpy, which is optional
+    from app.lab.fidelity.search import Search, certainties  # and numpy, which is optional
 
-    begun_s, told_s = now(), float("-inf")
-
-    def tell(evaluations: int, best: float) -> None:
-        nonlocal told_s
-        if now() - told_s >= TELL_EVERY_S:
-            told_s = now()
-            done = min(evaluations, given.evaluations)  # a last round may be beyond
-            spent = f"{done} of {given.evaluations} evaluations, {told_s - begun_s:.0f} s"
-            print(f"{spent}: best loss {best:.5f}", file=sys.stderr, flush=True)
-
-    with pooled(given.jobs) as pool:
-        found = Search(problem, pool, given.evaluations, tell).run(given.seed)
+    begun_s = now()
+    with (
+        worker_pool(given.jobs) as pool,
+        progress_of(sys.stderr, "fitted", given.evaluations, "evaluations") as progress,
+    ):
+        found = Search(problem, pool, given.evaluations, progress).run(given.seed)
         known = certainties(problem, found.x, pool)
     played = problem.play(found.x)
-    errors = {
-        run.recording.name: relative(it.figures, run.figures)
-        for run, it in zip(problem.runs, played, strict=True)
-    }
+    errors = {run.name: run.errors(it) for run, it in zip(problem.runs, played, strict=True)}
     profile = problem.profile(found.x)
     costs = {"cost": _rounded(profile.cost), "front": _rounded(profile.front)}
     profile = msgspec.structs.replace(profile, **costs)
-    unseen = {run.recording.name: relative(run.replay(profile).figures, run.figures) for run in kept}
+    unseen = {run.name: run.errors(run.replay(profile)) for run in kept}
     fitted = told(profile, given.model, errors, unseen)
     with whole_file(given.out) as part:
         part.write_text(as_yaml(fitted, known), "utf-8")
@@ -142,7 +130,7 @@ def _runs(paths: Sequence[str], given: argparse.Namespace, start: Profile) -> li
                     )
             places = it.in_flight if given.in_flight is None else given.in_flight
             runs.append(Run(it, places, given.turnaround, it.figures()))
-    names = [run.recording.name for run in runs]
+    names = [run.name for run in runs]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"calibrate: two runs are called {twice[0]}: give the files different names")
     return runs
@@ -218,21 +206,21 @@ def constants_table(known: Sequence[Certainty]) -> str:
 
 def warnings(problem: Problem, played: Sequence[SimulatedRun], known: Sequence[Certainty]) -> list[str]:
     limit, most = problem.start.engine.max_num_seqs, max(it.most_running for it in played)
-    by_name = {it.name: it for it in known}
-    whole = by_name.get("base + weights")
-    parts = [by_name[name] for name in ("base", "weights") if name in by_name]
-    is_sum = whole is not None and whole.identified and not any(it.identified for it in parts)
+    sure = {it.name for it in known if it.identified}
     saturated = most >= FULL * limit or any(it.preemptions for it in played)
-    idles = any(it.idle_steps >= IDLE_STEPS for it in played)
     lines = {
         f"no run saturates the engine (at most {most} of {limit} sequences): record one that does, or what is"
-        " predicted there is extrapolated": not saturated,
-        "no run idles: record one at a low rate, or wake and base stay guesses": not idles,
+        " predicted there is extrapolated": saturated,
+        "no run idles: record one at a low rate, or wake and base stay guesses": (
+            any(it.idle_steps >= IDLE_STEPS for it in played)
+        ),
         "no constant is identified, so the profile says little more than its start: record more runs, of"
-        " different rates and lengths": not any(it.identified for it in known),
-        "base and weights are identified as a sum only": is_sum,
+        " different rates and lengths": bool(sure),
+        "base and weights are identified as a sum only": (
+            "base + weights" not in sure or not sure.isdisjoint(("base", "weights"))
+        ),
     }
-    return [line for line, holds in lines.items() if holds]
+    return [line for line, is_well in lines.items() if not is_well]
 
 
 def draw(errors: Errors, unseen: Errors, path: Path) -> None:

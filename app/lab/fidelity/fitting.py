@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import exp, inf, sqrt
 from typing import TypeVar
 
@@ -11,36 +10,11 @@ import msgspec
 from msgspec import Struct
 
 from app.engine.core.batch import Batch
+from app.lab.fidelity.benchmark_files import MeasuredRun
 from app.lab.fidelity.pod import OfflineRequest, Pod
 from app.lab.fidelity.simulation import SimulationPlan, simulate
 from app.lab.load.report import twelve
-from app.lab.load.trace import LoadTrace
 from config.profile import CostConstants, FrontCosts, Profile
-
-
-class MeasuredRun(Struct, kw_only=True):
-    """A run as seen by its client: requests in order of arrival, times in seconds."""
-
-    name: str
-    arrival_s: list[float]
-    """Times planned by the load."""
-    send_s: list[float]
-    first_s: list[float]
-    last_s: list[float]
-    input_tokens: list[int]
-    output_tokens: list[int]
-    in_flight: int | None = None
-    """Most requests that the client had in flight; None if unlimited or not in the file."""
-    notes: list[str] = []
-    """Remarks about the file, for users."""
-
-    @property
-    def load(self) -> LoadTrace:
-        columns = array("d", self.arrival_s), array("i", self.input_tokens), array("i", self.output_tokens)
-        return LoadTrace(self.name, *columns)
-
-    def figures(self) -> list[float]:
-        return twelve(self.send_s, self.first_s, self.last_s, self.output_tokens)
 
 
 class SimulatedRun(Struct):
@@ -115,6 +89,14 @@ class Run(Struct, frozen=True):
     turnaround_s: float
     figures: list[float]
 
+    @property
+    def name(self) -> str:
+        return self.recording.name
+
+    def errors(self, simulated: SimulatedRun) -> list[float]:
+        """Returns the errors of the simulation as shares of the recorded figures."""
+        return [ours / theirs - 1 for ours, theirs in zip(simulated.figures, self.figures, strict=True)]
+
     def replay(self, profile: Profile) -> SimulatedRun:
         idle, end_s = 0, -inf
 
@@ -124,7 +106,7 @@ class Run(Struct, frozen=True):
             end_s = step_end_s
 
         plan = SimulationPlan(profile=profile, in_flight=self.in_flight, turnaround_s=self.turnaround_s)
-        outcome = simulate(self.recording.load, plan, 1, lambda done: None, watch)
+        outcome = simulate(self.recording.load, plan, watch=watch)
         columns = outcome.send_s, outcome.first_s, outcome.last_s
         return SimulatedRun(
             figures=twelve(*columns, self.recording.output_tokens),
@@ -146,13 +128,13 @@ class Problem(Struct, frozen=True):
     """Start values of the constants."""
     runs: tuple[Run, ...]
 
-    def candidate(self, x: Sequence[float]) -> dict[str, float]:
+    def candidate(self, x: Collection[float]) -> dict[str, float]:
         return {
             constant.name: min(value * exp(constant.spread * step), constant.most)
             for constant, value, step in zip(self.constants, self.values, x, strict=True)
         }
 
-    def profile(self, x: Sequence[float]) -> Profile:
+    def profile(self, x: Collection[float]) -> Profile:
         given = self.candidate(x)
         given["p"] = max(1.0, given.get("p", self.start.cost.p))
 
@@ -164,14 +146,14 @@ class Problem(Struct, frozen=True):
             self.start, cost=changed(self.start.cost), front=changed(self.start.front)
         )
 
-    def play(self, x: Sequence[float]) -> list[SimulatedRun]:
+    def play(self, x: Collection[float]) -> list[SimulatedRun]:
         profile = self.profile(x)
         return [run.replay(profile) for run in self.runs]
 
-    def errors(self, x: Sequence[float]) -> list[list[float]]:
-        return [relative(it.figures, run.figures) for it, run in zip(self.play(x), self.runs, strict=True)]
+    def errors(self, x: Collection[float]) -> list[list[float]]:
+        return [run.errors(it) for run, it in zip(self.runs, self.play(x), strict=True)]
 
-    def loss(self, x: Sequence[float]) -> float:
+    def loss(self, x: Collection[float]) -> float:
         """Returns the mean error of a candidate, smoothed by `SOFT`, plus the pull towards the start."""
         errors = [error for run in self.errors(x) for error in run]
         misfit = sum(sqrt(error * error + SOFT * SOFT) - SOFT for error in errors) / len(errors)
@@ -183,8 +165,3 @@ def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ())
     constants = tuple(it for it in CONSTANTS if it.name not in fixed and (values[it.name] or it.least))
     starts = tuple(values[it.name] or it.least for it in constants)
     return Problem(start, constants, starts, tuple(runs))
-
-
-def relative(simulated: Sequence[float], recorded: Sequence[float]) -> list[float]:
-    """Returns errors as shares of the recorded figures."""
-    return [ours / theirs - 1 for ours, theirs in zip(simulated, recorded, strict=True)]

@@ -143,25 +143,10 @@ class Timeline:
         self.most_sequences = max(self.most_sequences, sequences)
         self.most_blocks = max(self.most_blocks, blocks)
 
-    def join(self, other: Timeline) -> None:
-        """Adds the timeline of another pod, which must begin at the same time."""
-        while self.bin_s < other.bin_s:
-            self._fold()
-        while other.bin_s < self.bin_s:
-            other._fold()
-        self.sequences = _sums(self.sequences, other.sequences)
-        self.blocks = _sums(self.blocks, other.blocks)
-        self.most_sequences = max(self.most_sequences, other.most_sequences)
-        self.most_blocks = max(self.most_blocks, other.most_blocks)
-
     def _fold(self) -> None:
         self.bin_s *= 2
-        self.sequences = _sums(self.sequences[::2], self.sequences[1::2])
-        self.blocks = _sums(self.blocks[::2], self.blocks[1::2])
-
-
-def _sums(some: Sequence[float], others: Sequence[float]) -> list[float]:
-    return list(map(sum, zip_longest(some, others, fillvalue=0.0)))
+        for bins in (self.sequences, self.blocks):
+            bins[:] = map(sum, zip_longest(bins[::2], bins[1::2], fillvalue=0.0))
 
 
 class Pod(StepLoop[OfflineRequest]):

@@ -7,14 +7,11 @@ give the valley's shape, from which CMA-ES starts; roughness does not hinder CMA
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from math import inf, sqrt
-from multiprocessing import get_context
-from multiprocessing.pool import Pool
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 from warnings import catch_warnings, simplefilter
 
 import numpy
@@ -22,6 +19,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from app.lab.fidelity.fitting import PULL, SOFT, Certainty, Problem
+from app.lab.fidelity.simulation import Progress
 
 STEP = 0.03
 """Change of a constant's logarithm, for derivatives."""
@@ -47,8 +45,7 @@ BEFORE = 2.0
 """Prior standard deviation of a constant from its start, in spreads."""
 
 Array: TypeAlias = NDArray[numpy.float64]
-Vector: TypeAlias = Sequence[float]
-Result = TypeVar("Result")
+Pool: TypeAlias = ProcessPoolExecutor | None
 
 
 class SearchResult(Struct, frozen=True):
@@ -59,52 +56,41 @@ class SearchResult(Struct, frozen=True):
     """Reason for the end of the search."""
 
 
-@contextmanager
-def pooled(jobs: int) -> Iterator[Pool | None]:
-    """Yields a pool of `jobs` processes; None for one job, which needs no other process."""
-    if jobs == 1:
-        yield None
-        return
-    # Spawned, as the threads of the parent's numerical libraries do not survive a fork; deaf to Ctrl-C.
-    with get_context("spawn").Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
-        yield pool
-
-
-def spread(
-    pool: Pool | None, function: Callable[[Vector], Result], candidates: Sequence[Vector]
-) -> list[Result]:
-    return [function(x) for x in candidates] if pool is None else pool.map(function, candidates, chunksize=1)
-
-
 class Search:
     """One search, done by `run`."""
 
-    def __init__(
-        self, problem: Problem, pool: Pool | None, most: int, tell: Callable[[int, float], None]
-    ) -> None:
+    def __init__(self, problem: Problem, pool: Pool, most: int, progress: Progress) -> None:
         """`most` limits the evaluations, roughly; without improvements the search ends earlier.
 
-        `tell` receives the number of evaluations and the least loss.
+        `progress` receives the number of evaluations.
         """
-        self._problem, self._pool, self._most, self._tell = problem, pool, most, tell
+        self._problem, self._pool, self._most, self._progress = problem, pool, most, progress
         self._evaluations, self._loss = 0, inf
-        self._best = [0.0] * len(problem.constants)
+        self._best = numpy.zeros(len(problem.constants))
 
     def run(self, seed: int) -> SearchResult:
-        self._losses([self._best])
+        self._try([self._best])
         for _ in range(DOWNHILL):
-            if self._evaluations >= self._most or not self._step_down():
+            if self._evaluations >= self._most:
+                break
+            second, first = self._curvature()
+            before, x = self._loss, self._best
+            step = numpy.linalg.solve(second, first).clip(-LONGEST, LONGEST)
+            self._try(x - share * step for share in LENGTHS)
+            if self._loss >= 0.95 * before:
                 break
         why = self._wander(seed)
-        return SearchResult(self._best, self._loss, self._evaluations, why)
+        return SearchResult(self._best.tolist(), self._loss, self._evaluations, why)
 
-    def _losses(self, candidates: Sequence[list[float]]) -> list[float]:
-        found = spread(self._pool, self._problem.loss, candidates)
+    def _try(self, given: Iterable[Array]) -> list[float]:
+        candidates = list(given)
+        evaluate = self._pool.map if self._pool else map
+        found = list(evaluate(self._problem.loss, candidates))
         self._evaluations += len(candidates)
         least = min(range(len(found)), key=found.__getitem__)
         if found[least] < self._loss:
             self._best, self._loss = candidates[least], found[least]
-        self._tell(self._evaluations, self._loss)
+        self._progress(min(self._evaluations, self._most))
         return found
 
     def _curvature(self) -> tuple[Array, Array]:
@@ -112,18 +98,11 @@ class Search:
 
         Both are approximated by a sum of squares with the weights of the loss (Gauss-Newton).
         """
-        x = numpy.array(self._best)
+        x = self._best
         self._evaluations += 2 * len(x) + 1
-        errors, rows = slopes(self._problem, self._best, self._pool)
+        errors, rows = slopes(self._problem, x, self._pool)
         weighted = rows / numpy.sqrt(errors * errors + SOFT * SOFT) / len(errors)
         return weighted @ rows.T + 2 * PULL * numpy.eye(len(x)), weighted @ errors + 2 * PULL * x
-
-    def _step_down(self) -> bool:
-        second, first = self._curvature()
-        before, x = self._loss, numpy.array(self._best)
-        step = numpy.linalg.solve(second, first).clip(-LONGEST, LONGEST)
-        self._losses([(x - share * step).tolist() for share in LENGTHS])
-        return self._loss < 0.95 * before
 
     def _wander(self, seed: int) -> str:
         """Runs CMA-ES around the best candidate, with axes of equal rise; returns the reason for its end."""
@@ -135,37 +114,38 @@ class Search:
             cma = import_module("cma")
             options = {"seed": seed + 1, "verbose": -9, "verb_log": 0}  # seed 0 would be a random seed
             strategy = cma.CMAEvolutionStrategy([0.0] * len(second), SIGMA, options)
-        middle, mark, since = numpy.array(self._best), self._loss, 0
+        middle, mark, since = self._best, self._loss, 0
         while self._evaluations < self._most:
             asked = strategy.ask()
-            strategy.tell(asked, self._losses([(middle + axes @ z).tolist() for z in asked]))
+            strategy.tell(asked, self._try(middle + axes @ z for z in asked))
             since += 1
             if self._loss < mark * (1 - WORTHWHILE):
                 mark, since = self._loss, 0
             if since >= PATIENCE or strategy.stop():
-                self._losses([(middle + axes @ strategy.result.xfavorite).tolist()])
+                self._try([middle + axes @ strategy.result.xfavorite])
                 return "nothing improved any more"
         return "all evaluations were done"
 
 
-def slopes(problem: Problem, x: Vector, pool: Pool | None, step: float = STEP) -> tuple[Array, Array]:
+def slopes(problem: Problem, x: Array, pool: Pool, step: float = STEP) -> tuple[Array, Array]:
     """Returns the errors (m,) at a candidate, and their derivatives (n, m) by its numbers.
 
     Costs two evaluations for each constant, plus one. A longer `step` averages over roughness.
     """
     moves = step / numpy.array([constant.spread for constant in problem.constants])
-    moved = [(numpy.array(x) + sign * row).tolist() for row in numpy.diag(moves) for sign in (1, -1)]
-    seen = numpy.array([numpy.ravel(errors) for errors in spread(pool, problem.errors, [*moved, list(x)])])
+    moved = [x + sign * row for row in numpy.diag(moves) for sign in (1, -1)]
+    found = (pool.map if pool else map)(problem.errors, [*moved, x])
+    seen = numpy.array([numpy.ravel(errors) for errors in found])
     return seen[-1], (seen[0:-1:2] - seen[1:-1:2]) / (2 * moves[:, numpy.newaxis])
 
 
-def certainties(problem: Problem, x: Sequence[float], pool: Pool | None) -> list[Certainty]:
+def certainties(problem: Problem, x: Sequence[float], pool: Pool) -> list[Certainty]:
     """Returns the certainty of all constants in their order, then of the sum of base and weights.
 
     Errors are taken as linear in the constants near the best candidate. Bayesian linear regression gives the
     standard deviation of each constant. The noise is the remaining error, the prior is `BEFORE` spreads.
     """
-    errors, rows = slopes(problem, x, pool, LONG_STEP)
+    errors, rows = slopes(problem, numpy.array(x), pool, LONG_STEP)
     noise = max(NOISE, float(numpy.sqrt(numpy.mean(errors * errors))))
     covariance = numpy.linalg.inv(rows @ rows.T / noise**2 + numpy.eye(len(x)) / BEFORE**2)
     values = problem.candidate(x)

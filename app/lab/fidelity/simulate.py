@@ -6,7 +6,7 @@ import argparse
 import gc
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,16 +44,17 @@ Simulate a load on an engine, or on a fleet of them, on virtual time: the steps 
 N:lognormal, N:lognormal:SIGMA, N:uniform (half to three halves of N), LOW-HIGH or sharegpt.
 """
 MOST_SECONDS = 10_000_000.0
-ENGINE = ("max-num-seqs", "max-num-batched-tokens", "num-gpu-blocks-override", "block-size", "max-model-len")
-THRESHOLD = "long-prefill-token-threshold"
+ENGINE = {
+    **{"max-num-seqs": 1, "max-num-batched-tokens": 1, "num-gpu-blocks-override": 2, "block-size": 1},
+    **{"max-model-len": 1, "long-prefill-token-threshold": 0},
+}
+"""Limits of the engine, vLLM's, each with its least value."""
 SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-scheduling")
 Group = argparse._ArgumentGroup
 PLAIN = table_of(Settings)
 STDOUT = Path("-")
 Plugged = Callable[[Settings, Profile], tuple[str, simulation.StepCosts] | None]
 """Returns name and step costs of the plugin in the settings that supplies them for a profile, if any."""
-INPUT_TOKENS, OUTPUT_TOKENS = "1000:lognormal", "128:lognormal"
-"""Default lengths, which vary, as equal lengths would favor policies that ignore load."""
 DRAWN = ("rate", "arrivals", "burstiness", "ramp_from", "input_tokens", "output_tokens", "seconds") + (
     *("num_requests", "prefix_groups", "prefix_tokens"),
 )
@@ -62,9 +63,6 @@ TRACE_COLUMNS = (
     "columns arrival_s, input_tokens, output_tokens; where prompts share a beginning, also "
     "prefix_group and prefix_tokens; others are ignored"
 )
-NO_LOAD = "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests"
-ENDLESS = "a load that has a rate alone never ends: give --seconds or --num-requests"
-NO_TOP = "--arrivals ramp needs --seconds: by then it has come to its rate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +111,7 @@ def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
     kind = kind_of(argv, {})
     given = parser(table_of(kind)).parse_args(list(argv))
     profile = profile_of(given.profile, given.device, given.tensor_parallel_size, given.model_config)
-    limits = {name: getattr(given, name.replace("-", "_")) for name in (*ENGINE, *SWITCHES, THRESHOLD)}
+    limits = {name: getattr(given, name.replace("-", "_")) for name in (*ENGINE, *SWITCHES)}
     changes = {
         name.removesuffix("-override").replace("-", "_"): value
         for name, value in limits.items()
@@ -151,40 +149,41 @@ def _plugin_settings(given: Namespace, kind: type[Settings]) -> Settings:
 
 
 def _recipe(given: Namespace, rate_is_swept: bool) -> synthetic.Recipe | None:
-    flags = {name: getattr(given, name) for name in DRAWN}
-    named = [name for name, value in flags.items() if value is not None]
+    flags = {name: value for name in DRAWN if (value := getattr(given, name)) is not None}
     if given.trace is not None:
-        if named or rate_is_swept:
-            other = "--sweep rate" if rate_is_swept else "--" + named[0].replace("_", "-")
+        if flags or rate_is_swept:
+            other = "--sweep rate" if rate_is_swept else "--" + next(iter(flags)).replace("_", "-")
             raise UsageError(f"{other} is of a load that is drawn, and --trace is a whole load")
         return None
-    _check_drawn(given, rate_is_swept)
-    fields = {"requests" if name == "num_requests" else name: flags[name] for name in named}
+    _check_drawn(flags.keys(), flags.get("arrivals"), rate_is_swept)
     if rate_is_swept:
-        fields["rate"] = given.sweep.values[0]
-    usual = {"input_tokens": synthetic.read_lengths(INPUT_TOKENS, "input")}
-    usual["output_tokens"] = synthetic.read_lengths(OUTPUT_TOKENS, "output")
-    return synthetic.Recipe(**{**usual, **fields}, seed=given.seed)
+        flags["rate"] = given.sweep.values[0]
+    if "num_requests" in flags:
+        flags["requests"] = flags.pop("num_requests")
+    return synthetic.Recipe(**flags, seed=given.seed)
 
 
-def _check_drawn(given: Namespace, rate_is_swept: bool) -> None:
-    timed = given.rate is not None or rate_is_swept
-    has_seconds, has_count = given.seconds is not None, given.num_requests is not None
-    needs_rate = has_seconds or given.arrivals is not None
-    grouped = given.prefix_groups is not None, given.prefix_tokens is not None
-    shaped, ramped = given.burstiness is not None, given.ramp_from is not None
-    rules = [
-        (not timed and not has_count, NO_LOAD),
-        (rate_is_swept and given.rate is not None, "--rate must not be given with --sweep rate"),
-        (needs_rate and not timed, "--seconds and --arrivals go with --rate"),
-        (not has_seconds and not has_count, ENDLESS),
-        (given.arrivals == synthetic.RAMP and not has_seconds, NO_TOP),
-        (shaped and given.arrivals != synthetic.BURSTY, "--burstiness goes with --arrivals bursty"),
-        (ramped and given.arrivals != synthetic.RAMP, "--ramp-from goes with --arrivals ramp"),
-        (grouped[0] != grouped[1], "--prefix-groups and --prefix-tokens go together"),
-    ]
-    for is_broken, rule in rules:
-        if is_broken:
+def _check_drawn(flags: Set[str], arrivals: str | None, rate_is_swept: bool) -> None:
+    timed, bounded = rate_is_swept or "rate" in flags, flags & {"seconds", "num_requests"}
+    prefixes = flags & {"prefix_groups", "prefix_tokens"}
+    rules = {
+        "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests": (
+            timed or "num_requests" in flags
+        ),
+        "--rate must not be given with --sweep rate": not (rate_is_swept and "rate" in flags),
+        "--seconds and --arrivals go with --rate": timed or not flags & {"seconds", "arrivals"},
+        "a load that has a rate alone never ends: give --seconds or --num-requests": bool(bounded),
+        "--arrivals ramp needs --seconds: by then it has come to its rate": (
+            arrivals != synthetic.RAMP or "seconds" in flags
+        ),
+        "--burstiness goes with --arrivals bursty": (
+            arrivals == synthetic.BURSTY or "burstiness" not in flags
+        ),
+        "--ramp-from goes with --arrivals ramp": arrivals == synthetic.RAMP or "ramp_from" not in flags,
+        "--prefix-groups and --prefix-tokens go together": len(prefixes) != 1,
+    }
+    for rule, holds in rules.items():
+        if not holds:
             raise UsageError(rule)
 
 
@@ -241,8 +240,7 @@ def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
 
     title = "Limits of the engine, vLLM's: the profile says what is not given"
     add = flags.add_argument_group(title).add_argument
-    for name in (*ENGINE, THRESHOLD):
-        least = 2 if "blocks" in name else 0 if name == THRESHOLD else 1
+    for name, least in ENGINE.items():
         add(f"--{name}", type=whole_number(least, MOST_TOKENS), metavar="N")
     for name in SWITCHES:
         add(f"--{name}", action=argparse.BooleanOptionalAction)
@@ -258,7 +256,7 @@ def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
     goals = "such as ttft_p99=500ms,itl_p99=50ms"
     add("--slo", type=as_argument(summaries.read_objectives), metavar="LIMITS", help=goals)
     count = whole_number(1, 1024)
-    own = "of sweeps and fleets [one a core]"
+    own = "of sweeps [one a core]"
     add("--processes", type=count, default=simulation.cores(), metavar="N", help=own)
 
     for name in plugin_groups(table):
@@ -299,10 +297,10 @@ def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) 
 def _run_once(job: Job, given: Namespace) -> None:
     recipe, trace, plan = job.recipe, job.trace, job.plan
     # The load's size, for progress: bytes of a trace, or expected requests.
-    size = trace.stat().st_size if trace is not None and trace.is_file() else 0
-    name, total, unit = ("read", size, "bytes")
     if recipe is not None:
-        name, total, unit = ("drawn", round(recipe.expected), "requests")
+        name, total, unit = "drawn", round(recipe.expected), "requests"
+    else:
+        name, total, unit = "read", trace.stat().st_size if trace and trace.is_file() else 0, "bytes"
     with progress_of(sys.stderr, name, total, unit) as progress:
         load = job.load(progress)
     title = f"{job.profile_name}: {len(load):,} requests, {'drawn' if trace is None else trace.name}"
@@ -313,8 +311,7 @@ def _run_once(job: Job, given: Namespace) -> None:
 
         film = Film(load, plan, title)
     with progress_of(sys.stderr, "simulated", len(load), "requests") as progress:
-        watch = None if film is None else film.watch
-        outcome = simulation.simulate(load, plan, given.processes, progress, watch)
+        outcome = simulation.simulate(load, plan, progress, None if film is None else film.watch)
         summary = summaries.summarize(load, plan, outcome, job.profile_name)
     verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in given.slo or ()]
     with _given(given, summary, "\n".join([job.head(""), summaries.table(summary), *verdicts])) as parts:
@@ -328,14 +325,15 @@ def _run_once(job: Job, given: Namespace) -> None:
 
 
 def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
-    jobs = [job.at(sweep.name, value) for value in sweep.values]
-    found: dict[int, summaries.RunSummary] = {}
-    with progress_of(sys.stderr, f"swept {sweep.name}", len(jobs), "points") as progress:
-        for number, summary in simulation.each(_summary, jobs, given.processes, lambda: progress(len(found))):
-            found[number] = summary
-    points = [
-        summaries.Point.of(value, found[number], given.slo) for number, value in enumerate(sweep.values)
-    ]
+    jobs, points = [job.at(sweep.name, value) for value in sweep.values], list[summaries.Point]()
+    with (
+        simulation.worker_pool(min(given.processes, len(jobs))) as pool,
+        progress_of(sys.stderr, f"swept {sweep.name}", len(jobs), "points") as progress,
+    ):
+        runs = (pool.map if pool else map)(_summary, jobs)
+        for at, summary in zip(sweep.values, runs, strict=True):
+            points.append(summaries.Point.of(at, summary, given.slo))
+            progress(len(points))
     word, value = summaries.best(sweep.name, points)
     text = f"{job.head(sweep.name)}\n{summaries.curve(sweep.name, points, given.slo or ())}"
     with _given(given, {"sweep": sweep.name, word: value, "points": points}, text) as parts:
@@ -348,7 +346,7 @@ def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
 def _summary(job: Job) -> summaries.RunSummary:
     gc.disable()
     load = job.load()
-    outcome = simulation.simulate(load, job.plan, 1, lambda done: None)
+    outcome = simulation.simulate(load, job.plan)
     return summaries.summarize(load, job.plan, outcome, job.profile_name)
 
 

@@ -7,18 +7,17 @@ import multiprocessing
 import os
 import signal
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 from threading import Thread
-from typing import TypeVar
 
 from app.engine.core.step_loop import CostModel, StepCost
 from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline, Watch, shared_keys
-from app.lab.load.policies import BLIND, RANDOM, RandomChoice, RoundRobin, make_policy
+from app.lab.load.policies import RANDOM, make_policy
 from app.lab.load.trace import LoadTrace
 from config import ConfigError
 from config.profile import EngineLimits, Profile
@@ -28,11 +27,6 @@ OFTEN = 1024
 SLICE_S = 1.0
 """Virtual seconds between two progress calls after all requests are sent."""
 
-PROGRESS_EVERY_S = 0.5
-"""Most seconds between two progress calls while processes work."""
-
-Job = TypeVar("Job")
-Result = TypeVar("Result")
 Progress = Callable[[int], None]
 """Receives the number of finished requests."""
 StepCosts = Callable[[Profile], CostModel]
@@ -52,15 +46,6 @@ class SimulationPlan:
     step_costs: StepCosts | None = None
     """None for the costs of the profile."""
 
-    @property
-    def routing(self) -> Random:
-        return Random(f"{self.seed}/{self.policy}")
-
-    @property
-    def apart(self) -> bool:
-        """True when the pods of a fleet are independent, so that each can be simulated alone."""
-        return self.pods > 1 and self.policy in BLIND and self.in_flight is None
-
 
 class SimulationOutcome:
     """Results of a load: columns in order of its requests, and sums."""
@@ -76,16 +61,6 @@ class SimulationOutcome:
         self.cached_tokens = 0
         self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
 
-    def put(self, numbers: array[int], pod: int, part: SimulationOutcome) -> None:
-        columns = zip(numbers, part.send_s, part.first_s, part.last_s, strict=True)
-        for number, send_s, first_s, last_s in columns:
-            self.send_s[number], self.first_s[number], self.last_s[number] = send_s, first_s, last_s
-            self.pod[number] = pod
-        self.steps += part.steps
-        self.preemptions += part.preemptions
-        self.cached_tokens += part.cached_tokens
-        self.timeline.join(part.timeline)
-
 
 class Simulation:
     """All pods on one virtual time. Requests are sent in order, each to the pod that the policy chooses.
@@ -94,23 +69,16 @@ class Simulation:
     """
 
     def __init__(
-        self,
-        load: LoadTrace,
-        plan: SimulationPlan,
-        progress: Progress,
-        first_pod: int = 0,
-        watch: Watch | None = None,
+        self, load: LoadTrace, plan: SimulationPlan, progress: Progress, watch: Watch | None = None
     ) -> None:
-        """`first_pod` is the number of the first simulated pod in the whole fleet."""
         self._load, self._plan, self._progress = load, plan, progress
         self.outcome = out = SimulationOutcome(load)
         profile, costs = plan.profile, plan.step_costs or (lambda profile: StepCost(profile.cost))
         fixed = bool(load.group), out.timeline, self._ended, watch
         self.pods = [
-            Pod(profile, costs(profile), f"{plan.seed}/{number}", *fixed)
-            for number in range(first_pod, first_pod + plan.pods)
+            Pod(profile, costs(profile), f"{plan.seed}/{number}", *fixed) for number in range(plan.pods)
         ]
-        self._policy = make_policy(plan.policy, self._cached, plan.routing)
+        self._policy = make_policy(plan.policy, self._cached, Random(f"{plan.seed}/{plan.policy}"))
         self._numbers = range(plan.pods)
         self._due: list[tuple[float, int]] = []
         """Heap of times and pods with work; an entry that differs from the pod's `due_s` is outdated."""
@@ -196,67 +164,31 @@ class Simulation:
 
 
 def simulate(
-    load: LoadTrace, plan: SimulationPlan, processes: int, progress: Progress, watch: Watch | None = None
+    load: LoadTrace,
+    plan: SimulationPlan,
+    progress: Progress = lambda done: None,
+    watch: Watch | None = None,
 ) -> SimulationOutcome:
     """Simulates `load`. `progress` receives the number of finished requests, `watch` each step."""
-    if watch is not None or not plan.apart:
-        return Simulation(load, plan, progress, watch=watch).run()
-    policy = RandomChoice(plan.routing) if plan.policy == RANDOM else RoundRobin()
-    numbers: list[array[int]] = [array("i") for _ in range(plan.pods)]
-    unloaded = dict.fromkeys(range(plan.pods), 0)
-    for number in range(len(load)):
-        numbers[policy.choose(None, range(plan.pods), unloaded)].append(number)
-    jobs: list[PodJob] = []
-    for pod, its in enumerate(numbers):
-        jobs.append((load.part(its), replace(plan, pods=1), pod, load.arrival_s[0]))
-        progress(0)
-    outcome, done = SimulationOutcome(load), [0]
-    for pod, part in each(_simulate_pod, jobs, processes, lambda: progress(sum(done))):
-        outcome.put(numbers[pod], pod, part)
-        done.append(len(numbers[pod]))
-        progress(sum(done))
-    return outcome
-
-
-PodJob = tuple[LoadTrace, SimulationPlan, int, float]
-"""Load, plan and number of one pod, and the first arrival of the whole load."""
-
-
-def _simulate_pod(job: PodJob) -> SimulationOutcome:
-    load, plan, pod, begin_s = job
-    simulation = Simulation(load, plan, lambda done: None, pod)
-    simulation.outcome.timeline.begin_s = begin_s
-    return simulation.run()
+    return Simulation(load, plan, progress, watch).run()
 
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def each(
-    work: Callable[[Job], Result], jobs: Sequence[Job], processes: int, waiting: Callable[[], None]
-) -> Iterator[tuple[int, Result]]:
-    """Yields the number and the result of each job as it ends; calls `waiting` meanwhile.
-
-    Each job has its own process. An exception in one job ends all jobs.
-    """
-    processes = min(processes, len(jobs))
+@contextmanager
+def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Yields a pool for runs that are independent; None for one process. An exception ends all runs."""
     if processes <= 1:
-        for number, job in enumerate(jobs):
-            waiting()
-            yield number, work(job)
+        yield None
         return
     # "spawn", as a fork would copy the threads and event loops of the caller.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(processes, context, initializer=_depend) as pool:
         try:
-            running = {pool.submit(partial(work, job)): number for number, job in enumerate(jobs)}
-            while running:
-                done, _ = wait(running, timeout=PROGRESS_EVERY_S, return_when=FIRST_COMPLETED)
-                waiting()
-                for future in done:
-                    yield running.pop(future), future.result()
+            yield pool
         except BaseException:
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
@@ -277,24 +209,21 @@ def _depend() -> None:
 
 def check_engine(at: EngineLimits, origin: str) -> None:
     """Raises ConfigError, which begins with `origin`, for limits with which an engine cannot work."""
+    longest = at.max_model_len or 1
+    blocks = -(-longest // at.block_size) + 1
+    budget = f"max-num-batched-tokens {at.max_num_batched_tokens} must not be less than"
+    rule = ""
     if at.max_num_batched_tokens < at.max_num_seqs:
-        raise ConfigError(
-            f"{origin}: max-num-batched-tokens {at.max_num_batched_tokens} must not be less than "
-            f"max-num-seqs {at.max_num_seqs}, or some sequences would never get a token"
+        rule = f"{budget} max-num-seqs {at.max_num_seqs}, or some sequences would never get a token"
+    elif at.num_gpu_blocks < blocks:
+        rule = (
+            f"{at.num_gpu_blocks} blocks of {at.block_size} tokens must hold a prompt of max-model-len"
+            f" {longest}, and the null block: {blocks} do"
         )
-    if at.max_model_len is None:
-        return
-    blocks = -(-at.max_model_len // at.block_size) + 1
-    if at.num_gpu_blocks < blocks:
-        raise ConfigError(
-            f"{origin}: {at.num_gpu_blocks} blocks of {at.block_size} tokens must hold a prompt of "
-            f"max-model-len {at.max_model_len}, and the null block: {blocks} do"
-        )
-    if not at.enable_chunked_prefill and at.max_num_batched_tokens < at.max_model_len:
-        raise ConfigError(
-            f"{origin}: without chunked prefill max-num-batched-tokens {at.max_num_batched_tokens} must not "
-            f"be less than max-model-len {at.max_model_len}"
-        )
+    elif not at.enable_chunked_prefill and at.max_num_batched_tokens < longest:
+        rule = f"without chunked prefill {budget} max-model-len {longest}"
+    if rule:
+        raise ConfigError(f"{origin}: {rule}")
 
 
 def longest_tokens(at: EngineLimits) -> int:

@@ -11,8 +11,6 @@ from typing import Generic, TypeVar
 
 RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE = "random", "round-robin", "least-requests", "prefix-aware"
 POLICIES = (RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE)
-BLIND = frozenset({RANDOM, ROUND_ROBIN})
-"""Policies that ignore the state of pods, so that each pod can be simulated alone."""
 BLOCKS_PER_REQUEST = 25.0
 """Blocks that a request in flight counts against a pod.
 

@@ -104,8 +104,9 @@ def _sigma(text: str) -> float:
 class Recipe:
     """Parameters of a synthetic load. Equal recipes make equal loads."""
 
-    input_tokens: Lengths
-    output_tokens: Lengths
+    input_tokens: Lengths = Lognormal(1000.0, LOGNORMAL_SIGMA)
+    output_tokens: Lengths = Lognormal(128.0, LOGNORMAL_SIGMA)
+    """Lengths vary, as equal lengths would favor policies that ignore load."""
     rate: float | None = None
     """Mean requests a second; None: all arrive at once."""
     arrivals: str = POISSON

@@ -8,7 +8,7 @@ import io
 import math
 import zlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -48,15 +48,6 @@ class LoadTrace:
 
     def row(self, number: int) -> str:
         return f"{self.origin}, {self.rows} {number + self.first_row}"
-
-    def part(self, numbers: Sequence[int]) -> LoadTrace:
-        part = LoadTrace(self.origin, rows=self.rows, first_row=self.first_row)
-        part.arrival_s.extend(self.arrival_s[number] for number in numbers)
-        for name in ("input_tokens", "output_tokens", "group", "prefix_tokens"):
-            column: array[int] = getattr(self, name)
-            if column:
-                getattr(part, name).extend(column[number] for number in numbers)
-        return part
 
 
 def read_trace(path: Path, progress: Callable[[int], None] = lambda bytes_read: None) -> LoadTrace:
