@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from http.client import HTTPException
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -31,7 +32,6 @@ class Proxy:
         self.unreachable: Counter[str] = Counter()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Handles a WSGI request. The client's socket in `environ` shows that a client has disconnected."""
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         incoming = Incoming(path, environ["wsgi.input"].read())
         if method == "GET" and path in ("/health", "/routing"):
@@ -46,16 +46,41 @@ class Proxy:
             else:
                 pod = min(left, key=self.in_flight.__getitem__)
             connection = HttpConnection(pod, relays.READ_TIMEOUT_S)
-            self.in_flight[pod] += 1
             try:
                 connection.connect()
             except OSError:
-                self.in_flight[pod] -= 1
                 self.unreachable[pod] += 1
                 left.remove(pod)
                 continue
-            return self._relayed(pod, connection, incoming.body, environ, start_response)
+            return self._forwarded(pod, connection, incoming.body, environ, start_response)
         return relays.refuse(start_response, "502 Bad Gateway", "no pod can be reached")
+
+    def _forwarded(
+        self,
+        pod: str,
+        connection: HttpConnection,
+        body: bytes,
+        environ: WSGIEnvironment,
+        start_response: StartResponse,
+    ) -> Iterator[bytes]:
+        self.routed[pod] += 1
+        self.in_flight[pod] += 1
+        target = "?".join(filter(None, (environ["PATH_INFO"], environ.get("QUERY_STRING"))))
+        headers = relays.request_headers(environ)
+        try:
+            with closing(connection), relays.watching(environ, connection.cut):
+                try:
+                    connection.request(environ["REQUEST_METHOD"], target, body or None, headers)
+                    response = connection.getresponse()
+                except (OSError, HTTPException) as error:
+                    why = f"{pod} gave no answer: {error!r}"
+                    yield from relays.refuse(start_response, "502 Bad Gateway", why, pod)
+                    return
+                given = [it for it in response.getheaders() if it[0].lower() not in relays.HOP_BY_HOP]
+                start_response(f"{response.status} {response.reason}", [*given, (ROUTED_TO, pod)])
+                yield from relays.pieces_of(response)
+        finally:
+            self.in_flight[pod] -= 1
 
     def statistics(self) -> dict[str, object]:
         return {
@@ -64,37 +89,6 @@ class Proxy:
             "unreachable": dict(self.unreachable),
             "fallbacks": self.policy.fallbacks,
         }
-
-    def _relayed(
-        self,
-        pod: str,
-        connection: HttpConnection,
-        body: bytes,
-        environ: WSGIEnvironment,
-        start_response: StartResponse,
-    ) -> Iterable[bytes]:
-        def release() -> None:
-            self.in_flight[pod] -= 1
-
-        self.routed[pod] += 1
-        relay = relays.Relay(connection, relays.watched(environ.get(relays.CLIENT), connection.cut), release)
-        target = "?".join(filter(None, (environ["PATH_INFO"], environ.get("QUERY_STRING"))))
-        try:
-            connection.request(
-                environ["REQUEST_METHOD"], target, body or None, relays.request_headers(environ)
-            )
-            response = connection.getresponse()
-        except (OSError, HTTPException) as error:
-            relay.close()
-            return relays.refuse(start_response, "502 Bad Gateway", f"{pod} gave no answer: {error!r}", pod)
-        except BaseException:
-            relay.close()
-            raise
-        headers = [
-            (name, value) for name, value in response.getheaders() if name.lower() not in relays.HOP_BY_HOP
-        ]
-        start_response(f"{response.status} {response.reason}", [*headers, (ROUTED_TO, pod)])
-        return relay.of(response)
 
 
 def server_of(application: WSGIApplication, port: int = 0) -> WSGIServer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
 from wsgiref.types import StartResponse, WSGIEnvironment
 
@@ -12,7 +13,7 @@ import gevent
 import msgspec
 from gevent.pywsgi import WSGIHandler
 
-from app.serving.http.client import ROUTED_TO, HttpConnection
+from app.serving.http.client import ROUTED_TO
 from app.serving.http.connection import Connection
 from app.serving.http.context import headers_of
 
@@ -28,49 +29,19 @@ CLIENT = "fleet.client_socket"
 """Key of the client's socket in the WSGI environ."""
 
 
-class Relay:
-    """WSGI body of a response. Owns the connection to the pod; `close` may be called at any time."""
-
-    def __init__(
-        self, connection: HttpConnection, unwatch: Callable[[], None], done: Callable[[], None]
-    ) -> None:
-        self._connection = connection
-        self._unwatch = unwatch
-        self._done = done
-        self._over = False
-        self._response: HTTPResponse | None = None
-
-    def of(self, response: HTTPResponse) -> Relay:
-        self._response = response
-        return self
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Yields the body. Raises ConnectionResetError when it breaks off, to break off the client's, too."""
-        response = self._response
-        assert response is not None
-        try:
-            while piece := response.read1(PIECE):
-                yield piece
-        except (OSError, HTTPException, ValueError) as error:
-            raise _broken(repr(error)) from error
+def pieces_of(response: HTTPResponse) -> Iterator[bytes]:
+    """Yields the body. Raises ConnectionResetError when it breaks off, to break off the client's, too."""
+    why = ""
+    try:
+        while piece := response.read1(PIECE):
+            yield piece
         if response.length:
-            raise _broken(f"{response.length} bytes are missing")
-
-    def close(self) -> None:
-        """Closes the connection, upon which the pod aborts the request."""
-        if self._over:
-            return
-        self._over = True
-        self._unwatch()
-        self._connection.close()
-        if self._response is not None:
-            self._response.close()
-        self._done()
-
-
-def _broken(why: str) -> ConnectionResetError:
-    # For this errno the server closes the connection without a log entry and without the body's end.
-    return ConnectionResetError(errno.ECONNRESET, f"the pod's answer broke off: {why}")
+            why = f"{response.length} bytes are missing"
+    except (OSError, HTTPException, ValueError) as error:
+        why = repr(error)
+    if why:
+        # For this errno the server closes the connection without a log entry and without the body's end.
+        raise ConnectionResetError(errno.ECONNRESET, f"the pod's answer broke off: {why}")
 
 
 class ClientHandler(WSGIHandler):  # type: ignore[misc]
@@ -84,21 +55,16 @@ class ClientHandler(WSGIHandler):  # type: ignore[misc]
         return environ
 
 
-def watched(client: socket.socket | None, left: Callable[[], None]) -> Callable[[], None]:
-    """Calls `left` in a greenlet when the client closes its side, also while no data can be sent to it.
-
-    Returns a function that ends the watch, and the greenlet.
-    """
-    if client is None:
-        return lambda: None
-    connection, leaving = Connection(client), gevent.Greenlet(left)
+@contextmanager
+def watching(environ: WSGIEnvironment, left: Callable[[], None]) -> Iterator[None]:
+    """Calls `left` in a greenlet when the client closes its side, also while no data can be sent to it."""
+    connection, leaving = Connection(environ[CLIENT]), gevent.Greenlet(left)
     connection.watch(leaving.start)
-
-    def unwatch() -> None:
+    try:
+        yield
+    finally:
         connection.unwatch()
         leaving.kill(block=False)
-
-    return unwatch
 
 
 def request_headers(environ: WSGIEnvironment) -> dict[str, str]:

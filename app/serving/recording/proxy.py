@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -26,14 +26,13 @@ from gevent.pywsgi import WSGIServer
 
 from app.serving.http.client import HttpConnection, Target
 from app.serving.http.relay import (
-    CLIENT,
     HOP_BY_HOP,
     READ_TIMEOUT_S,
     ClientHandler,
-    Relay,
+    pieces_of,
     refuse,
     request_headers,
-    watched,
+    watching,
 )
 from app.serving.middleware.masking import mask_query
 from app.serving.recording.exchange import (
@@ -108,25 +107,20 @@ class RecordingFile:
         self.warn(f"not kept: {exchange.method} {mask_query(exchange.target)}: {why}")
 
     def _write(self, exchange: KeptExchange) -> None:
+        """Appends the whole line or nothing: a partial line would spoil the next."""
         try:
-            self._append(exchange.line())
-            self.kept += 1
-        except (HiddenSecrets, OSError, ValueError) as error:
-            self.leave_out(exchange, getattr(error, "strerror", None) or str(error))
-        finally:
-            exchange.release()
-
-    def _append(self, line: bytes) -> None:
-        """Appends the whole line or nothing: a partial line would spoil the next. OSError: nothing."""
-        try:
+            line = exchange.line()
             if self._file.write(line) != len(line):
                 raise OSError("there is no room for it")
             self._end += len(line)
-        except OSError:
+            self.kept += 1
+        except (HiddenSecrets, OSError, ValueError) as error:
             with suppress(OSError):
                 self._file.truncate(self._end)
                 self._file.seek(self._end)
-            raise
+            self.leave_out(exchange, getattr(error, "strerror", None) or str(error))
+        finally:
+            exchange.release()
 
     def close(self) -> None:
         self._writing.join()
@@ -256,26 +250,32 @@ class RecordingProxy:
         An exchange is recorded if its answer ends before the client leaves.
         """
         kept = KeptExchange(self._file, environ["REQUEST_METHOD"], environ[TARGET], self._most)
-        connection = self._target.connection(READ_TIMEOUT_S)
-        relay = Relay(connection, lambda: None, lambda: None)
-        try:
-            connection.connect()
-            self._send(connection, kept, environ)
-            unwatch = watched(environ.get(CLIENT), partial(_left, kept, connection))
-            relay = Relay(connection, unwatch, lambda: None)
-            response = connection.getresponse()
-        except (OSError, HTTPException, ValueError) as error:
-            kept.give_up(why := f"{self._target.url}: {error!r}")
-            yield from refuse(start_response, "502 Bad Gateway", why)
-        else:
+        with ExitStack() as ends:
+            ends.callback(kept.over)
+            connection = ends.enter_context(closing(self._target.connection(READ_TIMEOUT_S)))
+            try:
+                connection.connect()
+                self._send(connection, kept, environ)
+                ends.enter_context(watching(environ, partial(_left, kept, connection)))
+                response = connection.getresponse()
+            except (OSError, HTTPException, ValueError) as error:
+                kept.give_up(why := f"{self._target.url}: {error!r}")
+                yield from refuse(start_response, "502 Bad Gateway", why)
+                return
             kept.head_s = self._file.now()
             kept.status, kept.headers = response.status, _answer_headers(response)
             write = start_response(f"{response.status} {response.reason}", kept.headers)
             write(b"")  # status line and headers leave now
-            yield from self._passed_on(relay.of(response), kept)
-        finally:
-            relay.close()
-            kept.over()
+            try:
+                for piece in pieces_of(response):
+                    kept.came(piece)
+                    yield piece
+                kept.is_over = True
+            except ConnectionResetError:
+                kept.is_broken = kept.is_over = True
+                raise
+            finally:
+                kept.end_s = self._file.now()
 
     def _send(self, connection: HttpConnection, kept: KeptExchange, environ: WSGIEnvironment) -> None:
         headers = request_headers(environ)
@@ -288,18 +288,6 @@ class RecordingProxy:
         with suppress(BrokenPipeError, ConnectionResetError):  # an early answer may close the connection
             connection.request(kept.method, self._target.prefix + kept.target, body, headers)
         kept.asked_s = self._file.now()
-
-    def _passed_on(self, relay: Relay, kept: KeptExchange) -> Iterator[bytes]:
-        try:
-            for piece in relay:
-                kept.came(piece)
-                yield piece
-            kept.is_over = True
-        except ConnectionResetError:
-            kept.is_broken = kept.is_over = True
-            raise
-        finally:
-            kept.end_s = self._file.now()
 
 
 def _passed(body: BinaryIO, kept: KeptExchange) -> Iterator[bytes]:
