@@ -27,7 +27,10 @@ T = TypeVar("T")
 
 
 def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Decorates a function that returns an exit status: ConfigError, `errors` and Ctrl-C print one line."""
+    """Decorates a function that returns an exit status: one line for ConfigError, `errors`, OSError, Ctrl-C.
+
+    A closed standard output is left to the caller.
+    """
 
     told: tuple[type[Exception], ...] = (ConfigError, *errors)
 
@@ -41,7 +44,11 @@ def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callabl
                 return getattr(error, "status", 1)
             except KeyboardInterrupt:
                 print("error: interrupted; nothing was written", file=sys.stderr)
-                return 1
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                print(f"error: {error.filename or 'failed'}: {error.strerror or error}", file=sys.stderr)
+            return 1
 
         return status
 

@@ -12,8 +12,7 @@ import pytest
 
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.lab.fleet.command import read
-from app.lab.fleet.fleet import Fleet, Processes, running_fleet
-from app.lab.load.workload import Workload, make_workload
+from app.lab.fleet.fleet import Fleet, Processes, Workload, make_workload, running_fleet
 from app.wiring.factory import tokenizer_of
 from config.loader import load
 
@@ -40,5 +39,5 @@ def workload(options: Namespace) -> Workload:
 def fleet(workload: Workload, options: Namespace) -> Iterator[Fleet]:
     """Two pods and an indexer. Leave them running."""
     given, processes = (options.pods, options.seed), Processes(time.monotonic, gevent.sleep)
-    with running_fleet(load(FAST), FAST, workload, *given, processes, lambda: None) as running:
+    with running_fleet(load(FAST), FAST, workload, *given, processes, lambda done: None) as running:
         yield running

@@ -17,16 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.lab.fleet.command import PolicySummary, draw, notes, summarize, table
+from app.lab.fleet.fleet import SEPARATOR, TURNS, Workload, make_workload
 from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer
 from app.lab.load.policies import IndexerError, PrefixAware
-from app.lab.load.recording_client import Wanted, completion
-from app.lab.load.workload import (
-    TURNS,
-    Sample,
-    Workload,
-    make_workload,
-    play,
-)
+from app.lab.load.recording_client import Measured, RecordingClient, Wanted, completion
+from app.serving.http.client import Target
 from config.installation import missing
 from tests.fleet import stubs
 
@@ -137,24 +132,24 @@ def made(requests: int, groups: int, seed: int, prefix_tokens: int = 20) -> Work
 def test_a_workload_shares_what_it_says(requests: int, groups: int, seed: int) -> None:
     workload = made(requests, groups, seed)
     assert made(requests, groups, seed) == workload
-    counts = Counter(request.group for request in workload.requests)
-    assert counts.total() == requests and len(counts) == min(groups, requests)
-    assert max(counts.values()) - min(counts.values()) <= 1, "groups get the same share"
-    turns: Counter[tuple[int, int]] = Counter()
-    before: dict[tuple[int, int], str] = {}
+    assert len(workload.prompts) == requests
+    turns: Counter[str] = Counter()
+    """Of each conversation, by its first prompt."""
     prefixes = defaultdict(set)
-    for request in workload.requests:
-        talk = request.group, request.user
-        assert request.turn == turns[talk] < TURNS
-        assert request.prompt.startswith(before.get(talk, "")) and request.prompt != before.get(talk)
-        turns[talk], before[talk] = request.turn + 1, request.prompt
-        prefixes[request.group].add(" ".join(request.prompt.split()[:22]))
+    for prompt in workload.prompts:
+        talk = SEPARATOR.join(prompt.split(SEPARATOR)[:2])
+        assert len(prompt.split(SEPARATOR)) == 2 + 2 * turns[talk] and turns[talk] < TURNS
+        turns[talk] += 1
+        heading, _, prefix = prompt.split(SEPARATOR)[0].partition("\n")
+        prefixes[heading].add(prefix)
+    assert len(prefixes) == min(groups, requests)
     assert all(len(texts) == 1 for texts in prefixes.values()), "a group has one prefix"
-    headings = {text.split(" w")[0] for texts in prefixes.values() for text in texts}
-    assert len(headings) == len(prefixes), "which no other group has"
-    longest = max(len(request.prompt.split()) for request in workload.requests)
+    counts = Counter(prompt.partition("\n")[0] for prompt in workload.prompts)
+    assert max(counts.values()) - min(counts.values()) <= 1, "groups get the same share"
+    longest = max(len(prompt.split()) for prompt in workload.prompts)
     assert abs(workload.longest_tokens - longest) <= 2  # the heading's words
-    own = sum(len(prompt.split()) - 22 for prompt in before.values())
+    last = {talk: max((it for it in workload.prompts if it.startswith(talk)), key=len) for talk in turns}
+    own = sum(len(prompt.split()) - 22 for prompt in last.values())
     assert workload.distinct_tokens == 20 * len(prefixes) + own
 
 
@@ -182,21 +177,28 @@ class Answers:
 
 
 def played(
-    address: str, count: int = 1, concurrency: int | None = None, step: Callable[[], None] = lambda: None
-) -> list[Sample]:
+    address: str, count: int = 1, concurrency: int | None = None
+) -> tuple[list[Measured], list[str], list[int]]:
+    """What was measured, what failed, and the progress."""
     requests = [Wanted(0.0, completion("m", f"prompt {k}", 4)) for k in range(count)]
-    return play(requests, address, concurrency, time.perf_counter, step)
+    errors, steps = list[str](), list[int]()
+    target = Target.of(f"http://{address}")
+    client = RecordingClient(target, {}, concurrency, time.perf_counter, steps.append, errors.append)
+    return client.run(requests), errors, steps
 
 
-def sampled(server: Callable[..., Any]) -> Sample:
+def error_of(server: Callable[..., Any]) -> str:
     with stubs.serving(server) as address:
-        (sample,) = played(address)
-        return sample
+        measured, [error], _ = played(address)
+    assert measured == []
+    return error
 
 
-def test_a_sample_is_timed_from_the_sending_to_the_first_text() -> None:
-    sample = sampled(Answers(WHOLE, lasts_s=0.05))
-    assert sample == Sample("pod", sample.ttft_s, 32, 16) and 0.04 < sample.ttft_s < 5
+def test_a_request_is_timed_from_the_sending_to_the_first_text() -> None:
+    with stubs.serving(Answers(WHOLE, lasts_s=0.05)) as address:
+        [it], errors, _ = played(address)
+    assert (it.pod, it.input_tokens, it.cached_tokens, errors) == ("pod", 32, 16, [])
+    assert 0.04 < it.text_s - it.send_s < 5
 
 
 @pytest.mark.parametrize(
@@ -209,35 +211,35 @@ def test_a_sample_is_timed_from_the_sending_to_the_first_text() -> None:
     ],
 )
 def test_what_is_not_a_whole_answer_is_a_failure(events: list[object], end: str, error: str) -> None:
-    assert error in sampled(Answers(events, end)).error
+    assert error in error_of(Answers(events, end))
 
 
 def test_a_refusal_and_nobody_there_are_failures() -> None:
-    assert sampled(stubs.Indexer(429)).error == "HTTP/1.1 429 Bad: "
-    (sample,) = played(stubs.unused_address())
-    assert "refused" in sample.error
+    assert error_of(stubs.Indexer(429)) == "HTTP/1.1 429 Bad: "
+    _, [error], _ = played(stubs.unused_address())
+    assert "refused" in error
 
 
 def test_no_more_requests_run_than_allowed_and_all_are_sent() -> None:
-    server, steps = Answers(WHOLE, lasts_s=0.005), list[int]()
+    server = Answers(WHOLE, lasts_s=0.005)
     with stubs.serving(server) as address:
-        samples = played(address, 20, 3, lambda: steps.append(1))
+        measured, errors, steps = played(address, 20, 3)
     assert server.most == 3
     assert sorted(server.prompts) == sorted(f"prompt {k}" for k in range(20))
     assert server.prompts.index("prompt 19") > 15
-    assert len(steps) == len(samples) == 20 and not any(sample.error for sample in samples)
+    assert len(steps) == len(measured) == 20 and not errors
 
 
-SAMPLES = [
-    Sample("a", 0.1, 100, 0),
-    Sample("a", 0.3, 100, 80),
-    Sample("b", 0.2, 200, 120),
-    Sample("", 0.0, 0, 0, error="status 502: no pod"),
+ANSWERED = [
+    Measured(number, 0.0, 0.0, 0.0, 0.0, tokens_in, 1, text_s, cached, pod)
+    for number, (pod, text_s, tokens_in, cached) in enumerate(
+        (("a", 0.1, 100, 0), ("a", 0.3, 100, 80), ("b", 0.2, 200, 120))
+    )
 ]
 
 
 def summary(policy: str = "random", fallbacks: int = 0) -> PolicySummary:
-    return summarize(policy, SAMPLES, 2.0, ["a", "b", "c"], fallbacks)
+    return summarize(policy, ANSWERED, ["status 502: no pod"], 2.0, ["a", "b", "c"], fallbacks)
 
 
 def test_a_summary_counts_what_was_answered() -> None:
@@ -259,7 +261,7 @@ def test_the_table_has_a_row_for_each_policy_and_failures_are_told_below_it() ->
         "random: 2 requests were routed without the indexer, which failed",
         "random: 1 requests failed, most of them so: status 502: no pod",
     ]
-    assert notes([summarize("random", SAMPLES[:3], 2.0, ["a"], 0)]) == []
+    assert notes([summarize("random", ANSWERED, [], 2.0, ["a"], 0)]) == []
 
 
 @pytest.mark.skipif(missing("fleet"), reason="matplotlib is optional")

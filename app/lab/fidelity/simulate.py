@@ -274,21 +274,16 @@ def plugin_groups(table: Table) -> list[str]:
 @as_command()
 def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) -> int:
     """Returns the exit status. `plugged` returns step costs from plugins; by default none."""
+    job, given = read(argv, plugged)
+    if given.plot is not None:
+        check_installed("fleet", "--plot")
+    # Millions of objects without reference cycles: collections would find nothing.
+    gc.disable()
     try:
-        job, given = read(argv, plugged)
-        if given.plot is not None:
-            check_installed("fleet", "--plot")
-        # Millions of objects without reference cycles: collections would find nothing.
-        gc.disable()
         if given.sweep is None:
             _run_once(job, given)
         else:
             _run_sweep(job, given, given.sweep)
-    except BrokenPipeError:  # for the caller: standard output is closed
-        raise
-    except OSError as error:
-        print(f"error: {error.filename or 'simulate'}: {error.strerror or error}", file=sys.stderr)
-        return 1
     finally:
         gc.enable()
     return 0

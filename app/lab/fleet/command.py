@@ -9,34 +9,44 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from itertools import count, repeat
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import repeat
 from pathlib import Path
 from random import Random
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 import gevent
 import msgspec
 from msgspec import Struct
 
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.lab.fleet.fleet import HOST, REPLY_TOKENS, Fleet, FleetError, Processes, check_flags, running_fleet
+from app.lab.fleet.fleet import (
+    HOST,
+    REPLY_TOKENS,
+    Fleet,
+    FleetError,
+    Processes,
+    Workload,
+    check_flags,
+    make_workload,
+    running_fleet,
+)
 from app.lab.fleet.proxy import Proxy, server_of
 from app.lab.fleet.routing import PolicyMaker, policies_of
 from app.lab.load.policies import POLICIES
-from app.lab.load.recording_client import Wanted, completion
+from app.lab.load.recording_client import Measured, RecordingClient, Wanted, completion
 from app.lab.load.report import BLUE, GREY, RED, check_target, four, markdown, new_figure, progress_of
 from app.lab.load.synthetic import arrivals
-from app.lab.load.workload import Sample, Workload, make_workload, play
+from app.serving.http.client import Target
 from app.text import Tokenizer, TokenizerError
-from config import ConfigError, Settings
-from config.flags import FlagParser, number_of, whole_number
+from config import Settings
+from config.flags import FlagParser, as_command, number_of, whole_number
 from config.installation import COMMAND, check_installed, install, missing
 from config.loader import load
 
-HEADINGS = ("policy", "TTFT mean", "p50", "p90", "p99", "cached", "requests/s", "per pod", "failed")
-COLORS = (GREY, BLUE, RED)
 QUANTILES = ("mean", "p50", "p90", "p99")
+HEADINGS = ("policy", "TTFT mean", *QUANTILES[1:], "cached", "requests/s", "per pod", "failed")
+COLORS = (GREY, BLUE, RED)
 
 
 class PolicySummary(Struct, frozen=True, kw_only=True):
@@ -71,41 +81,41 @@ class PolicySummary(Struct, frozen=True, kw_only=True):
 
 
 def summarize(
-    policy: str, samples: Sequence[Sample], took_s: float, pods: Sequence[str], fallbacks: int
+    policy: str,
+    answered: Sequence[Measured],
+    errors: Sequence[str],
+    took_s: float,
+    pods: Sequence[str],
+    fallbacks: int,
 ) -> PolicySummary:
-    answered = [sample for sample in samples if not sample.error]
-    ttfts_s = tuple(sorted(sample.ttft_s for sample in answered))
-    names = ("ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s")
-    prompt_tokens = sum(sample.prompt_tokens for sample in answered)
-    counts = Counter(sample.pod for sample in answered)
+    ttfts_s = tuple(sorted(it.text_s - it.send_s for it in answered))
+    mean, p50, p90, p99 = four(ttfts_s) if ttfts_s else [math.nan] * 4
+    counts = Counter(it.pod for it in answered)
     return PolicySummary(
         policy=policy,
-        requests=len(samples),
-        failed=len(samples) - len(answered),
-        **dict(zip(names, four(ttfts_s) if ttfts_s else [math.nan] * 4, strict=True)),
+        requests=len(answered) + len(errors),
+        failed=len(errors),
+        ttft_mean_s=mean,
+        ttft_p50_s=p50,
+        ttft_p90_s=p90,
+        ttft_p99_s=p99,
         ttfts_s=ttfts_s,
-        cached_share=sum(sample.cached_tokens for sample in answered) / max(1, prompt_tokens),
+        cached_share=sum(it.cached_tokens for it in answered)
+        / max(1, sum(it.input_tokens for it in answered)),
         requests_per_s=len(answered) / took_s if took_s > 0 else 0.0,
         per_pod={pod: counts[pod] for pod in pods},
         fallbacks=fallbacks,
-        errors=tuple(error for error, _ in Counter(s.error for s in samples if s.error).most_common()),
+        errors=tuple(error for error, _ in Counter(errors).most_common()),
     )
 
 
 def table(summaries: Sequence[PolicySummary]) -> str:
-    rows: list[tuple[str, ...]] = [HEADINGS]
+    rows: list[Sequence[str]] = [HEADINGS]
     for at in summaries:
         counts = at.per_pod.values()
-        rows.append(
-            (
-                at.policy,
-                *("-" if math.isnan(time_s) else f"{time_s * 1000:.0f} ms" for time_s in at.quantiles_s),
-                f"{at.cached_share:.0%}",
-                f"{at.requests_per_s:.1f}",
-                f"{min(counts, default=0)}-{max(counts, default=0)}",
-                str(at.failed),
-            )
-        )
+        times = ("-" if math.isnan(time_s) else f"{time_s * 1000:.0f} ms" for time_s in at.quantiles_s)
+        shares = f"{at.cached_share:.0%}", f"{at.requests_per_s:.1f}"
+        rows.append((at.policy, *times, *shares, f"{min(counts)}-{max(counts)}", str(at.failed)))
     return markdown(rows)
 
 
@@ -192,33 +202,19 @@ Plugged = Callable[[Settings], Mapping[str, PolicyMaker]]
 """Returns the policies of the plugins in the settings, by name."""
 
 
+@as_command(FleetError, TokenizerError)
 def run(
     argv: Sequence[str],
     tokenizer_of: Callable[[Settings], Tokenizer],
     plugged: Plugged = lambda settings: {},
 ) -> int:
     """Returns the exit status. `tokenizer_of` makes the tokenizer that a pod would use."""
-    options = None
-    try:
-        options, flags = read(argv)
-        check_flags(flags)
-        settings = load(flags, {}, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
-        policies = policies_of(options.policies, plugged(settings))
-        with _ended_by_signals():
-            _run(options, settings, flags, tokenizer_of(settings), policies)
-    except (ConfigError, FleetError, TokenizerError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return getattr(error, "status", 1)
-    except BrokenPipeError:  # for the caller: standard output is closed
-        raise
-    except OSError as error:
-        print(f"error: {error.filename or 'fleet'}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        if options is not None and options.serve:
-            return 0
-        print("error: interrupted", file=sys.stderr)
-        return 1
+    options, flags = read(argv)
+    check_flags(flags)
+    settings = load(flags, {}, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
+    policies = policies_of(options.policies, plugged(settings))
+    with _ended_by_signals():
+        _run(options, settings, flags, tokenizer_of(settings), policies)
     return 0
 
 
@@ -236,13 +232,16 @@ def _run(
 
     workload = make_workload(options.requests, options.groups, options.prefix_tokens, options.seed, compose)
     pods, seed, processes = options.pods, options.seed, Processes(time.monotonic, gevent.sleep)
-    with ExitStack() as ends:
-        with phase(sys.stderr, "starting indexer and pods", pods + 1) as step:
-            running = running_fleet(settings, flags, workload, pods, seed, processes, step)
-            fleet = ends.enter_context(running)
+    with (
+        progress_of(sys.stderr, "starting indexer and pods", pods + 1, "servers") as progress,
+        running_fleet(settings, flags, workload, pods, seed, processes, progress) as fleet,
+    ):
+        progress.end()
         if options.serve:
-            _serve(fleet, options, policies)
-        summaries = demonstrate(fleet, workload, options, policies, time.perf_counter, sys.stderr)
+            with suppress(KeyboardInterrupt):
+                _serve(fleet, options, policies)
+            return
+        summaries = demonstrate(fleet, workload, options, policies, time.perf_counter)
     _show(summaries, options, workload)
 
 
@@ -272,25 +271,28 @@ def demonstrate(
     options: Namespace,
     policies: Mapping[str, PolicyMaker],
     now: Callable[[], float],
-    stream: TextIO,
 ) -> list[PolicySummary]:
     """Runs each policy with empty caches, and returns the figures. Raises FleetError when a process ends."""
     summaries = []
     for name, make in policies.items():
         fleet.forget()
-        with phase(stream, name, len(workload.requests)) as step:
-            due_s: Iterator[float] = repeat(0.0)
-            if options.rate:
-                due_s = arrivals(options.rate, 1.0, Random(f"{options.seed}/arrivals"))
-            requests = (
-                Wanted(at_s, completion(fleet.model, request.prompt, REPLY_TOKENS))
-                for request, at_s in zip(workload.requests, due_s, strict=False)
-            )
-            with proxied(fleet, make, Random(f"{options.seed}/{name}")) as (address, proxy):
-                begun_s = now()
-                samples = play(requests, address, options.concurrency, now, step)
-                took_s = now() - begun_s
-            summaries.append(summarize(name, samples, took_s, fleet.pods, proxy.policy.fallbacks))
+        due_s: Iterator[float] = repeat(0.0)
+        if options.rate:
+            due_s = arrivals(options.rate, 1.0, Random(f"{options.seed}/arrivals"))
+        requests = (
+            Wanted(at_s, completion(fleet.model, prompt, REPLY_TOKENS))
+            for prompt, at_s in zip(workload.prompts, due_s, strict=False)
+        )
+        errors: list[str] = []
+        with (
+            progress_of(sys.stderr, name, len(workload.prompts), "requests") as progress,
+            proxied(fleet, make, Random(f"{options.seed}/{name}")) as (address, proxy),
+        ):
+            target, begun_s = Target.of(f"http://{address}"), now()
+            client = RecordingClient(target, {}, options.concurrency, now, progress, errors.append)
+            answered = client.run(requests)
+            took_s = now() - begun_s
+        summaries.append(summarize(name, answered, errors, took_s, fleet.pods, proxy.policy.fallbacks))
         fleet.processes.check()
     return summaries
 
@@ -321,23 +323,9 @@ def _show(summaries: Sequence[PolicySummary], options: Namespace, workload: Work
         print(f"no picture: {install('fleet')}")
         return
     load_text = f"{options.rate:g} requests/s" if options.rate else f"{options.concurrency} at once"
-    title = f"{options.pods} pods, {len(workload.requests)} requests, {load_text}, "
+    title = f"{options.pods} pods, {len(workload.prompts)} requests, {load_text}, "
     draw(summaries, title + f"{options.groups} prefixes of {options.prefix_tokens} tokens", options.png)
     print(f"picture: {options.png}")
-
-
-@contextmanager
-def phase(stream: TextIO, name: str, steps: int) -> Iterator[Callable[[], None]]:
-    """Shows a phase: a progress line on a terminal, a line elsewhere. Yields a function to call after each
-    of its `steps`.
-    """
-    if not stream.isatty():
-        print(f"{name} ...", file=stream, flush=True)
-        yield lambda: None
-        return
-    done = count(1)
-    with progress_of(stream, name, steps, "steps") as progress:
-        yield lambda: progress(next(done))
 
 
 @contextmanager

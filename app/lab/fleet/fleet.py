@@ -13,15 +13,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from random import Random
 from typing import IO
 
 import msgspec
 
 from app.lab.fleet.routing import Incoming, Indexer
 from app.lab.load.policies import IndexerError
-from app.lab.load.workload import Workload
 from app.serving.http.client import COMPLETIONS, exchange
 from config import Settings, UsageError
 from config.command_line import parse
@@ -37,6 +38,57 @@ TAIL_BYTES = 4096
 SETTINGS = {name for row in TABLE for name in row.env} - {"HF_TOKEN"}
 STRANGE = ("SIM_", "GUNICORN_", "VLLM_", "POD_", "OTEL_", "UNDERSTUDY_", "WEB_CONCURRENCY")
 """Variables that configure servers: names, and beginnings of names. `HF_TOKEN` stays, as the user's own."""
+
+
+TURNS = 4
+"""Most turns of a user's conversation."""
+QUESTION_TOKENS = 60
+ANSWER_TOKENS = 40
+"""Tokens of an answer in the history of later turns.
+
+The workload has these answers instead of the pods' own, so that every policy gets the same prompts."""
+SEPARATOR = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Prompts in the order of sending: users in groups with one system prompt each, in conversations."""
+
+    prompts: tuple[str, ...]
+    longest_tokens: int
+    """Estimated tokens of the longest prompt."""
+    distinct_tokens: int
+    """Estimated tokens to cache: every system prompt once, every conversation once."""
+
+
+def make_workload(
+    requests: int, groups: int, prefix_tokens: int, seed: int, compose: Callable[[int, Random], str]
+) -> Workload:
+    """Spreads `requests` evenly over `groups`, in random order; each user's turns stay in order.
+
+    `compose` returns a text of so many tokens. Equal arguments make equal workloads; the number of requests
+    does not change the system prompts.
+    """
+    talks: list[list[str]] = []
+    """The prompts of each user, turn by turn."""
+    for group in range(groups):
+        # The heading gives each group a different first block, whatever the text begins with.
+        prefix = f"Instructions {group}\n{compose(prefix_tokens, Random(f'{seed}/{group}'))}"
+        left = requests // groups + (group < requests % groups)
+        for user in range(math.ceil(left / TURNS)):
+            rng = Random(f"{seed}/{group}/{user}")
+            talk = [prefix + SEPARATOR + compose(QUESTION_TOKENS, rng)]
+            while len(talk) < min(TURNS, left - user * TURNS):
+                turn = compose(ANSWER_TOKENS, rng), compose(QUESTION_TOKENS, rng)
+                talk.append(SEPARATOR.join((talk[-1], *turn)))
+            talks.append(talk)
+    order = [number for number, talk in enumerate(talks) for _ in talk]
+    Random(f"{seed}/order").shuffle(order)
+    turns = [iter(talk) for talk in talks]
+    own = [len(talk) * (QUESTION_TOKENS + ANSWER_TOKENS) - ANSWER_TOKENS for talk in talks]
+    """Tokens of each conversation that its group does not share."""
+    distinct = min(groups, requests) * prefix_tokens + sum(own)
+    return Workload(tuple(next(turns[number]) for number in order), prefix_tokens + max(own), distinct)
 
 
 class FleetError(Exception):
@@ -67,8 +119,7 @@ class ServerProcess:
 
     def check(self) -> None:
         """Raises FleetError when the process has ended."""
-        status = self.process.poll()
-        if status is not None:
+        if (status := self.process.poll()) is not None:
             raise FleetError(f"{self.name} ({self.address}) ended with status {status}: {self.last_line()}")
 
     def last_line(self) -> str:
@@ -78,11 +129,6 @@ class ServerProcess:
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower()]
         return (errors or lines or ["it has logged nothing"])[-1]
-
-    def signal(self, number: signal.Signals) -> None:
-        if self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
 
 
 class Processes:
@@ -96,17 +142,15 @@ class Processes:
     def port(self) -> int:
         """Returns a port that was free, each time another one, and reserves it until `close`.
 
-        On Linux a socket that never listens stays bound to each port. The kernel then never picks the port
-        for another process. A server that names the port and sets SO_REUSEADDR, as gunicorn and ZMQ do, gets
-        it. Other systems refuse that, and another process may take the port first.
+        On Linux a socket that never listens keeps the port from other processes, but not from a server that
+        names it and sets SO_REUSEADDR, as gunicorn and ZMQ do. Other systems refuse both.
         """
         reserved = socket.socket()
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind((HOST, 0))
         port = int(reserved.getsockname()[1])
-        if sys.platform == "linux":
-            self._reserved.append(reserved)
-        else:
+        self._reserved.append(reserved)
+        if sys.platform != "linux":
             reserved.close()
         return port
 
@@ -136,20 +180,24 @@ class Processes:
     def close(self) -> None:
         """Ends all servers: by SIGTERM, and after `STOP_LIMIT_S` by SIGKILL."""
         try:
-            for server in self.servers:
-                server.signal(signal.SIGTERM)
+            self._signal(signal.SIGTERM)
             give_up_s = self.now() + STOP_LIMIT_S
             while self.now() < give_up_s and any(it.process.poll() is None for it in self.servers):
                 self._sleep(LOOK_AGAIN_S)
         finally:
             # A second Ctrl-C gets here, too.
-            for server in self.servers:
-                server.signal(signal.SIGKILL)
+            self._signal(signal.SIGKILL)
             for server in self.servers:
                 server.process.wait()
                 server.log.close()
             for reserved in self._reserved:
                 reserved.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for server in self.servers:
+            if server.process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(server.process.pid, number)
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -234,9 +282,7 @@ class Fleet:
         give_up_s = self.processes.now() + SETTLE_LIMIT_S
         for pod in self.pods:
             # Refused while requests run: a client that left may have some for a moment.
-            while not msgspec.json.decode(_post(pod, "/reset_prefix_cache", b"") or b"{}").get(
-                "success", True
-            ):
+            while b"false" in _post(pod, "/reset_prefix_cache", b""):
                 self.processes.pause(give_up_s, f"pod {pod} does not empty its cache")
         self.settle()
 
@@ -277,9 +323,9 @@ def running_fleet(
     pods: int,
     seed: int,
     processes: Processes,
-    started: Callable[[], None],
+    progress: Callable[[int], None],
 ) -> Iterator[Fleet]:
-    """Yields a fleet for `workload` that is ready; `started` is called once for each process.
+    """Yields a fleet for `workload` that is ready; `progress` receives the number of started processes.
 
     `flags`, parsed as `settings`, come from the user. Raises FleetError, with the last line of the log,
     when a process does not start.
@@ -294,9 +340,9 @@ def running_fleet(
                 own = ["--log-level", "warning", *flags, "--role", "indexer", "--kv-index-bind", events]
             name = "indexer" if number < 0 else f"pod {number}"
             processes.start(name, port, [*MODULE, *own, "--host", HOST, "--port", str(port)])
-        for server in processes.servers:
+        for number, server in enumerate(processes.servers, 1):
             processes.wait(server)
-            started()
+            progress(number)
         first, *others = (server.address for server in processes.servers)
         fleet = Fleet(others, Indexer(first), processes, settings)
         fleet.settle()

@@ -81,8 +81,8 @@ class Measured(Struct):
     last_s: float
     input_tokens: int
     output_tokens: int
-    text_s: float | None
-    """Time of the first text; None without any."""
+    text_s: float
+    """Time of the first text; of the last token without any."""
     cached_tokens: int
     pod: str
     """Pod that a proxy chose; empty without a proxy."""
@@ -217,7 +217,7 @@ def _measured(number: int, wanted: Wanted, send_s: float, pieces: Pieces) -> Mea
         moments[-1],
         usage.prompt_tokens,
         usage.completion_tokens,
-        text_s,
+        moments[-1] if text_s is None else text_s,
         cached or 0,
         next(pods, b"").strip().decode("latin-1"),
     )

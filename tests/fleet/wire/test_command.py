@@ -63,8 +63,7 @@ def test_what_is_wrong_is_told_in_one_line(
     assert command.run(argv, tokenizer_of) == (2 if usage else 1)
     printed = capsys.readouterr()
     assert printed.out == ""
-    last = printed.err.removeprefix("starting indexer and pods ...\n")
-    assert last.startswith("error: ") and told in last and last.count("\n") == 1
+    assert printed.err.startswith("error: ") and told in printed.err and printed.err.count("\n") == 1
 
 
 def test_a_run_prints_the_table_and_writes_the_figures(
@@ -78,10 +77,8 @@ def test_a_run_prints_the_table_and_writes_the_figures(
     path = tmp_path / "figures.json"
     flags = ["--pods", "2", "--policies", "round-robin", "prefix-aware", "--json", str(path), "--rate", "100"]
     assert command.run([*SMALL, *flags], tokenizer_of) == 0
-    printed = capsys.readouterr()
-    rows = [line.split()[1] for line in printed.out.splitlines()[2:]]
-    phases = ["starting indexer and pods ...", "round-robin ...", "prefix-aware ..."]
-    assert rows == ["round-robin", "prefix-aware"] and printed.err.splitlines() == phases
+    rows = [line.split()[1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == ["round-robin", "prefix-aware"]
     figures = json.loads(path.read_text())
     assert figures["options"]["rate"] == 100 and figures["options"]["concurrency"] is None
     assert [at["requests"] - at["failed"] for at in figures["policies"]] == [6, 6]
@@ -99,17 +96,16 @@ def test_a_fleet_that_serves_ends_with_all_that_it_has_started() -> None:
         os.kill(fleet.pid, signal.SIGINT)
         assert fleet.wait(10) == 0
         assert are_gone(started)
-        assert fleet.stderr.read() == "starting indexer and pods ...\n"
+        assert "error" not in fleet.stderr.read()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_an_interrupted_start_leaves_nothing_behind() -> None:
     with begun("--pods", "1", *SMALL) as fleet:
         assert fleet.stderr is not None
-        assert fleet.stderr.readline() == "starting indexer and pods ...\n"
         while len(started := servers(fleet)) < 2:
             pass
         os.kill(fleet.pid, signal.SIGTERM)
         assert fleet.wait(10) == 1
         assert are_gone(started)
-        assert fleet.stderr.read() == "error: interrupted\n"
+        assert fleet.stderr.read() == "error: interrupted; nothing was written\n"
