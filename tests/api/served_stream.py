@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import weakref
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import gevent
 
@@ -13,8 +13,7 @@ from app.engine.core.outputs import EngineOutput, Failed, Finish, Tokens
 from app.engine.core.sequence import Handle
 from app.serving.api.responder import EventStream
 from app.serving.api.writer import ChoiceState, ResponseWriter
-from app.serving.http.connection import Connection
-from app.serving.http.stream import LAST_CHUNK, StreamTransport, WriteBatcher
+from app.serving.http.connection import LAST_CHUNK, Connection, StreamTransport, WriteBatcher
 
 END = b"[end]"
 
@@ -54,7 +53,7 @@ class Socket:
         # Not every test sees the end of its stream.
         self._close = weakref.finalize(self, lambda pair: [end.close() for end in pair], self._pair)
 
-    def send_now(self, data: bytes | memoryview) -> int:
+    def send(self, data: bytes | memoryview) -> int:
         take = self.takes.pop(0) if self.takes else len(data)
         self.received += data[:take]
         return min(take, len(data))
@@ -106,7 +105,7 @@ class Served:
         gevent.sleep(0)
 
     def _send(self) -> None:
-        transport = StreamTransport(self.connection, WriteBatcher(), 1.0)
+        transport = StreamTransport(cast(Any, self.socket), WriteBatcher(), 1.0)
         self.connection.watch(transport.client_gone)
         self.stream.attach(transport)
         while transport.is_open:

@@ -13,8 +13,7 @@ import gevent.socket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.serving.http.connection import Connection
-from app.serving.http.stream import LAST_CHUNK, StreamTransport, WriteBatcher
+from app.serving.http.connection import LAST_CHUNK, StreamTransport, WriteBatcher
 from tests.api.served_stream import unframed
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -41,7 +40,7 @@ class Client:
         self.over = False
         self.slices = self.left = 0
         self.error: Exception | None = None
-        self.transport = StreamTransport(Connection(server), WriteBatcher(), write_timeout_s)
+        self.transport = StreamTransport(server, WriteBatcher(), write_timeout_s)
         if head:
             self.transport.put(head)
         self.transport.start(self)

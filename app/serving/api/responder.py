@@ -21,7 +21,7 @@ from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import EngineClient, Handle
 from app.serving.api.writer import ResponseWriter
 from app.serving.faults.fault import Fault, damage
-from app.serving.http.connection import Connection
+from app.serving.http.connection import Connection, StreamTransport
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import (
@@ -32,7 +32,6 @@ from app.serving.http.response import (
     StreamingBody,
     json_response,
 )
-from app.serving.http.stream import StreamTransport
 from app.serving.protocol.common import encode
 
 SLICE_TOKENS = 256

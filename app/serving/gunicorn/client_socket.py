@@ -21,10 +21,12 @@ from gunicorn.http.body import ChunkedReader, LengthReader
 from gunicorn.http.errors import InvalidHeader
 from gunicorn.http.wsgi import Response
 
+from app.serving.api.responder import EventStream
 from app.serving.gunicorn.connections import FastConnection
 from app.serving.gunicorn.fair_turns import FairTurns, Share
 from app.serving.gunicorn.heads import HOST, default_head
-from app.serving.http.stream import LAST_CHUNK
+from app.serving.http.connection import LAST_CHUNK
+from app.serving.http.response import AnswerBody
 
 if TYPE_CHECKING:
     from gevent.socket import socket as GeventSocket
@@ -124,9 +126,21 @@ class GeneralResponse(Response):  # type: ignore[misc]
     def _emit_body(self, data: bytes) -> None:
         self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
 
-    def close(self) -> None:
-        self.send_headers()
-        self._connection.send(LAST_CHUNK if self.chunked else b"")
+    def send(self, body: Iterable[bytes]) -> None:
+        """Sends the answer: by pieces, or as a stream that leaves without this greenlet."""
+        answer = body.response if isinstance(body, AnswerBody) else None
+        try:
+            if answer is not None and isinstance(answer.body, EventStream) and self.chunked:
+                self.send_headers()
+                self._connection.send_stream(answer.body)
+                return
+            for item in body:
+                self.write(item)
+            self.send_headers()
+            self._connection.send(LAST_CHUNK if self.chunked else b"")
+        finally:
+            if answer is not None:
+                self.sent = answer.bytes_sent
 
 
 def closes(connection: Iterable[str]) -> bool:

@@ -32,10 +32,9 @@ from app.serving.gunicorn.heads import (
     response_head,
 )
 from app.serving.gunicorn.logs import ServerLogger, log_exchange
-from app.serving.http.connection import READ, Connection
+from app.serving.http.connection import LAST_CHUNK, READ, StreamTransport, WriteBatcher
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
-from app.serving.http.stream import LAST_CHUNK, StreamTransport, WriteBatcher
 
 log = logging.getLogger(__name__)
 WAYS = {"POST": "fast", "GET": "probe"}
@@ -62,15 +61,15 @@ class HubConnection(StreamTransport):
     __slots__ = ("_read_into", "_reader", "address", "busy", "client", "is_new", "path", "share", "since_s")
 
     def __init__(self, path: FastPath, client: gevent.socket.socket, address: Address, share: Share) -> None:
-        super().__init__(Connection(client), path.batcher, path.write_timeout_s)
+        super().__init__(client, path.batcher, path.write_timeout_s)
         self.path, self.client, self.address, self.share = path, client, address, share
         path.open[self] = None
         self.busy, self.is_new, self.since_s = False, True, time.monotonic()
         tls = getattr(client, "_sslobj", None)
         self._read_into: Callable[[memoryview], int] = (
-            client._sock.recv_into if tls is None else lambda room: tls.read(len(room), room)
+            self._raw.recv_into if tls is None else lambda room: tls.read(len(room), room)
         )
-        self._reader: Watcher = gevent.get_hub().loop.io(self.connection.fileno(), READ)
+        self._reader: Watcher = gevent.get_hub().loop.io(self._raw.fileno(), READ)
 
     def _receive(self) -> bytes:
         received = self.path.received
@@ -89,7 +88,7 @@ class HubConnection(StreamTransport):
     def has_unread(self) -> bool:
         """True if bytes have arrived that are not read yet."""
         try:
-            return bool(self.client._sock.recv(1, socket.MSG_PEEK))
+            return bool(self._raw.recv(1, socket.MSG_PEEK))
         except OSError:  # BlockingIOError, too
             return False
 
@@ -223,7 +222,7 @@ class FastConnection(HubConnection):
             client=self.address[0],
             arrival_s=time.monotonic(),
             body=body,
-            connection=self.connection,
+            connection=self,
             host=head.headers["host"],
             new_id=path.new_id,
             route=route,
@@ -249,7 +248,7 @@ class FastConnection(HubConnection):
 
     def _wait_for(self, pending: PendingResponse, context: RequestContext) -> None:
         def come(outcome: Response | Exception) -> None:
-            self.connection.unwatch()
+            self.unwatch()
             token = current_request.set(context)
             if isinstance(outcome, Exception):
                 outcome = respond_to_error(outcome, context)
@@ -263,7 +262,7 @@ class FastConnection(HubConnection):
             self.close()
 
         self._reader.stop()
-        self.connection.watch(gone)
+        self.watch(gone)
         pending.then(come)
 
     def _finish(self, response: Response) -> None:
@@ -290,7 +289,7 @@ class FastConnection(HubConnection):
 
     def _begin_stream(self, body: StreamingBody) -> None:
         self._batcher, self._last = self.path.batcher, False
-        self.connection.watch(self.client_gone)
+        self.watch(self.client_gone)
         body.attach(self)
         self.flush()
 
@@ -323,7 +322,7 @@ class FastConnection(HubConnection):
         if self._source is not None:
             if not self._last:
                 return
-            self.connection.unwatch()
+            self.unwatch()
         if self._all_sent is not None:
             self._all_sent.set()
         if self._response is None:
@@ -378,7 +377,7 @@ class FastConnection(HubConnection):
         """Closes the socket; a running answer is discarded."""
         if self.is_open:
             self._forget()
-            self.connection.unwatch()
+            self.unwatch()
             self.catch_up()
             self._end_answer()
             self.client.close()

@@ -34,7 +34,6 @@ from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
 from app.base.clock.pause import pause_with
-from app.serving.api.responder import EventStream
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.certificates import CertificateError, ServerCertificate
 from app.serving.gunicorn.client_socket import (
@@ -49,7 +48,6 @@ from app.serving.gunicorn.client_socket import (
 from app.serving.gunicorn.connections import FastConnection, FastPath, OpenConnections
 from app.serving.gunicorn.fair_turns import FairTurns
 from app.serving.http.context import CONTEXT, context_of
-from app.serving.http.response import AnswerBody
 
 if TYPE_CHECKING:
     from gevent.socket import socket as GeventSocket
@@ -143,7 +141,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             if self.certificate is not None:
                 with suppress(CertificateError):  # the arbiter logs this error
                     self.certificate.refresh()
-            if not self._count_busy():
+            if not any(connection.busy for connection in self._open):
                 gc.collect(YOUNG)
             end_s = time.monotonic() + TICK_S
             while not self._stopping.is_set() and (now_s := time.monotonic()) < end_s:
@@ -204,45 +202,35 @@ class Worker(GeventWorker):  # type: ignore[misc]
             deadline = self._cut_at()
             if hasattr(self.wsgi, "drain"):
                 self.wsgi.drain()
-        while (self._count_busy() or self._is_expecting()) and time.monotonic() < deadline:
+        while self._close_idle() and time.monotonic() < deadline:
             self.notify()
-            self._close_idle()
             if deadline == inf and ranks.is_noted(self, ranks.ENDING):
                 deadline = self._cut_at()
             gevent.sleep(0.05)
-        self._close_idle()
         for server in servers:
             server.close()
-        if running := self._count_busy():
+        if running := sum(connection.busy for connection in self._open):
             self.log.warning("Worker %s cuts %d requests: the graceful timeout is over", self.pid, running)
         self._greenlets.join(timeout=PARTING_S)
         self._greenlets.kill(timeout=PARTING_S)
         for connection in list(self._open):
             connection.close()
 
-    def _count_busy(self) -> int:
-        return sum(connection.busy for connection in self._open)
+    def _close_idle(self) -> bool:
+        """Closes idle connections; True while others have a request, or may still send their first one.
 
-    def _is_expecting(self) -> bool:
-        young_s = time.monotonic() - FIRST_REQUEST_S
-        return any(
-            (one.is_new and one.since_s > young_s) or (not one.busy and one.has_unread) for one in self._open
-        )
-
-    def _close_idle(self) -> None:
-        """Closes idle connections, and lets busy ones end with their answer.
-
-        A new connection may still send its first request. A request that has arrived unread, because the loop
-        is late, is answered.
+        A request that has arrived unread, because the loop is late, is answered.
         """
-        young_s = time.monotonic() - FIRST_REQUEST_S
+        young_s, waits = time.monotonic() - FIRST_REQUEST_S, False
         for connection in list(self._open):
             if connection.is_new and connection.since_s > young_s:
-                continue
-            if connection.busy or connection.has_unread:
+                waits = True
+            elif connection.busy or connection.has_unread:
                 connection.leave()
+                waits = True
             else:
                 connection.close()
+        return waits
 
     def _cut_at(self) -> float:
         patience_s: float = self.cfg.graceful_timeout
@@ -308,33 +296,14 @@ class Worker(GeventWorker):  # type: ignore[misc]
         environ[CONTEXT] = context_of(environ, arrived_s)
         if not self.alive or not self.cfg.keepalive:
             response.force_close()
+        body: Any = None
         try:
-            self._write(connection, req, response, environ, arrived_s)
+            body = self.wsgi(environ, response.start_response)
+            if has_much_unread(req):
+                response.force_close()
+            response.send(body)
         except gevent.GreenletExit:
             raise StopIteration from None
-        if not self.alive or response.should_close():
-            raise StopIteration
-
-    def _write(
-        self,
-        connection: FastConnection,
-        req: Request,
-        response: GeneralResponse,
-        environ: dict[str, Any],
-        arrived_s: float,
-    ) -> None:
-        body = self.wsgi(environ, response.start_response)
-        if has_much_unread(req):
-            response.force_close()
-        stream = body.response.body if isinstance(body, AnswerBody) else None
-        try:
-            if isinstance(stream, EventStream) and response.chunked:
-                response.send_headers()
-                connection.send_stream(stream)
-            else:
-                for item in body:
-                    response.write(item)
-                response.close()
         except Exception as error:
             if not response.headers_sent or isinstance(error, OSError):
                 raise
@@ -342,13 +311,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self.log.exception("an answer broke off")
             raise StopIteration from None
         finally:
-            if self.log.access_log_enabled:
-                if isinstance(body, AnswerBody):  # streams do not pass through gunicorn's response
-                    response.sent = body.response.bytes_sent
+            if body is not None and self.log.access_log_enabled:
                 took = timedelta(seconds=time.monotonic() - arrived_s)
                 self.log.access(response, req, environ, took)
-            if hasattr(body, "close"):
-                body.close()
+            getattr(body, "close", lambda: None)()
+        if not self.alive or response.should_close():
+            raise StopIteration
 
 
 def _forget_names() -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from werkzeug.http import HTTP_STATUS_CODES
 
+from app.serving.http.connection import StreamTransport
 from app.serving.http.errors import ApiError
-from app.serving.http.stream import StreamTransport
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

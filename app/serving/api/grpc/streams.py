@@ -22,11 +22,11 @@ from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVE
 from app.engine.kvcache.hashing import low64
 from app.engine.kvcache.publisher import EventSender
 from app.serving.api.grpc.messages import SERVICE, Proto, answer, common, framed_message, read, unary
+from app.serving.http.connection import StreamTransport
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, not_found
 from app.serving.http.response import StreamingBody
 from app.serving.http.rpc import RpcCode, RpcMethod, RpcOutcome, RpcResponse
-from app.serving.http.stream import StreamTransport
 from config.settings import Settings
 
 health: Proto = health_pb2

@@ -20,12 +20,11 @@ from app.serving.api.responder import EventStream, Responder
 from app.serving.api.writer import ResponseWriter
 from app.serving.faults.fault import Damage, DamagedStream
 from app.serving.faults.injector import fault_of
-from app.serving.http.connection import BrokenOffError
+from app.serving.http.connection import BrokenOffError, StreamTransport
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import Response
 from app.serving.http.rpc import PREFIX_BYTES, RpcOutcome, RpcResponse, framed
-from app.serving.http.stream import StreamTransport
 from app.serving.protocol.common import KVTransferParams
 from app.serving.protocol.completions import CompletionRequest
 from config.fault_rules import MalformedChunkRule, MissingDoneRule, TruncatedJsonRule

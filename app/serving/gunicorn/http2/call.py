@@ -29,6 +29,7 @@ from app.serving.gunicorn.connections import Address, FastPath, HubConnection
 from app.serving.gunicorn.fair_turns import TURN_S, Share
 from app.serving.gunicorn.http2.protocol import WINDOW, ConnectionFailed, ServerProtocol
 from app.serving.gunicorn.logs import log_exchange
+from app.serving.http.connection import StreamSource
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.errors import ApiError, internal, not_implemented
 from app.serving.http.response import CLIENT_GONE, Response, StreamingBody
@@ -41,7 +42,6 @@ from app.serving.http.rpc import (
     RpcService,
     error_response,
 )
-from app.serving.http.stream import StreamSource
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
