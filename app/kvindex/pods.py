@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
@@ -88,17 +87,17 @@ def _check_endpoint(endpoint: str) -> None:
 class TargetSource:
     """A source of endpoints of pods; as it is, a fixed list."""
 
-    def __init__(self, targets: Sequence[PodEndpoint] = ()) -> None:
+    def __init__(self, targets: Sequence[PodEndpoint] = (), name: str = "") -> None:
         self.targets = targets
         """Endpoints of the latest successful refresh."""
-        self._complaint = ""
+        self._name, self._complaint = name, ""
 
     def refresh(self) -> None:
         """Updates `targets`, while other greenlets run; after an error they stay, with a warning."""
         try:
             self.targets, complaint = self._read()
         except (OSError, UnicodeDecodeError) as error:
-            complaint = f"{self} cannot be read, the last list stays: {error}"
+            complaint = f"{self._name} cannot be read, the last list stays: {error}"
         if complaint and complaint != self._complaint:
             log.warning("KV event sources: %s", complaint)
         self._complaint = complaint
@@ -115,11 +114,8 @@ class FileTargets(TargetSource):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
+        super().__init__(name=str(path))
         self._path, self._text = path, ""
-
-    def __str__(self) -> str:
-        return str(self._path)
 
     def _read(self) -> tuple[Sequence[PodEndpoint], str]:
         before, self._text = self._text, self._path.read_text("utf-8")
@@ -152,19 +148,16 @@ class DnsTargets(TargetSource):
 
     def __init__(self, target: PodEndpoint, resolve: Resolve = resolve_host) -> None:
         """`target` has the host, the port and the options."""
-        super().__init__()
+        super().__init__(name=target.host or "")
         self._target, self._resolve = target, resolve
 
-    def __str__(self) -> str:
-        return self._target.host or ""
-
     def _read(self) -> tuple[Sequence[PodEndpoint], str]:
-        addresses = self._resolve(str(self))
+        addresses = self._resolve(self._name)
         complaint = ""
         if not addresses:
-            complaint = f"{self} has no addresses, or nobody knows it"
+            complaint = f"{self._name} has no addresses, or nobody knows it"
         elif self._target.pod and len(addresses) > 1:
-            complaint = f"{self} is several pods, all of them called {self._target.pod}"
+            complaint = f"{self._name} is several pods, all of them called {self._target.pod}"
         return [self._target.at(address) for address in addresses], complaint
 
 
@@ -188,8 +181,6 @@ def target_sources(entries: Sequence[str], resolve: Resolve = resolve_host) -> l
 PREFIX = "kv@"
 MOST_NAME_BYTES = 512
 """Longest topic, in bytes."""
-MOST_A_STEP = 64
-"""Most pods reported as gone in one step."""
 
 
 class Topic(Struct, frozen=True):
@@ -229,63 +220,47 @@ class PodTracker:
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._connections: dict[str, Hashable] = {}
-        self._pods: dict[Hashable, set[str]] = {}
         self._closed: set[Hashable] = set()
-        self._due: OrderedDict[str, float] = OrderedDict()
-        """Pod -> time when the pod is gone; earliest first, as all pods have the same grace time."""
+        self.due: dict[str, float] = {}
+        """Pod -> time when the pod is gone."""
 
     def seen(self, pod: str, connection: Hashable, now: float) -> None:
         """Notes a message of the pod over the connection, which may be closed by now."""
-        before = self._connections.get(pod)
-        if before != connection:
-            if before is not None:
-                self._leave(pod, before)
-            self._connections[pod] = connection
-            self._pods.setdefault(connection, set()).add(pod)
+        self._connections[pod] = connection
         if connection in self._closed:
-            self._due.setdefault(pod, now + self._grace_s)
-        else:
-            self._due.pop(pod, None)
+            self.due.setdefault(pod, now + self._grace_s)
+        elif self.due:
+            self.due.pop(pod, None)
 
     def forget(self, pod: str) -> None:
         """Stops tracking the pod."""
-        self._due.pop(pod, None)
-        connection = self._connections.pop(pod, None)
-        if connection is not None:
-            self._leave(pod, connection)
+        self._connections.pop(pod, None)
+        self.due.pop(pod, None)
 
     def opened(self, connection: Hashable) -> None:
         """Notes that the connection is open (again)."""
         self._closed.discard(connection)
-        for pod in self._pods.get(connection, ()):
-            self._due.pop(pod, None)
+        for pod in self._pods(connection):
+            self.due.pop(pod, None)
 
     def replaced(self, connection: Hashable) -> None:
         """Notes that a connection's number was reused; pods of the former connection stay closed."""
         self._closed.discard(connection)
-        for pod in self._pods.pop(connection, set()):
+        for pod in self._pods(connection):
             self._connections[pod] = None
 
     def closed(self, connection: Hashable, now: float) -> None:
         """Notes that the connection was closed; its pods are gone after the grace time."""
         self._closed.add(connection)
-        for pod in self._pods.get(connection, ()):
-            self._due.setdefault(pod, now + self._grace_s)
+        for pod in self._pods(connection):
+            self.due.setdefault(pod, now + self._grace_s)
 
     def step(self, now: float) -> list[str]:
-        """Returns, and stops tracking, pods that are gone by now, at most MOST_A_STEP."""
-        gone: list[str] = []
-        while self._due and len(gone) < MOST_A_STEP:
-            pod = next(iter(self._due))
-            if self._due[pod] > now:
-                break
-            gone.append(pod)
+        """Returns, and stops tracking, pods that are gone by now."""
+        gone = [pod for pod, due in self.due.items() if due <= now]
+        for pod in gone:
             self.forget(pod)
         return gone
 
-    def _leave(self, pod: str, connection: Hashable) -> None:
-        pods = self._pods.get(connection)
-        if pods is not None:
-            pods.discard(pod)
-            if not pods:
-                del self._pods[connection]
+    def _pods(self, connection: Hashable) -> list[str]:
+        return [pod for pod, other in self._connections.items() if other == connection]

@@ -27,7 +27,7 @@ from app.kvindex.pods import TargetSource, parse_topic, target_sources
 from app.kvindex.pool import Pool, PoolSettings, Position, PublishedMessage
 from app.kvindex.scorer import TierWeights
 from app.kvindex.subscriber import LOOK_AGAIN_S, Context, Subscriber, SubscriberSettings
-from app.kvindex.tokenizers import Discovery, Tokenization, TokenizationSettings, TokenizerLibrary
+from app.kvindex.tokenizers import Discovery, Tokenization, TokenizerLibrary
 from app.text import Tokenizer, load_tokenizer
 from config import ConfigError, Settings
 from config.sections.kvindex import KVIndexSettings, tier_weights, tokenizer_sources
@@ -242,8 +242,7 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
     caches = {"index tokenizers": library}
     try:
         index = Index(open_backend(at), keys)
-        limits = TokenizationSettings(timeout_s=TOKENIZER_TIMEOUT_S)
-        tokenization = Tokenization(library.get, limits, index.metrics)
+        tokenization = Tokenization(library.get, index.metrics, TOKENIZER_TIMEOUT_S)
         return KvIndex(index, tokenization, subscriber, at.kv_index_pods, PoolSettings(), caches=caches)
     except ValueError as error:
         raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import gevent
 import zmq
@@ -14,6 +14,7 @@ from gevent.select import POLLIN, poll
 from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
+from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.endpoints import is_ipv6, is_name
 from app.engine.kvcache.publisher import address_of, affinity
 from app.kvindex.metrics import Losses
@@ -42,9 +43,9 @@ LOOK_AGAIN_S = 2.0
 FULL_S = 0.01
 """Longest wait while a queue is full, in seconds."""
 MOST_A_STEP, MOST_BYTES_A_STEP = 64, 4 << 20
-"""Most messages, and bytes, that are read in one go."""
+"""Most messages, and bytes, of a socket that are read in one go."""
 MOST_FRAMES = 1000
-"""Most frames of a message that are read in one go; a valid message has three."""
+"""Most frames of a message that are read without a pause; a valid message has three."""
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 
 
@@ -64,12 +65,11 @@ class SubscriberSettings(Struct, frozen=True, kw_only=True):
     grace_s: float = 30.0
 
 
-class PodSocket(Struct):
-    """A socket, its monitor, and the first frames of a partly read message."""
+class PodSocket(NamedTuple):
+    """A socket and its monitor."""
 
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
-    frames: list[Frame] = []
 
     def close(self) -> None:
         self.socket.disable_monitor()
@@ -101,7 +101,6 @@ class Subscriber:
         """Sockets by target; None is the socket that pods connect to."""
         self._poller = zmq.Poller()
         self._look_at = float("-inf")
-        self._turn = 0
 
     @property
     def address(self) -> str | None:
@@ -120,7 +119,7 @@ class Subscriber:
             self._lines[None] = self._line(self._settings.bind, zmq.Socket.bind, self._settings.topic)
 
     def step(self, now: float) -> bool:
-        """Reads waiting messages for a few milliseconds; returns True if there were any.
+        """Reads waiting messages, some of each socket; returns True if there were any.
 
         `now` is monotonic, in seconds.
         """
@@ -128,13 +127,11 @@ class Subscriber:
             self._look_at = now + LOOK_AGAIN_S
             self._follow(now)
         ready = dict(self._poller.poll(0))
-        waiting = [target for target, line in self._lines.items() if line.socket in ready]
-        self._turn += 1
-        first, done = self._turn % max(1, len(waiting)), 0  # a different socket is the first each time
-        for target in (*waiting[first:], *waiting[:first]):
-            if done < MOST_A_STEP:
+        done = 0
+        for target, line in list(self._lines.items()):
+            if line.socket in ready:
                 done += self._read(target, now)
-        for target, line in self._lines.items():
+                self._pool.pace()
             if line.monitor in ready:
                 done += self._watch(target, line.monitor, now)
         gone = self._presence.step(now)
@@ -211,13 +208,12 @@ class Subscriber:
         line, read, size = self._lines[target], 0, 0
         while read < MOST_A_STEP and size < MOST_BYTES_A_STEP and not self._pool.full:
             try:
-                frames = _next_message(line)
+                frames = _next_message(line.socket)
             except zmq.Again:
                 break
             read += 1
-            if frames is not None:
-                size += len(frames[-1])
-                self._take(frames, target, now)
+            size += len(frames[-1])
+            self._take(frames, target, now)
         return read
 
     def _take(self, frames: Sequence[Frame], target: PodEndpoint | None, now: float) -> None:
@@ -268,20 +264,21 @@ class Subscriber:
         return seen
 
 
-def _next_message(line: PodSocket) -> list[Frame] | None:
-    """Returns the first four frames of the next message; None if more frames remain than are read now.
+def _next_message(socket: zmq.Socket[bytes]) -> list[Frame]:
+    """Returns the first four frames of the next message, and skips further ones; zmq.Again without a message.
 
-    Raises zmq.Again without a message. Reading frame by frame takes half the time of `recv_multipart`.
+    Reading frame by frame takes half the time of `recv_multipart`.
     """
-    frames = line.frames
-    for _ in range(MOST_FRAMES):
-        frame = line.socket.recv(zmq.NOBLOCK, copy=False)
-        if len(frames) < 4:
+    frames = [socket.recv(zmq.NOBLOCK, copy=False)]
+    more, read = frames[0].more, 1
+    while more:
+        frame = socket.recv(zmq.NOBLOCK, copy=False)
+        more, read = frame.more, read + 1
+        if read <= 4:
             frames.append(frame)
-        if not frame.more:
-            line.frames = []
-            return frames
-    return None
+        if read % MOST_FRAMES == 0:
+            pause_if_possible()
+    return frames
 
 
 def _peer(frame: Frame) -> tuple[Hashable, str | None]:

@@ -17,7 +17,6 @@ from cachetools import LRUCache, TTLCache
 from gevent import monkey
 from gevent.event import AsyncResult
 from gevent.lock import BoundedSemaphore
-from msgspec import Struct
 
 from app.base.clock.pause import call_off_hub
 from app.engine.kvcache.memo import Memo
@@ -37,8 +36,8 @@ T = TypeVar("T")
 Find = Callable[[str], Tokenizer]
 """Model's name -> tokenizer, as `TokenizerLibrary.get`. Raises TokenizerError for an unknown model."""
 
-MOST_WAITING = 1_000
-"""Most prompts that wait for a worker."""
+WORKERS, MOST_WAITING = 5, 1_000
+"""Prompts that are tokenized at a time, and most prompts that wait."""
 PROMPTS_BYTES = 48 << 20
 """Memory of prompts with remembered token ids, in bytes."""
 
@@ -51,18 +50,6 @@ class TokenizationBusy(Exception):
     """Raised when too many prompts wait for tokenization."""
 
 
-class TokenizationSettings(Struct, frozen=True, kw_only=True):
-    """`timeout_s` limits one prompt's tokenization; loading a tokenizer has a separate limit.
-
-    `workers` prompts are tokenized at a time. `prompts_bytes` bounds the memory of remembered prompts.
-    """
-
-    workers: int = 5
-    most_waiting: int = MOST_WAITING
-    timeout_s: float = 10.0
-    prompts_bytes: int = PROMPTS_BYTES
-
-
 class Tokenization:
     """Converts prompts to token ids, and remembers the latest prompts. For greenlets.
 
@@ -73,15 +60,15 @@ class Tokenization:
     def __init__(
         self,
         find: Find,
-        settings: TokenizationSettings = TokenizationSettings(),  # noqa: B008 (immutable)
-        metrics: IndexMetrics | None = None,
+        metrics: IndexMetrics,
+        timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._find, self._settings = find, settings
-        self._metrics, self._clock = metrics or IndexMetrics(), clock
-        self.prompts: Memo[tuple[str, bool, str], array[int]] = Memo(settings.prompts_bytes)
+        """`timeout_s` limits one prompt's tokenization; loading a tokenizer has a separate limit."""
+        self._find, self._metrics, self._timeout_s, self._clock = find, metrics, timeout_s, clock
+        self.prompts: Memo[tuple[str, bool, str], array[int]] = Memo(PROMPTS_BYTES)
         """Model, special tokens or not, and text -> token ids."""
-        self._workers = BoundedSemaphore(settings.workers)
+        self._workers = BoundedSemaphore(WORKERS)
         self._unfinished = 0
 
     def encode(self, model: str, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -106,15 +93,15 @@ class Tokenization:
         return self._in_time(lambda: self._render_chat(tokenizer, messages, options))
 
     def _in_time(self, work: Callable[[], T]) -> T:
-        if self._unfinished >= self._settings.workers + self._settings.most_waiting:
+        if self._unfinished >= WORKERS + MOST_WAITING:
             raise TokenizationBusy("Too many prompts wait to be tokenized.")
         self._unfinished += 1
         try:
-            with gevent.Timeout(self._settings.timeout_s, TimeoutError), self._workers:
+            with gevent.Timeout(self._timeout_s, TimeoutError), self._workers:
                 return work()
         except TimeoutError:
             raise TokenizationTimeout(
-                f"The prompt was not tokenized within {self._settings.timeout_s:g} seconds."
+                f"The prompt was not tokenized within {self._timeout_s:g} seconds."
             ) from None
         finally:
             self._unfinished -= 1
@@ -144,7 +131,7 @@ class Tokenization:
 TOKENIZER_FILE = "tokenizer.json"
 RESCAN_S = 10.0
 """Shortest time between two scans, in seconds: a model directory may be a slow network file system."""
-REPOSITORY, SNAPSHOTS = "models--", "snapshots"
+SNAPSHOT = re.compile(r"(?:^|/)models--([^/]+)/snapshots/[^/]+$")
 
 
 class Discovery:
@@ -184,10 +171,9 @@ def discover(directory: Path) -> dict[str, Path]:
 
 def model_name(folder: Path) -> str:
     """Returns `org/name` for `.../models--org--name/snapshots/<hash>`, else the path; empty for `.`."""
-    match folder.parts[-3:]:
-        case (repository, snapshots, _) if repository.startswith(REPOSITORY) and snapshots == SNAPSHOTS:
-            return repository.removeprefix(REPOSITORY).replace("--", "/", 1)
-    return "/".join(folder.parts)
+    name = "/".join(folder.parts)
+    found = SNAPSHOT.search(name)
+    return name if found is None else found[1].replace("--", "/", 1)
 
 
 def _age(folder: Path) -> tuple[bool, float, str]:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.kvindex.pods import (
     MOST_NAME_BYTES,
@@ -182,69 +180,20 @@ def test_a_list_may_name_all_kinds_of_sources(tmp_path: Path) -> None:
         target_sources(["dns://name"])
 
 
-class Diary:
-    """What `PodTracker` should know, in the plainest words: pod -> connection, and when it will be gone."""
-
-    def __init__(self, grace_s: float) -> None:
-        self.grace_s = grace_s
-        self.heard_on: dict[str, int | None] = {}
-        self.closed: set[int] = set()
-        self.due: dict[str, float] = {}
-
-    def on(self, connection: int) -> list[str]:
-        return [pod for pod, other in self.heard_on.items() if other == connection]
-
-    def write(self, what: str, pod: str, connection: int, now: float) -> None:
-        match what:
-            case "seen":
-                self.heard_on[pod] = connection
-                if connection in self.closed:
-                    self.due.setdefault(pod, now + self.grace_s)
-                else:
-                    self.due.pop(pod, None)
-            case "closed":
-                self.closed.add(connection)
-                self.due |= {each: now + self.grace_s for each in self.on(connection) if each not in self.due}
-            case "opened":
-                self.closed.discard(connection)
-                for each in self.on(connection):
-                    self.due.pop(each, None)
-            case "replaced":
-                self.closed.discard(connection)
-                self.heard_on |= dict.fromkeys(self.on(connection))
-            case "forget":
-                self.strike(pod)
-
-    def strike(self, pod: str) -> None:
-        self.heard_on.pop(pod, None)
-        self.due.pop(pod, None)
-
-    def gone(self, now: float) -> set[str]:
-        return {pod for pod, due in self.due.items() if due <= now}
-
-
-whats = st.sampled_from(["seen", "seen", "seen", "closed", "opened", "replaced", "forget"])
-
-
-@given(st.lists(st.tuples(whats, st.sampled_from("abcd"), st.integers(1, 3), st.integers(0, 9)), max_size=40))
-def test_whatever_connections_do_it_is_known_who_is_there(history: list[tuple[str, str, int, int]]) -> None:
-    presence, diary, now = PodTracker(10), Diary(10), 0
-    for what, pod, connection, later in history:
-        now += later
-        match what:
-            case "seen":
-                presence.seen(pod, connection, now)
-            case "closed":
-                presence.closed(connection, now)
-            case "opened":
-                presence.opened(connection)
-            case "replaced":
-                presence.replaced(connection)
-            case _:
-                presence.forget(pod)
-        diary.write(what, pod, connection, now)
-        gone = diary.gone(now)
-        assert set(presence.step(now)) == gone
-        for each in gone:
-            diary.strike(each)
-        assert presence._pods == {number: set(pods) for number in (1, 2, 3) if (pods := diary.on(number))}
+def test_a_pod_is_gone_when_its_latest_connection_was_closed_for_long() -> None:
+    tracker = PodTracker(10)
+    for pod in "abcd":
+        tracker.seen(pod, 1, 0)
+    tracker.closed(1, 5)
+    tracker.closed(1, 7)  # the first counts
+    tracker.seen("a", 2, 6)
+    tracker.forget("b")
+    assert tracker.step(14.9) == [] and tracker.step(15) == ["c", "d"]
+    tracker.seen("c", 1, 20)  # what had been read before the connection closed
+    tracker.opened(1)
+    assert tracker.step(99) == []
+    tracker.closed(1, 100)
+    tracker.replaced(1)  # another pod has the number now
+    tracker.seen("e", 1, 101)
+    tracker.opened(1)
+    assert tracker.step(110) == ["c"] and tracker.step(1000) == []

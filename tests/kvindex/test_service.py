@@ -22,7 +22,7 @@ from app.kvindex.pool import PoolSettings, PublishedMessage
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.service import TOKENIZER_TIMEOUT_S, KvIndex, fed, index_of, open_backend
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
-from app.kvindex.tokenizers import Tokenization, TokenizationSettings
+from app.kvindex.tokenizers import WORKERS, Tokenization
 from app.text import LocalTokenizer, default_tokenizer
 from app.text.base import TokenizerError, TokenizerLoadError
 from config import ConfigError
@@ -43,7 +43,7 @@ def load(model: str) -> LocalTokenizer:
 
 def make(backend: Backend | None = None, subscriber: SubscriberSettings = SUBSCRIBER, **more: Any) -> KvIndex:
     index = Index(backend or MemoryBackend(), IndexSettings(block_size=4))
-    return KvIndex(index, Tokenization(load, metrics=index.metrics), subscriber, **more)
+    return KvIndex(index, Tokenization(load, index.metrics, 10.0), subscriber, **more)
 
 
 @pytest.fixture
@@ -266,9 +266,9 @@ def test_it_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixt
 
 def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:
     told = " ".join((ROOT / "docs/kv-index.md").read_text().split())
-    pool, subscriber, tokenization = PoolSettings(), SUBSCRIBER, TokenizationSettings()
+    pool, subscriber = PoolSettings(), SUBSCRIBER
     assert (pool.shards, RedisBackend("h:1")._timeout_s) == (4, 1.0)  # as `RETIRED` says
-    assert (tokenization.workers, tokenization.timeout_s) == (5, TOKENIZER_TIMEOUT_S)
+    assert (WORKERS, TOKENIZER_TIMEOUT_S) == (5, 10.0)
     queue = f"({pool.most_messages:,} messages or {(pool.most_bytes // pool.shards) >> 20} MiB each)"
     assert queue in told and f"there are {pool.most_engines:,} engines already" in told
     assert f"above {subscriber.most_bytes >> 20} MiB the connection is closed" in told

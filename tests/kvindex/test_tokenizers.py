@@ -15,12 +15,12 @@ import pytest
 from gevent.event import Event
 
 from app.base.clock.clock import VirtualClock
+from app.kvindex.metrics import IndexMetrics
 from app.kvindex.tokenizers import (
     FAILURE_BYTES,
     Discovery,
     Tokenization,
     TokenizationBusy,
-    TokenizationSettings,
     TokenizationTimeout,
     TokenizerLibrary,
     UnknownModelError,
@@ -64,7 +64,7 @@ class Stuck:
 
 def test_special_tokens_are_put_around_prompts_and_around_conversations_that_ask_for_them() -> None:
     tokenizer = LocalTokenizer(llama_3(), TokenizerFolder(tokenizer_file=Path("tokenizer.json")), "llama")
-    made = Tokenization(lambda model: tokenizer)
+    made = Tokenization(lambda model: tokenizer, IndexMetrics(), 10.0)
     for text in ("hello", TEXT, TEXT):
         plain = tokenizer.encode(text)
         assert made.encode("m", text) == [1, *plain]
@@ -85,7 +85,7 @@ def test_a_prompt_is_encoded_once_for_each_tokenizer_and_each_choice_of_special_
     folder = TokenizerFolder(tokenizer_file=Path("tokenizer.json"))
     one, other = (Counting(llama_3(), folder, "llama") for _ in range(2))
     models: dict[str, Tokenizer] = {"one": one, "other": other}
-    made = Tokenization(models.__getitem__)
+    made = Tokenization(models.__getitem__, IndexMetrics(), 10.0)
     for name in ("one", "other") * 2:
         for special in (True, False):
             ids = made.encode(name, TEXT, special)
@@ -95,11 +95,12 @@ def test_a_prompt_is_encoded_once_for_each_tokenizer_and_each_choice_of_special_
 
 
 def test_what_takes_too_long_is_an_error_in_time_and_what_is_too_much_one_at_once(
-    tokenizer: LocalTokenizer,
+    tokenizer: LocalTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = Stuck(tokenizer)
-    limits = TokenizationSettings(timeout_s=0.05, workers=2, most_waiting=1)
-    made = Tokenization(lambda model: stuck, limits)  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr("app.kvindex.tokenizers.WORKERS", 2)
+    monkeypatch.setattr("app.kvindex.tokenizers.MOST_WAITING", 1)
+    made = Tokenization(lambda model: stuck, IndexMetrics(), 0.05)  # type: ignore[arg-type,return-value]
     asked = [gevent.spawn(made.encode, "m", "hello") for _ in range(4)]
     gevent.joinall(asked)
     assert [type(each.exception) for each in asked] == [TokenizationTimeout] * 3 + [TokenizationBusy]
