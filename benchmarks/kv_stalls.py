@@ -27,6 +27,7 @@ import zmq.green as zmq
 from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
+from app.kvindex.metrics import IndexMetrics
 from app.kvindex.pool import MOST_PODS
 from app.kvindex.service import KvIndex
 from app.kvindex.subscriber import SubscriberSettings
@@ -125,7 +126,7 @@ class Fleet:
 def fleet() -> Iterator[Fleet]:
     """An index that listens; a pod called hello has one block."""
     subscriber = SubscriberSettings(bind="tcp://127.0.0.1:*", model=MODEL)
-    tokenization = Tokenization(lambda model: default_tokenizer())
+    tokenization = Tokenization(lambda model: default_tokenizer(), IndexMetrics(), 10.0)
     index = KvIndex(Index(MemoryBackend(), IndexSettings(BLOCK)), tokenization, subscriber)
     index.open()
     with zmq.Context() as context, context.socket(zmq.PUB) as socket:

@@ -44,7 +44,7 @@ from app.serving.api.plain import plain_chats, plain_completions
 from app.serving.api.responder import Responder, ServerLoad
 from app.serving.api.responses import routes as responses
 from app.serving.api.responses.store import ResponseStore
-from app.serving.faults.injector import AuditTrail, FaultAudit, FaultInjector
+from app.serving.faults.injector import FaultAudit, FaultInjector
 from app.serving.flask.application import Understudy
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.ranks import handed_over
@@ -219,7 +219,7 @@ class Assembly:
         self.scripts, self.identity = self._scripts(), self._identity()
         self.pipeline = self._pipeline()
         self.replay, self.console = self._replay(), self._console()
-        self.audit = FaultAudit(self.faults, AuditTrail(), self.clock.now)
+        self.audit = FaultAudit(self.faults, self.clock.now)
         self.http_metrics, self.limits = HttpMetrics(self.clock.now), RateLimits(self.clock)
         self.middleware = self._middleware()
         prefix = self.server.root_path.rstrip("/")
@@ -427,7 +427,7 @@ class Assembly:
         """Adds the caches, and the parts that run with the server; gRPC last."""
         app, cache, publisher, scripts = self.app, self.cache, self.publisher, self.scripts
         kept: dict[str, Bounded] = {
-            **{"rate limits": self.limits, "fault scripts": self.faults, "client audit": self.audit.trail},
+            **{"rate limits": self.limits, "fault scripts": self.faults, "client audit": self.audit},
             "schemas": self.schemas,
         }
         if (series := self.recorder.adapter_series) is not None:

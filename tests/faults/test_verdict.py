@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from app.serving.faults.injector import (
@@ -11,8 +13,9 @@ from app.serving.faults.injector import (
     OTHERS,
     RETRY_WINDOW_S,
     AuditedExchange,
-    AuditTrail,
     ClientReport,
+    FaultAudit,
+    FaultInjector,
     Finding,
 )
 
@@ -24,7 +27,9 @@ class Client:
 
     def __init__(self) -> None:
         self.at_s = 5000.0
-        self.trail = AuditTrail(lambda: 1_700_000_000.0 + self.at_s)
+        self.later_s = 0.0
+        now = lambda: self.at_s + self.later_s  # noqa: E731
+        self.audit = FaultAudit(FaultInjector(Random(1), now), now)
         self.sent = 0
 
     def ask(
@@ -38,10 +43,10 @@ class Client:
         self.sent += 1
         arrived_s, self.at_s = self.at_s, self.at_s + 0.01
         exchange = AuditedExchange(
-            path, body, f"r{self.sent}", arrived_s, self.at_s, status, retry_after_s, "f"
+            "me", path, body, f"r{self.sent}", arrived_s, self.at_s, status, retry_after_s, "f"
         )
-        assert self.trail.begin("me", exchange)
-        self.trail.end("me", exchange, self.at_s, status >= 400 or cut_off, cut_off)
+        assert self.audit.note_answer(exchange)
+        self.audit.note_end(exchange, self.at_s, status >= 400 or cut_off, cut_off)
         return self
 
     def wait(self, seconds: float) -> Client:
@@ -49,7 +54,8 @@ class Client:
         return self
 
     def report(self, later_s: float = 0.0) -> ClientReport:
-        return self.trail.report(self.at_s + later_s).clients["me"]
+        self.later_s = later_s
+        return self.audit.report().clients["me"]
 
     def found(self, later_s: float = 0.0) -> dict[str, Finding]:
         return {finding.kind: finding for finding in self.report(later_s).findings}
@@ -99,12 +105,12 @@ def test_conduct_is_judged(what: str) -> None:
 
 
 def test_identical_requests_that_were_all_on_their_way_are_no_retries() -> None:
-    trail = AuditTrail(lambda: 0.0)
+    audit = Client().audit
     for number in range(20):
-        exchange = AuditedExchange(PATH, 1, str(number), 10.0, 11.0, 429, 5.0)
-        assert trail.begin("me", exchange)
-        trail.end("me", exchange, exchange.answered_s, failed=True)
-    assert trail.report(11.0).clean is True
+        exchange = AuditedExchange("me", PATH, 1, str(number), 10.0, 11.0, 429, 5.0)
+        assert audit.note_answer(exchange)
+        audit.note_end(exchange, exchange.answered_s, failed=True)
+    assert audit.report().clean is True
 
 
 def test_a_cut_stream_that_is_not_asked_for_again_in_time_is_found() -> None:
@@ -117,13 +123,13 @@ def test_a_cut_stream_that_is_not_asked_for_again_in_time_is_found() -> None:
 
 
 def test_what_is_remembered_is_bounded_whatever_clients_do() -> None:
-    trail = AuditTrail(lambda: 0.0)
+    audit = Client().audit
     for number in range(2 * MOST_FAILED):
-        exchange = AuditedExchange(PATH, number, "r", number, number, 500, 1.0, f"f{number % 100}")
         client = "one" if number % 2 else f"c{number}"
-        assert trail.begin(client, exchange)
-        trail.end(client, exchange, number, failed=True)
-    clients = trail.report(0.0).clients
-    assert len(clients) == MOST_CLIENTS and trail.size_bytes == trail.limit_bytes
+        exchange = AuditedExchange(client, PATH, number, "r", number, number, 500, 1.0, f"f{number % 100}")
+        assert audit.note_answer(exchange)
+        audit.note_end(exchange, number, failed=True)
+    clients = audit.report().clients
+    assert len(clients) == MOST_CLIENTS and audit.size_bytes == audit.limit_bytes
     assert clients["one"].requests == MOST_FAILED
     assert len(clients["one"].faults) == MOST_NAMES + 1 and clients["one"].faults[OTHERS] > 1000

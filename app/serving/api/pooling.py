@@ -27,8 +27,7 @@ from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline, priority_of
 from app.serving.api.responder import ResponseCollector
 from app.serving.api.writer import ChoiceState, WholeWriter
-from app.serving.faults.fault import damage
-from app.serving.faults.injector import fault_of
+from app.serving.faults.fault import Fault, damage
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response
@@ -384,7 +383,7 @@ class PoolingRunner:
         The delays are the longest one of all `answers`, and a fault's. EngineError without room for the
         first prompt. CallerLeft when the client has left.
         """
-        fault, engine = fault_of(context), self.pipeline.responder.engine
+        fault, engine = context.kept(Fault), self.pipeline.responder.engine
         longest_s = max((answer.reply.first_token_s for answer in answers if answer is not None), default=0.0)
         first = EngineRequest(
             request_id=meta.id,
@@ -476,7 +475,7 @@ class PoolingRunner:
             shapes = [(len(each), len(each[0])) if nested else (len(each[0]),) for each in rows]
             headers["metadata"] = _metadata(request, job, shapes, packed)
         response = Response(b"".join(packed), 200, headers, content_type="application/octet-stream")
-        return damage(response, fault_of(context), context)
+        return damage(response, context.kept(Fault), context)
 
     def _list(self, context: RequestContext, job: PoolingJob, items: Iterable[object]) -> Response:
         data, tokens, meta = [Raw(encode(item)) for item in self._paced(items)], job.prompt_tokens, job.meta
@@ -486,7 +485,7 @@ class PoolingRunner:
 
     def _answer(self, context: RequestContext, answer: object) -> Response:
         response = json_response(answer, 200, self.pipeline.responder.headers)
-        return damage(response, fault_of(context), context)
+        return damage(response, context.kept(Fault), context)
 
     def _paced(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:

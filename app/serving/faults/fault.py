@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from app.base.clock.token_bucket import TokenBucket
 from app.serving.http.connection import BrokenOffError, Connection
 from app.serving.http.context import RequestContext
-from app.serving.http.errors import ApiError
+from app.serving.http.errors import ApiError, too_many
 from app.serving.http.response import Response, StreamingBody
 from app.serving.middleware.rate_limits import Buckets
 from config.fault_rules import (
@@ -129,19 +129,25 @@ class FaultScript:
         """Returns the fault of this request; None when no rule applies."""
         decided, headers = Fault(), dict[str, str]()
         for rule in self._rules:
-            if rule.fits(request) and rule.is_turn() and not decided.name:
-                decided = rule.fault(request, rng, now_s)
+            if rule.fits(request) and rule.is_turn() and not decided.name and rule.applies(rng):
+                decided = rule.fault(request, now_s)
+                rule.applied += bool(decided.name)
                 headers |= decided.headers  # from a quota that still allows the request
         return replace(decided, headers=headers) if decided.name or headers else None
 
 
 class _Rule:
+    """A rule with its counters, and the token buckets of a `rate-limit` rule."""
+
     def __init__(self, rule: FaultRule, now_s: float) -> None:
         self.rule = rule
         self._path = PATHS[rule.api] if rule.api else None
         self._fits_path = re.compile(translate(rule.path)).match if rule.path is not None else None
-        self._quota = Quota(rule, now_s) if isinstance(rule, RateLimitRule) else None
         self._met = self.applied = 0
+        if isinstance(rule, RateLimitRule):
+            self._requests = TokenBucket(rule.rate, max(rule.burst or rule.rate, 1.0), now_s)
+            token_rate = rule.token_rate
+            self._tokens = TokenBucket(token_rate, rule.token_burst, now_s) if token_rate else None
 
     def fits(self, request: RequestFacts) -> bool:
         rule = self.rule
@@ -159,68 +165,55 @@ class _Rule:
         """Counts a matching request; True when `nth` and `every` select it."""
         self._met += 1
         rule = self.rule
-        return (rule.nth is None or self._met == rule.nth) and (
-            rule.every is None or self._met % rule.every == 0
-        )
+        return rule.nth in (None, self._met) and (rule.every is None or self._met % rule.every == 0)
 
-    def fault(self, request: RequestFacts, rng: Random, now_s: float) -> Fault:
-        """Returns the fault for this request; without a name when the rule does not apply."""
+    def applies(self, rng: Random) -> bool:
+        """True unless `times` are used up or the draw of `probability` fails."""
         rule = self.rule
         is_spent = rule.times is not None and self.applied >= rule.times
-        if is_spent or rule.probability < 1 and rng.random() >= rule.probability:
-            return Fault()
-        fault = self._due(rule, rule.name or rule.action, request, now_s)
-        self.applied += bool(fault.name)
-        return fault
+        return not is_spent and (rule.probability >= 1 or rng.random() < rule.probability)
 
-    def _due(self, rule: FaultRule, name: str, request: RequestFacts, now_s: float) -> Fault:
-        if self._quota is not None:  # a quota that still allows the request only adds headers
-            error = self._quota.take(request.tokens, now_s)
-            return Fault(name=name if error else "", error=error, headers=self._quota.headers(now_s))
-        if isinstance(rule, ErrorRule):
-            message = rule.message or f"A scripted fault: status {rule.status}."
-            headers = {} if rule.retry_after is None else {"Retry-After": str(rule.retry_after)}
-            error = ApiError(rule.status, rule.type or error_type(rule.status), message, rule.param, headers)
-            return Fault(name=name, error=error)
-        if isinstance(rule, StallRule):
-            return Fault(name=name, delays=((rule.after, rule.seconds),))
-        if isinstance(rule, SlowFirstTokenRule):
-            return Fault(name=name, delays=((0, rule.seconds),))
+    def fault(self, request: RequestFacts, now_s: float) -> Fault:
+        """Returns the fault for this request; one without a name only adds headers."""
+        rule = self.rule
+        name = rule.name or rule.action
+        match rule:
+            case RateLimitRule():
+                wait_s = self._take(request.tokens, now_s)
+                headers = Buckets(self._requests, self._tokens).headers(now_s)
+                if not wait_s:
+                    return Fault(headers=headers)
+                rate, retry_after_s = self._requests.per_minute, math.ceil(wait_s)
+                message = (
+                    f"The quota of {rate:g} requests per minute is used up; try again in {retry_after_s} s."
+                )
+                return Fault(name=name, error=too_many(message, retry_after_s), headers=headers)
+            case ErrorRule():
+                message = rule.message or f"A scripted fault: status {rule.status}."
+                headers = {} if rule.retry_after is None else {"Retry-After": str(rule.retry_after)}
+                kind = rule.type or error_type(rule.status)
+                return Fault(name=name, error=ApiError(rule.status, kind, message, rule.param, headers))
+            case StallRule():
+                return Fault(name=name, delays=((rule.after, rule.seconds),))
+            case SlowFirstTokenRule():
+                return Fault(name=name, delays=((0, rule.seconds),))
         assert isinstance(rule, Damage)
         return Fault(name=name, damage=rule)
 
-
-class Quota:
-    """The buckets of a `rate-limit` rule: requests and, if configured, tokens."""
-
-    def __init__(self, rule: RateLimitRule, now_s: float) -> None:
-        self._requests = TokenBucket(rule.rate, max(rule.burst or rule.rate, 1.0), now_s)
-        self._tokens = TokenBucket(rule.token_rate, rule.token_burst, now_s) if rule.token_rate else None
-        self.headers = Buckets(self._requests, self._tokens).headers
-
-    def take(self, tokens: float, now_s: float) -> ApiError | None:
-        """Takes a request and its tokens from the buckets. When too few are left, takes nothing and returns
-        a 429.
+    def _take(self, tokens: float, now_s: float) -> float:
+        """Takes a request and its tokens and returns 0, or takes nothing and returns the wait in seconds.
 
         A request with more tokens than the bucket can hold takes a full bucket.
         """
-        wait_s = self._requests.wait(1.0, now_s)
-        if self._tokens:
-            tokens = min(tokens, self._tokens.burst)
-            wait_s = max(wait_s, self._tokens.wait(tokens, now_s))
+        requests, bucket = self._requests, self._tokens
+        if bucket is None:
+            return requests.take(1.0, now_s)
+        tokens = min(tokens, bucket.burst)
+        wait_s = max(requests.wait(1.0, now_s), bucket.wait(tokens, now_s))
         if not wait_s:
-            self._requests.spend(1.0, now_s)
-            if self._tokens:
-                self._tokens.spend(tokens, now_s)
-            return None
-        retry_after_s = math.ceil(wait_s)
-        return ApiError(
-            429,
-            "RateLimitError",
-            f"The quota of {self._requests.per_minute:g} requests per minute is used up; "
-            f"try again in {retry_after_s} s.",
-            headers={"Retry-After": str(retry_after_s)},
-        )
+            requests.spend(1.0, now_s)
+            bucket.spend(tokens, now_s)
+        return wait_s
 
 
 BLANK = b"\n\n"

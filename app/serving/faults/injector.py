@@ -85,8 +85,7 @@ class FaultInjector:
     def fault_for(self, request: RequestFacts) -> Fault | None:
         """Returns the fault of a request, or None. An invalid header is a fault, too: 400."""
         headers: dict[str, str] = {}
-        sources = (_returned, self._asked_for, *self._sources, self._scripted, self._drawn)
-        for source in sources:
+        for source in (_returned, self._asked_for, *self._sources, self._scripted, self._drawn):
             fault = source(request)
             if fault is not None:
                 headers |= fault.headers
@@ -127,10 +126,7 @@ class FaultInjector:
         return self.is_quiet and not ("x-fault" in headers or "x-return-error" in headers)
 
     def inject(self, context: RequestContext, model: str | None) -> None:
-        """Decides about a decoded generation request, and keeps its `Fault` in the context.
-
-        ApiError when the fault is an error instead of an answer.
-        """
+        """Decides about a decoded generation request. ApiError as `apply`."""
         context.is_generation = True
         if self.exempt(context):
             return
@@ -139,9 +135,7 @@ class FaultInjector:
             self.apply(context, fault)
 
     def apply(self, context: RequestContext, fault: Fault) -> None:
-        """Keeps the fault in the request's context. ApiError when the fault is an error instead of an
-        answer.
-        """
+        """Keeps the fault in the request's context. ApiError for an error instead of an answer."""
         context.keep(fault)
         self.active = True
         if fault.error is not None:
@@ -173,10 +167,6 @@ def _returned(request: RequestFacts) -> Fault | None:
     return Fault(name="return-error", error=error)
 
 
-def fault_of(context: RequestContext) -> Fault | None:
-    return context.kept(Fault)
-
-
 MOST_CLIENTS, MOST_FAILED = 1000, 4096
 """Most clients, and most failed bodies of all clients, by last use."""
 CLIENT_BYTES, FAILED_BYTES = 4096, 1024
@@ -201,8 +191,9 @@ RETRY_WINDOW_S = 30.0
 
 
 class AuditedExchange(Struct, frozen=True):
-    """A request and the start of its answer. Times are monotonic seconds."""
+    """A request of a client, and the start of its answer. Times are monotonic seconds."""
 
+    client: str
     path: str
     body: int | None
     """Hash of the body; None when the body was not read."""
@@ -257,19 +248,32 @@ class _Failed(Struct):
     retries: tuple[float, ...] = ()
 
 
-class AuditTrail:
-    """Audits each client from its first error or fault on; keeps nothing about other clients.
+LONGEST_ID = 128
+"""Most characters of a request id in the verdict."""
 
-    `now` returns Unix seconds, for the report only.
+
+class FaultAudit(Middleware):
+    """Audits how clients handle failures: each client from its first error or fault on, and no others.
+
+    `now` returns monotonic seconds, `unix` Unix seconds for the report.
     """
 
     limit_bytes = CLIENT_BYTES * MOST_CLIENTS + FAILED_BYTES * MOST_FAILED
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
-        self._now = now
-        self.restart()
+    def __init__(
+        self, injector: FaultInjector, now: Callable[[], float], unix: Callable[[], float] = time.time
+    ) -> None:
+        self._injector, self._now, self._unix = injector, now, unix
+        self._begin_anew()
 
     def restart(self) -> None:
+        """Forgets all clients and restarts the counters of the rules."""
+        self._begin_anew()
+        self._injector.restart()
+
+    def _begin_anew(self) -> None:
+        self._looks = False
+        """True after the first error or fault; before, there is no client to judge."""
         self._since = self._timestamp()
         self._clients: LRUCache[str, ClientReport] = LRUCache(MOST_CLIENTS)
         self._failed: LRUCache[tuple[str, str, int | None], _Failed] = LRUCache(MOST_FAILED)
@@ -281,18 +285,57 @@ class AuditTrail:
     def size_bytes(self) -> int:
         return CLIENT_BYTES * len(self._clients) + FAILED_BYTES * len(self._failed)
 
-    def begin(self, client: str, exchange: AuditedExchange) -> ClientReport | None:
+    def end(self, context: RequestContext, response: Response) -> None:
+        """Audits an answer at its start. Returns at once until the first failure."""
+        if response.status < 400 and not self._looks and not self._injector.active:
+            return
+        route = context.route
+        if route is None or not (context.is_generation or "Retry-After" in response.headers):
+            return
+        self._looks = True
+        fault, gone = context.kept(Fault) or Fault(), response.status == CLIENT_GONE
+        retry_after = response.headers.get("Retry-After", "")
+        exchange = AuditedExchange(
+            client=client_name(context),
+            path=route.path,
+            body=None if context.body is None else hash(context.body),
+            request_id=(context.request_id or "-")[:LONGEST_ID],
+            arrived_s=context.arrival_s,
+            answered_s=self._now(),
+            status=200 if gone else response.status,
+            retry_after_s=float(retry_after) if retry_after.isdecimal() and len(retry_after) < 19 else None,
+            fault=fault.name,
+        )
+        report = self.note_answer(exchange)
+        if report is None:
+            return
+        stream = response.body
+        if isinstance(stream, StreamingBody):
+
+            def ended() -> None:
+                report.disconnects += stream.gone
+                if not stream.gone:
+                    self.note_end(exchange, self._now(), stream.was_damaged, stream.is_cut_off)
+
+            response.on_close(ended)
+        elif gone:
+            report.disconnects += 1
+        else:
+            damaged = fault.damage is not None and not isinstance(fault.damage, MissingDoneRule)
+            self.note_end(exchange, exchange.answered_s, exchange.status >= 400 or damaged)
+
+    def note_answer(self, exchange: AuditedExchange) -> ClientReport | None:
         """Records a request at the start of its answer. Returns None for a client without a failure."""
-        report = self._clients.get(client)
+        report = self._clients.get(exchange.client)
         if report is None:
             if exchange.status < 400 and not exchange.fault:
                 return None
-            report = self._clients[client] = ClientReport()
+            report = self._clients[exchange.client] = ClientReport()
         report.requests += 1
-        failed = self._failed.get((client, exchange.path, exchange.body))
+        failed = self._failed.get((exchange.client, exchange.path, exchange.body))
         if failed is not None and exchange.arrived_s < failed.at_s:
             failed = None  # the request was on its way when the other one failed
-        self._check_patience(report, client, exchange, failed is not None)
+        self._check_patience(report, exchange, failed is not None)
         if failed is not None:
             self._check_retry(report, exchange, failed)
         if exchange.status >= 400:
@@ -303,11 +346,9 @@ class AuditTrail:
             report.faults[name] = report.faults.get(name, 0) + 1
         return report
 
-    def end(
-        self, client: str, exchange: AuditedExchange, at_s: float, failed: bool, truncated: bool = False
-    ) -> None:
+    def note_end(self, exchange: AuditedExchange, at_s: float, failed: bool, truncated: bool = False) -> None:
         """Records the end of an answer, at `at_s` monotonic seconds."""
-        key = client, exchange.path, exchange.body
+        key = exchange.client, exchange.path, exchange.body
         if not failed:
             self._failed.pop(key, None)
         elif exchange.body is not None:
@@ -315,8 +356,9 @@ class AuditTrail:
             known.at_s, known.request_id, known.truncated = at_s, exchange.request_id, truncated
             self._failed[key] = known
 
-    def report(self, now_s: float, over: bool = False) -> AuditReport:
-        """Reports all clients at `now_s` (monotonic). `over` closes the retry window of every stream."""
+    def report(self, over: bool = False) -> AuditReport:
+        """Reports all clients. `over` closes the retry window of every stream."""
+        now_s = self._now()
         for report in self._clients.values():
             report.awaiting_retry = 0
         for (client, path, _), failed in list(self._failed.items()):
@@ -328,10 +370,8 @@ class AuditTrail:
         clean = not any(report.findings for report in self._clients.values())
         return AuditReport(self._since, clean, dict(self._clients))
 
-    def _check_patience(
-        self, report: ClientReport, client: str, exchange: AuditedExchange, is_retry: bool
-    ) -> None:
-        key, now_s = (client, exchange.path), exchange.answered_s
+    def _check_patience(self, report: ClientReport, exchange: AuditedExchange, is_retry: bool) -> None:
+        key, now_s = (exchange.client, exchange.path), exchange.answered_s
         told_s, over_s = self._not_before.get(key, (0.0, 0.0))
         early_s, since_s = over_s - exchange.arrived_s, exchange.arrived_s - told_s
         if early_s > EARLY_S and since_s >= 0 and (is_retry or since_s > ON_ITS_WAY_S):
@@ -380,66 +420,5 @@ class AuditTrail:
         finding.last, finding.example_request_id, finding.what = now, request_id, what
 
     def _timestamp(self) -> str:
-        now = datetime.fromtimestamp(self._now(), UTC)
+        now = datetime.fromtimestamp(self._unix(), UTC)
         return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-LONGEST_ID = 128
-"""Most characters of a request id in the verdict."""
-
-
-class FaultAudit(Middleware):
-    """Audits how clients handle the failures of `injector`. `now` returns monotonic seconds."""
-
-    def __init__(self, injector: FaultInjector, trail: AuditTrail, now: Callable[[], float]) -> None:
-        self.trail, self._injector, self._now = trail, injector, now
-        self._looks = False
-        """True after the first error or fault; before, there is no client to judge."""
-
-    def report(self, over: bool = False) -> AuditReport:
-        return self.trail.report(self._now(), over)
-
-    def restart(self) -> None:
-        """Forgets all clients and restarts the counters of the rules."""
-        self._looks = False
-        self.trail.restart()
-        self._injector.restart()
-
-    def end(self, context: RequestContext, response: Response) -> None:
-        """Audits an answer at its start. Returns at once until the first failure."""
-        if response.status < 400 and not self._looks and not self._injector.active:
-            return
-        route = context.route
-        if route is None or not (context.is_generation or "Retry-After" in response.headers):
-            return
-        self._looks = True
-        fault, gone = context.kept(Fault) or Fault(), response.status == CLIENT_GONE
-        retry_after = response.headers.get("Retry-After", "")
-        exchange = AuditedExchange(
-            path=route.path,
-            body=None if context.body is None else hash(context.body),
-            request_id=(context.request_id or "-")[:LONGEST_ID],
-            arrived_s=context.arrival_s,
-            answered_s=self._now(),
-            status=200 if gone else response.status,
-            retry_after_s=float(retry_after) if retry_after.isdecimal() and len(retry_after) < 19 else None,
-            fault=fault.name,
-        )
-        client = client_name(context)
-        report = self.trail.begin(client, exchange)
-        if report is None:
-            return
-        stream = response.body
-        if isinstance(stream, StreamingBody):
-
-            def ended() -> None:
-                report.disconnects += stream.gone
-                if not stream.gone:
-                    self.trail.end(client, exchange, self._now(), stream.was_damaged, stream.is_cut_off)
-
-            response.on_close(ended)
-        elif gone:
-            report.disconnects += 1
-        else:
-            damaged = fault.damage is not None and not isinstance(fault.damage, MissingDoneRule)
-            self.trail.end(client, exchange, exchange.answered_s, exchange.status >= 400 or damaged)

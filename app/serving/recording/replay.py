@@ -9,8 +9,8 @@ from gevent.event import Event as Bell
 
 from app.base.clock.pause import Slices
 from app.base.clock.timer_wheel import TimerWheel
-from app.serving.faults.fault import break_off, damage
-from app.serving.faults.injector import FaultInjector, fault_of
+from app.serving.faults.fault import Fault, break_off, damage
+from app.serving.faults.injector import FaultInjector
 from app.serving.http.body import BodyLimits
 from app.serving.http.connection import Connection
 from app.serving.http.context import RequestContext
@@ -116,7 +116,7 @@ class Replay(Middleware):
             if "Content-Length" in headers and context.method != "HEAD":
                 headers["Content-Length"] = str(body.bytes_sent)
             response.headers = headers
-        return damage(response, fault_of(context), context)
+        return damage(response, context.kept(Fault), context)
 
     def _miss(self, context: RequestContext) -> None:
         if context.method == "POST" and context.path.startswith(PREFIXES):

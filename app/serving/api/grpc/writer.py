@@ -18,8 +18,7 @@ from app.serving.api.grpc.messages import Proto, engine, varint
 from app.serving.api.logprobs import ALL
 from app.serving.api.responder import EventStream, Responder
 from app.serving.api.writer import ResponseWriter
-from app.serving.faults.fault import Damage, DamagedStream
-from app.serving.faults.injector import fault_of
+from app.serving.faults.fault import Damage, DamagedStream, Fault
 from app.serving.http.connection import BrokenOffError, StreamTransport
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
@@ -267,7 +266,7 @@ class RpcResponder(Responder):
     ) -> Response:
         """Returns the response, always a stream: a whole answer is one message per choice."""
         assert isinstance(writer, RpcWriter)
-        fault, entries = fault_of(context), 1 + (requests[0].logprobs or 0)
+        fault, entries = context.kept(Fault), 1 + (requests[0].logprobs or 0)
         body = MessageStream(writer, len(requests), entries_per_token=entries)
         body.handle = self.engine.submit(requests, body.emit)
         response = RpcResponse(body, self.headers, writer.outcome)
