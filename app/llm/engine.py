@@ -6,11 +6,12 @@ are the same. Here the blocks hold keys and values, and tokens are computed.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Listed
+from functools import cached_property
 from random import Random
-from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -122,8 +123,6 @@ class LLMEngine:
         """Most tokens of a prompt and its reply."""
         self._random = random
         """Draws seeds for requests without one."""
-        self._forms: Forms | None = None
-        self._lock = Lock()
         limits = SchedulerLimits(
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
@@ -181,9 +180,8 @@ class LLMEngine:
         if is_limited and self.num_waiting + params.n > max(self.options.max_queue_size, params.n):
             raise QueueFull(f"{self.num_waiting} requests wait, of at most {self.options.max_queue_size}.")
         queued_s, room = self._now(), self.max_tokens - len(ids)
-        choices = []
-        for index in range(params.n):
-            sequence = Sequence(
+        choices = [
+            Sequence(
                 request_id,
                 index,
                 # Log probabilities of a prompt need the computation of all its tokens.
@@ -193,9 +191,10 @@ class LLMEngine:
                 output_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
                 detokenizer=Detokenizer(self.tokenizer.backend, params) if self.tokenizer else None,
                 queued_s=queued_s,
-                deadline_s=None if max_wait_s is None else queued_s + max_wait_s,
+                deadline_s=math.inf if max_wait_s is None else queued_s + max_wait_s,
             )
-            choices.append(sequence)
+            for index in range(params.n)
+        ]
         self.stats.requests += 1
         self._choices[request_id] = choices
         for sequence in choices:
@@ -234,13 +233,14 @@ class LLMEngine:
         """Compiles the `form` for `add`. Thread-safe. Raises RequestError for a wrong one."""
         if self.tokenizer is None:
             raise RequestError("The model has no tokenizer, so no text can have a form.")
-        with self._lock:
-            if self._forms is None:
-                from app.llm.structured_output import Forms  # takes part of a second
-
-                size, cpu_s = self.runner.vocab_size, self.options.form_cpu_s
-                self._forms = Forms(self.tokenizer, size, self.eos_token_ids, cpu_s)
         return self._forms.matcher(form)
+
+    @cached_property
+    def _forms(self) -> Forms:
+        from app.llm.structured_output import Forms  # takes part of a second
+
+        assert self.tokenizer is not None
+        return Forms(self.tokenizer, self.runner.vocab_size, self.eos_token_ids, self.options.form_cpu_s)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if self.tokenizer is None:
@@ -257,10 +257,9 @@ class LLMEngine:
 
     def step(self) -> list[Output]:
         """Computes one step, if any request can run, and returns the additions to each choice."""
-        started = self._now()
-        waiting = [it for it in self._waiting.members if it.deadline_s is not None and not it.preemptions]
-        outputs = []
-        for sequence in [it for it in waiting if it.deadline_s is not None and it.deadline_s <= started]:
+        started, outputs = self._now(), list[Output]()
+        waiting = self._waiting.members
+        for sequence in [it for it in waiting if it.deadline_s <= started and not it.preemptions]:
             self.scheduler.remove(sequence)
             outputs.append(self._end(sequence, self._output(sequence, []), "timeout"))
         batch = None if self.halted else self.scheduler.schedule()

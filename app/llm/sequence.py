@@ -36,7 +36,7 @@ class Sequence(SequenceState):
         output_tokens: int,
         detokenizer: Detokenizer | None,
         queued_s: float,
-        deadline_s: float | None,
+        deadline_s: float,
     ) -> None:
         """Before `deadline_s` the sequence waits for its first step."""
         super().__init__(len(prompt.token_ids), output_tokens, priority)

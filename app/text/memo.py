@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -32,10 +33,11 @@ class KnownPrompts:
     one loop, and not for threads.
     """
 
-    def __init__(self, tokenizer: Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, encode: Callable[[bytes], list[int] | None], limit_bytes: int = LIMIT_BYTES) -> None:
+        """`encode` returns the token ids of a new prompt; None for a prompt that is not supported."""
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        self._tokenizer = tokenizer
+        self._encode = encode
         self._known: OrderedDict[bytes, list[int]] = OrderedDict()
         self._seen = array("q", bytes(8 * SEEN))
         """Hash of the latest prompt, by the hash's remainder."""
@@ -49,7 +51,7 @@ class KnownPrompts:
         if len(key) > MOST_BYTES:
             return None
         try:
-            ids = self.encode(key)
+            ids = self._encode(key)
         except TokenizerError:
             return None
         mark = hash(key)
@@ -63,18 +65,13 @@ class KnownPrompts:
                 self.size_bytes -= _held_bytes(*self._known.popitem(last=False))
         return ids
 
-    def encode(self, key: bytes) -> list[int] | None:
-        """Returns the token ids of a new prompt; None for a prompt that is not supported."""
-        raise NotImplementedError
-
 
 def _held_bytes(key: bytes, ids: list[int]) -> int:
     return ENTRY_BYTES + len(key) + ID_BYTES * len(ids)
 
 
-class KnownTexts(KnownPrompts):
-    def encode(self, key: bytes) -> list[int] | None:
-        return self._tokenizer.encode(key.decode(), True)
+def known_texts(tokenizer: Tokenizer) -> KnownPrompts:
+    return KnownPrompts(lambda key: tokenizer.encode(key.decode(), True))
 
 
 class _TextMessage(Struct, forbid_unknown_fields=True):
@@ -82,17 +79,17 @@ class _TextMessage(Struct, forbid_unknown_fields=True):
     content: str
 
 
-_MESSAGES = msgspec.json.Decoder(list[_TextMessage])
+def known_chats(tokenizer: Tokenizer) -> KnownPrompts:
+    """Returns known prompts whose keys are JSON arrays of messages; only messages of text are supported."""
+    decode = msgspec.json.Decoder(list[_TextMessage]).decode
 
-
-class KnownChats(KnownPrompts):
-    """Known prompts whose keys are JSON arrays of messages; only messages of text are supported."""
-
-    def encode(self, key: bytes) -> list[int] | None:
-        if self._tokenizer.tells_time:
+    def encode(key: bytes) -> list[int] | None:
+        if tokenizer.tells_time:
             return None
         try:
-            messages = _MESSAGES.decode(key)
+            messages = decode(key)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        return self._tokenizer.encode_chat(msgspec.to_builtins(messages), PLAIN_CHAT)
+        return tokenizer.encode_chat(msgspec.to_builtins(messages), PLAIN_CHAT)
+
+    return KnownPrompts(encode)

@@ -26,7 +26,7 @@ from app.serving.http.response import PendingResponse, Response
 from app.serving.protocol.completions import DEFAULT_MAX_TOKENS
 from app.serving.protocol.options import Int64
 from app.serving.protocol.validation import GREEDY_BELOW
-from app.text.memo import KnownChats, KnownPrompts, KnownTexts
+from app.text.memo import KnownPrompts, known_chats, known_texts
 from config.settings import Settings
 
 SPECIAL_HEADERS = frozenset(
@@ -235,7 +235,7 @@ def plain_chats(pipeline: RequestPipeline) -> PlainGeneration[PlainChat, ChatRes
     ) -> ChatWriter:
         return ChatWriter(meta, replace(shared, prompt_ids=ids, include_usage=usage))
 
-    return PlainGeneration(pipeline, PlainChat, "chatcmpl", KnownChats(pipeline.tokenizer), options, writer)
+    return PlainGeneration(pipeline, PlainChat, "chatcmpl", known_chats(pipeline.tokenizer), options, writer)
 
 
 def plain_completions(
@@ -249,4 +249,6 @@ def plain_completions(
     ) -> CompletionWriter:
         return CompletionWriter(meta, replace(shared, prompts=(EchoedPrompt(ids),), include_usage=usage))
 
-    return PlainGeneration(pipeline, PlainCompletion, "cmpl", KnownTexts(pipeline.tokenizer), options, writer)
+    return PlainGeneration(
+        pipeline, PlainCompletion, "cmpl", known_texts(pipeline.tokenizer), options, writer
+    )
