@@ -24,7 +24,7 @@ from app.engine.dataset import DatasetError  # noqa: E402
 from app.serving.gunicorn import logs, ranks  # noqa: E402
 from app.serving.gunicorn.arbiter import say_console, say_model, take_charge  # noqa: E402
 from app.serving.gunicorn.certificates import CertificateError  # noqa: E402
-from app.text import TokenizerError  # noqa: E402
+from app.text.base import TokenizerError  # noqa: E402
 from app.wiring import factory  # noqa: E402
 from config import ConfigError  # noqa: E402
 from config.loader import load  # noqa: E402

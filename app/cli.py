@@ -23,7 +23,7 @@ from config.validation import suggestion
 if TYPE_CHECKING:
     from app.lab.fleet.routing import PolicyMaker
     from app.plugins.registry import PluggedCosts
-    from app.text import Tokenizer
+    from app.text.base import Tokenizer
     from config.profile import Profile
 
 Run = Callable[[Sequence[str]], int]

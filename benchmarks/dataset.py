@@ -19,7 +19,7 @@ import gevent
 from app.engine.dataset.command import Record, write_sqlite
 from app.engine.dataset.dataset import Dataset, ids_hash
 from app.engine.dataset.tokens import RecordedTokens
-from app.text import default_tokenizer
+from app.text.huggingface import default_tokenizer
 from benchmarks.arrivals import quantile
 from benchmarks.options import parser
 from benchmarks.report import medians, number, ratio, show, show_machine

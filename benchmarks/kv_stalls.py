@@ -32,7 +32,7 @@ from app.kvindex.pool import MOST_PODS
 from app.kvindex.service import KvIndex
 from app.kvindex.subscriber import SubscriberSettings
 from app.kvindex.tokenizers import Tokenization
-from app.text import default_tokenizer
+from app.text.huggingface import default_tokenizer
 from benchmarks.options import parser
 from benchmarks.processes import collect_as_a_worker
 from benchmarks.report import number, show, show_machine

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from app.engine.kvcache.events import AllBlocksCleared, BlockStored
 from app.engine.kvcache.publisher import EventSender
 from app.kvindex.service import index_of
-from app.text import default_tokenizer
+from app.text.huggingface import default_tokenizer
 from app.wiring.factory import publishing
 from config.loader import load
 from config.settings import BY_NAME

@@ -56,8 +56,8 @@ def tracing_to(settings: TracingSettings) -> tuple[SpanSender, Callable[[], Trac
     The function makes a tracer with the queue: call it in the worker, whose exit flushes the queue. Headers,
     timeout, compression and certificates come from OpenTelemetry's OTEL_EXPORTER_OTLP_ variables.
     """
-    reason = FailureReason.of(trace_exporter.__name__)
-    sender = SpanSender(OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint), reason)
+    sender = SpanSender(OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint))
+    logging.getLogger(trace_exporter.__name__).filters = [sender.note]
     # Made now: OpenTelemetry runs detectors in threads, and the hub cannot wait for threads.
     resource = Resource.create({SERVICE_NAME: settings.otlp_service_name, SERVICE_VERSION: VERSION})
 
@@ -70,47 +70,17 @@ def tracing_to(settings: TracingSettings) -> tuple[SpanSender, Callable[[], Trac
     return sender, make_tracer
 
 
-class FailureReason(logging.Handler):
-    """Keeps the first line that a library logs until `take`, and drops further lines."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._text = ""
-
-    @classmethod
-    def of(cls, logger_name: str) -> FailureReason:
-        logger, reason = logging.getLogger(logger_name), cls()
-        logger.handlers, logger.propagate = [reason], False
-        return reason
-
-    def take(self) -> str:
-        text, self._text = self._text, ""
-        return text or "no reason given"
-
-    def handle(self, record: logging.LogRecord) -> bool:
-        """Skips the handler's lock: a single native thread writes, and gevent's locks belong to the hub's
-        thread.
-        """
-        self.emit(record)
-        return True
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._text = self._text or record.getMessage()
-
-
 class SpanSender(SpanProcessor):
     """Queues ended spans for `exporter`. A slow or missing collector only costs spans.
 
     One greenlet at a time empties the queue, through a native thread, and ends with it. Spans beyond
-    `limit_bytes` are lost. `reason` keeps the exporter's error; `now` returns monotonic seconds.
+    `limit_bytes` are lost. `now` returns monotonic seconds.
     """
 
-    def __init__(
-        self, exporter: SpanExporter, reason: FailureReason, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._exporter = exporter
-        self._reason = reason
-        self._now = now
+    def __init__(self, exporter: SpanExporter, now: Callable[[], float] = time.monotonic) -> None:
+        self._exporter, self._now = exporter, now
+        self._reason = ""
+        """First error of the exporter since the last log line."""
         self.size_bytes = 0
         """Memory of the waiting spans."""
         self.limit_bytes = LIMIT_BYTES
@@ -142,6 +112,11 @@ class SpanSender(SpanProcessor):
             self._sender = gevent.spawn(self._send)
         elif len(self._ended) == SOON:
             self._hurry.set()
+
+    def note(self, record: logging.LogRecord) -> bool:
+        """Keeps what the exporter logs, as a filter: locks of handlers belong to the hub's thread."""
+        self._reason = self._reason or record.getMessage()
+        return False
 
     def force_flush(self, timeout_millis: int = int(FLUSH_S * 1000)) -> bool:
         """Sends the waiting spans. False on a timeout."""
@@ -185,14 +160,14 @@ class SpanSender(SpanProcessor):
             sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
         except Exception as error:
             sent = False
-            self._reason.handle(logging.makeLogRecord({"msg": repr(error)}))
+            self._reason = self._reason or repr(error)
         if not sent:
             self._lost += len(batch)
 
     def _report_losses(self) -> None:
         if self._lost and self._now() >= self._quiet_until_s:
-            log.warning("%d spans are lost: %s", self._lost, self._reason.take())
-            self._lost = 0
+            log.warning("%d spans are lost: %s", self._lost, self._reason or "no reason given")
+            self._lost, self._reason = 0, ""
             self._quiet_until_s = self._now() + QUIET_S
 
 

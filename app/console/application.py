@@ -33,7 +33,7 @@ from app.serving.http.errors import malformed, not_found
 from app.serving.http.response import EVENT_STREAM, Response, json_response
 from app.serving.http.route import Route, get, post
 from app.serving.middleware.stack import Middleware
-from app.text import Tokenizer
+from app.text.base import Tokenizer
 from config import VERSION
 from config.live import LiveSettings
 from config.settings import ServerSettings, Setting

@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 from app.engine.simulated.corpus import sample_sentences
 from app.serving.http.client import COMPLETIONS, exchange
 from app.serving.http.errors import bad_request
-from app.text import Tokenizer
+from app.text.base import Tokenizer
 from config.live import LiveSettings
 from config.settings import ServerSettings
 

@@ -28,7 +28,8 @@ from app.kvindex.pool import Pool, PoolSettings, Position, PublishedMessage
 from app.kvindex.scorer import TierWeights
 from app.kvindex.subscriber import LOOK_AGAIN_S, Context, Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import Discovery, Tokenization, TokenizerLibrary
-from app.text import Tokenizer, load_tokenizer
+from app.text.base import Tokenizer
+from app.text.huggingface import load_tokenizer
 from config import ConfigError, Settings
 from config.sections.kvindex import KVIndexSettings, tier_weights, tokenizer_sources
 from config.sections.model import TokenizerSettings

@@ -21,7 +21,6 @@ from gevent.lock import BoundedSemaphore
 from app.base.clock.pause import call_off_hub
 from app.engine.kvcache.memo import Memo
 from app.kvindex.metrics import IndexMetrics
-from app.text import LocalTokenizer
 from app.text.base import (
     PLAIN_CHAT,
     ChatOptions,
@@ -31,6 +30,7 @@ from app.text.base import (
     TokenizerLoadError,
     TokenizerServiceError,
 )
+from app.text.huggingface import LocalTokenizer
 
 T = TypeVar("T")
 Find = Callable[[str], Tokenizer]

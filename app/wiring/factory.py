@@ -57,7 +57,8 @@ from app.serving.middleware.http_metrics import HttpMetrics, LoadReports
 from app.serving.middleware.rate_limits import RateLimits
 from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.serving.protocol.validation import ModelLimits
-from app.text import Tokenizer, TokenizerError, load_tokenizer
+from app.text.base import Tokenizer, TokenizerError
+from app.text.huggingface import load_tokenizer
 from config import ConfigError, Settings
 from config.live import LiveSettings
 from config.loader import check_extras, load

@@ -23,7 +23,7 @@ from app.llm.model_files import find_model, load_tokenizer
 from app.serving.api.sampling import RealModel, SamplingDefaults, ThoughtTokens
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.ranks import ENDPOINT
-from app.text import Tokenizer
+from app.text.base import Tokenizer
 from app.text.huggingface import template_source
 from config import ConfigError, Settings
 from config.installation import COMMAND, check_installed

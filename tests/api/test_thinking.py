@@ -8,8 +8,7 @@ from app.serving.api.anthropic import _disabled_effort, _merges_system
 from app.serving.api.chat.parts import thinking
 from app.serving.api.pipeline import ChatRules
 from app.serving.protocol.chat import ChatCompletionRequest
-from app.text import ChatOptions
-from app.text.base import ChatTemplateError, Message
+from app.text.base import ChatOptions, ChatTemplateError, Message
 
 OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}
 THINKING_OFF = {"thinking": False}

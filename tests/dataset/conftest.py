@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.engine.dataset.dataset import Dataset
-from app.text import LocalTokenizer, default_tokenizer
+from app.text.huggingface import LocalTokenizer, default_tokenizer
 from tests.dataset.files import Row, make_file
 
 Opener = Callable[[Sequence[Row]], Dataset]

@@ -18,7 +18,8 @@ import pytest
 from app.cli import main
 from app.engine.dataset.command import RecordWriter, conversations, pairs
 from app.engine.dataset.dataset import Dataset, ids_hash
-from app.text import LocalTokenizer, TokenizerInputError
+from app.text.base import TokenizerInputError
+from app.text.huggingface import LocalTokenizer
 from tests.running_server import ROOT
 
 

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from app.engine.dataset.dataset import Dataset, Recorded, text_hash
-from app.text import LocalTokenizer
+from app.text.huggingface import LocalTokenizer
 from tests.dataset.conftest import Opener
 from tests.dataset.files import PROMPT, make_file, row
 

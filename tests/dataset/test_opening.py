@@ -11,7 +11,7 @@ import pytest
 
 from app.engine.dataset import DatasetError, Datasets, open_datasets, prepare
 from app.engine.dataset.dataset import Dataset
-from app.text import LocalTokenizer
+from app.text.huggingface import LocalTokenizer
 from config import ConfigError
 from config.loader import load
 from config.settings import DatasetSettings

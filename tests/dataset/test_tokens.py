@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.dataset.tokens import NO_ID, DatasetError, RecordedTokens, completed, decode, encode
-from app.text import LocalTokenizer
+from app.text.huggingface import LocalTokenizer
 
 IDS, STRINGS = [7, 8], ["a", "b"]
 

@@ -24,7 +24,8 @@ from app.engine.kvcache.prompt import Adapter
 from app.engine.lora import LoRASlots
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import SimulatedModel
-from app.text import Tokenizer, default_tokenizer
+from app.text.base import Tokenizer
+from app.text.huggingface import default_tokenizer
 from config.profile import Profile
 from config.settings import KVCacheSettings, LatencySettings, ReplySettings, SchedulingSettings, Settings
 

@@ -10,7 +10,7 @@ import pytest
 from app.kvindex.backend import Backend
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.redis_backend import RedisBackend
-from app.text import LocalTokenizer, default_tokenizer
+from app.text.huggingface import LocalTokenizer, default_tokenizer
 from tests.kvindex.publisher import Station, station
 from tests.kvindex.redis_server import RedisServer, redis_server
 

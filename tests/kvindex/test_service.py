@@ -23,8 +23,8 @@ from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.service import TOKENIZER_TIMEOUT_S, KvIndex, fed, index_of, open_backend
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import WORKERS, Tokenization
-from app.text import LocalTokenizer, default_tokenizer
 from app.text.base import TokenizerError, TokenizerLoadError
+from app.text.huggingface import LocalTokenizer, default_tokenizer
 from config import ConfigError
 from config.settings import KVIndexSettings, ModelSettings, Settings
 from tests.kvindex.engines import stored

@@ -27,16 +27,9 @@ from app.kvindex.tokenizers import (
     discover,
     tokenizer_bytes,
 )
-from app.text import (
-    ChatOptions,
-    LocalTokenizer,
-    Tokenizer,
-    TokenizerError,
-    TokenizerLoadError,
-    TokenizerServiceError,
-    default_tokenizer,
-)
+from app.text.base import ChatOptions, Tokenizer, TokenizerError, TokenizerLoadError, TokenizerServiceError
 from app.text.files import TokenizerFolder
+from app.text.huggingface import LocalTokenizer, default_tokenizer
 from tests.tokenization.kinds import llama_3
 
 TEXT = "Who are you, and what do you know about the sea? " * 60

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.llm.sampling_params import SamplingParams
 from app.llm.sequence import Detokenizer
-from app.text import default_tokenizer
+from app.text.huggingface import default_tokenizer
 
 pytestmark = pytest.mark.engine
 

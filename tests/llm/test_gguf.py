@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 from app.llm.errors import ModelLoadError
 from app.llm.loader import HUB_PARTS, read_gguf, read_tensor
 from app.llm.model_files import GGUFFile, load_tokenizer
-from app.text import default_tokenizer
-from app.text.huggingface import EMBEDDED, LocalTokenizer
+from app.text.huggingface import EMBEDDED, LocalTokenizer, default_tokenizer
 from tests.llm.tiny import Shape, generate, make_engine, make_model, prompts
 
 pytestmark = pytest.mark.engine

@@ -21,7 +21,7 @@ from app.engine.vectors import (
     sigmoid,
     small_floats,
 )
-from app.text import default_tokenizer
+from app.text.huggingface import default_tokenizer
 
 
 def no_pause() -> None:

@@ -15,7 +15,8 @@ from app.engine.core.outputs import TokenLogprob
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import BROKEN, Entries
 from app.engine.simulated.modes import BUCKETS, bucket_range, limited_length, reply_length
-from app.text import LocalTokenizer, Tokenizer, TokenizerError
+from app.text.base import Tokenizer, TokenizerError
+from app.text.huggingface import LocalTokenizer
 from tests.engine.harness import embedded_corpus, embedded_tokenizer
 from tests.needs import RECORDING
 

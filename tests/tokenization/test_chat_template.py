@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from app.text import ChatOptions, ChatTemplateError, LocalTokenizer, TokenizerInputError
+from app.text.base import ChatOptions, ChatTemplateError, TokenizerInputError
 from app.text.chat_template import ChatTemplates, TemplateEnvironment
+from app.text.huggingface import LocalTokenizer
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 

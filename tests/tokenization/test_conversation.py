@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 from jinja2 import Environment
 
-from app.text import ChatTemplateError
+from app.text.base import ChatTemplateError
 from app.text.conversation import (
     MODALITIES,
     ContentFormat,

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
-from app.text import LocalTokenizer, default_tokenizer
+from app.text.huggingface import LocalTokenizer, default_tokenizer
 
 TOKENIZER = default_tokenizer()
 any_ids = st.lists(st.integers(0, 6143) | st.integers(5, 260) | st.just(0) | st.just(9_999_999), max_size=40)

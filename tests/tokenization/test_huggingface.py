@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.text import (
+from app.text.base import (
     ChatOptions,
     ChatTemplateError,
-    LocalTokenizer,
     TokenIdError,
     TokenizerInputError,
     TokenizerLoadError,
-    default_tokenizer,
 )
+from app.text.huggingface import LocalTokenizer, default_tokenizer
 
 ROOT = Path(__file__).parents[2]
 EMBEDDED = default_tokenizer()

@@ -8,15 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.text import (
-    LocalTokenizer,
-    Tokenizer,
-    TokenizerInputError,
-    TokenizerLoadError,
-    load_tokenizer,
-)
+from app.text.base import Tokenizer, TokenizerInputError, TokenizerLoadError
 from app.text.files import fetch
-from app.text.huggingface import EMBEDDED
+from app.text.huggingface import EMBEDDED, LocalTokenizer, load_tokenizer
 from app.text.render import RenderTokenizer
 from config.settings import TokenizerSettings
 

@@ -12,13 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from app.text import (
-    ChatOptions,
-    TokenIdError,
-    TokenizerInputError,
-    TokenizerServiceError,
-    default_tokenizer,
-)
+from app.text.base import ChatOptions, TokenIdError, TokenizerInputError, TokenizerServiceError
+from app.text.huggingface import default_tokenizer
 from app.text.render import RenderTokenizer
 
 TOKENIZER = default_tokenizer()

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
-from app.base.tracing import BATCH, QUIET_S, FailureReason, SpanSender, span_bytes
+from app.base.tracing import BATCH, QUIET_S, SpanSender, span_bytes
 from app.wiring.factory import create_app
 from config.loader import load
 
@@ -51,7 +51,7 @@ def lost(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_spans_leave_in_order_and_in_batches() -> None:
     kept = Kept()
-    sender = SpanSender(kept, FailureReason())
+    sender = SpanSender(kept)
     made = make(traced(sender), 2 * BATCH + 1)
     assert not kept.batches
     assert sender.force_flush()
@@ -71,7 +71,7 @@ def test_spans_that_cannot_be_sent_are_told_of_once_a_minute(
     caplog: pytest.LogCaptureFixture, result: SpanExportResult | Exception
 ) -> None:
     kept, now_s = Kept(result), [0.0]
-    sender = SpanSender(kept, FailureReason(), lambda: now_s[0])
+    sender = SpanSender(kept, lambda: now_s[0])
     tracer = traced(sender)
     for moment_s in (0, 1, QUIET_S - 1, QUIET_S, QUIET_S + 1):
         now_s[0] = moment_s
@@ -82,7 +82,7 @@ def test_spans_that_cannot_be_sent_are_told_of_once_a_minute(
 
 def test_more_spans_than_can_wait_are_lost(caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept()
-    sender = SpanSender(kept, FailureReason())
+    sender = SpanSender(kept)
     sender.limit_bytes = 2**20
     made = make(traced(sender), 1000)
     assert 2**20 - 8192 < sender.size_bytes <= 2**20

@@ -80,18 +80,13 @@ def _spec(
     help: str,
     bounds: Bounds | None = None,
     base: Values = SERVER,
-    value: float = 0,
+    alias_of: str | None = None,
     **extra: Values,
 ) -> Spec:
-    return Spec(f"vllm:{name}", kind, help, bounds, base, extra, value=value)
+    return Spec(f"vllm:{name}", kind, help, bounds, base, extra, alias_of)
 
 
 _counter, _gauge, _histogram = (partial(_spec, kind) for kind in get_args(Kind))
-
-
-def _alias(name: str, kind: Kind, modern: str, bounds: Bounds | None = None) -> Spec:
-    return Spec(f"vllm:{name}", kind, f"Other name of vllm:{modern}.", bounds, alias_of=f"vllm:{modern}")
-
 
 # fmt: off
 TABLE: tuple[Spec, ...] = (
@@ -107,7 +102,8 @@ TABLE: tuple[Spec, ...] = (
            "1 for the present state; weights_offloaded is sleep level 1, discard_all level 2.",
            sleep_state=SLEEP_STATES),
     _gauge("kv_cache_usage_perc", "Used share of the KV cache, from 0 to 1."),
-    _alias("gpu_cache_usage_perc", "gauge", "kv_cache_usage_perc"),
+    _gauge("gpu_cache_usage_perc", "Other name of vllm:kv_cache_usage_perc.",
+           alias_of="vllm:kv_cache_usage_perc"),
     _counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
     _counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
     _counter("external_prefix_cache_queries_total", "Prompt tokens looked up in the caches of others."),
@@ -130,12 +126,14 @@ TABLE: tuple[Spec, ...] = (
     _histogram("request_generation_tokens", "Generated tokens per request."),
     _histogram("iteration_tokens_total", "Tokens computed per engine step.", ITERATION_TOKENS),
     _histogram("request_max_num_generation_tokens", "Generated tokens of each request's longest choice."),
-    _alias("max_num_generation_tokens", "histogram", "request_max_num_generation_tokens"),
+    _histogram("max_num_generation_tokens", "Other name of vllm:request_max_num_generation_tokens.",
+               alias_of="vllm:request_max_num_generation_tokens"),
     _histogram("request_params_n", "Choices asked for per request (n).", (1, 2, 5, 10, 20)),
     _histogram("request_params_max_tokens", "Token limit in force per request (max_tokens)."),
     _histogram("time_to_first_token_seconds", "From arrival to first token.", FIRST_TOKEN),
     _histogram("inter_token_latency_seconds", "Between two outputs of a request.", INTER_TOKEN),
-    _alias("time_per_output_token_seconds", "histogram", "inter_token_latency_seconds", INTER_TOKEN),
+    _histogram("time_per_output_token_seconds", "Other name of vllm:inter_token_latency_seconds.",
+               INTER_TOKEN, alias_of="vllm:inter_token_latency_seconds"),
     _histogram("request_time_per_output_token_seconds", "Mean per token after the first, per request.",
                INTER_TOKEN),
     _histogram("e2e_request_latency_seconds", "From arrival to end of a request.", REQUEST_LATENCY),
@@ -337,47 +335,39 @@ class LoraRequests:
         self._most, self._now = str(most), now
         self._stages: dict[Hashable, AdapterStage] = {}
         self._counters: dict[AdapterStage, Tally[str]] = {"running": Tally(), "waiting": Tally()}
-        self._latest = "", ""
-        """Names of the running and of the waiting adapters, joined by commas."""
         self._held: dict[tuple[str, str], float] = {}
-        """Maps running and waiting names to the time they were last current; the latest is last."""
-        self._text = ""
+        """Maps running and waiting names, joined by commas, to the time they were last current."""
         self.size_bytes = 0
         self.limit_bytes = LIMIT_BYTES
         self._note()
 
     def move(self, owner: Hashable, adapter: str, stage: AdapterStage | None) -> None:
         """Notes that `owner`, a request with `adapter`, began to wait or to run; None: that it ended."""
-        if (before := self._stages.pop(owner, None)) is not None:
-            self._count(before, adapter, -1)
+        before = self._stages.pop(owner, None)
         if stage is not None:
             self._stages[owner] = stage
-            self._count(stage, adapter, 1)
-
-    def _count(self, stage: AdapterStage, adapter: str, delta: int) -> None:
-        counter = self._counters[stage]
-        counter[adapter] += delta
-        if not counter[adapter]:
-            del counter[adapter]
-        self._latest = ",".join(self._counters["running"]), ",".join(self._counters["waiting"])
-        self._note()
+        for changed, delta in ((before, -1), (stage, 1)):
+            if changed is not None:
+                counter = self._counters[changed]
+                counter[adapter] += delta
+                if not counter[adapter]:
+                    del counter[adapter]
+                self._note()
 
     def render(self) -> str:
-        if not self._text:
-            help = "Unix time of the latest change; the labels are what runs and waits since then."
-            family: Family[Gauge] = Family("vllm:lora_requests_info", help, Gauge, "gauge", self._now)
-            for (running, waiting), held_s in self._held.items():
-                adapters = {"running_lora_adapters": running, "waiting_lora_adapters": waiting}
-                family.labels(max_lora=self._most, **adapters).set(held_s)
-            self._text = family.render()
-        return self._text
+        help = "Unix time of the latest change; the labels are what runs and waits since then."
+        family: Family[Gauge] = Family("vllm:lora_requests_info", help, Gauge, "gauge", self._now)
+        for (running, waiting), held_s in self._held.items():
+            adapters = {"running_lora_adapters": running, "waiting_lora_adapters": waiting}
+            family.labels(max_lora=self._most, **adapters).value = held_s
+        return family.render()
 
     def _note(self) -> None:
         """Makes the present combination the latest, and drops the oldest beyond the limits."""
-        self._text = ""
-        if self._held.pop(self._latest, None) is None:
-            self.size_bytes += _entry_bytes(self._latest)
-        self._held[self._latest] = self._now()
+        latest = ",".join(self._counters["running"]), ",".join(self._counters["waiting"])
+        if self._held.pop(latest, None) is None:
+            self.size_bytes += _entry_bytes(latest)
+        self._held[latest] = self._now()
         while len(self._held) > MOST_SERIES or self.size_bytes > self.limit_bytes and len(self._held) > 1:
             first = next(iter(self._held))
             del self._held[first]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.engine.dataset.tokens import DatasetError as DatasetError
-from app.text import Tokenizer
+from app.text.base import Tokenizer
 from config.sections.reply import ALL_MODELS, DatasetSettings
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from app.engine.dataset.dataset import ids_hash, replies_table
 from app.engine.dataset.tokens import DatasetError, RecordedTokens, encode
-from app.text import Message, Tokenizer, TokenizerError, TokenizerInputError
+from app.text.base import Message, Tokenizer, TokenizerError, TokenizerInputError
 from config import ConfigError, Settings
 from config.flags import FlagParser, as_command, whole_number
 from config.installation import COMMAND

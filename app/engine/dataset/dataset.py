@@ -22,7 +22,7 @@ from sqlalchemy.types import UserDefinedType
 
 from app.base.clock.pause import call_off_hub
 from app.engine.dataset.tokens import DatasetError, completed, decode
-from app.text import Tokenizer
+from app.text.base import Tokenizer
 
 Turn = tuple[str, str]
 """Role and text of a message; a text prompt is one turn of the user."""

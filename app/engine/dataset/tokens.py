@@ -7,7 +7,7 @@ from typing import TypeGuard
 
 import msgspec
 
-from app.text import Tokenizer
+from app.text.base import Tokenizer
 
 
 class DatasetError(Exception):

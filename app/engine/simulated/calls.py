@@ -25,7 +25,7 @@ from app.engine.core.request import (
 )
 from app.engine.forms.schema import Ranges, Schemas, Size
 from app.engine.simulated.corpus import Corpus
-from app.text import Tokenizer
+from app.text.base import Tokenizer
 from config.settings import ToolSettings
 
 OPENING, CLOSING = "<tool_call>\n", "\n</tool_call>"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from app.text import Tokenizer, TokenizerError
+from app.text.base import Tokenizer, TokenizerError
 
 SEAM = "Well."
 """Neighbour with which every sentence must join cleanly."""

@@ -20,7 +20,7 @@ from app.base.clock.pause import Slices
 from app.engine.core.outputs import Finish
 from app.engine.core.request import STOP, EngineRequest, Reply
 from app.engine.core.wire import Sampling
-from app.text import Tokenizer
+from app.text.base import Tokenizer
 
 SEARCHED_IN_A_STEP = 20_000
 """Characters searched for a stop string in one step of work, about 10 us."""

@@ -27,7 +27,7 @@ from app.engine.simulated.calls import CallReplies, written
 from app.engine.simulated.corpus import Corpus
 from app.engine.simulated.endings import biased, chooser, stopped
 from app.engine.simulated.modes import LengthSource, RandomMode, ReplySource
-from app.text import Tokenizer
+from app.text.base import Tokenizer
 from config.settings import Settings
 
 STEP = 0.5

@@ -38,7 +38,7 @@ from app.lab.load.recording_client import Measured, RecordingClient, Wanted, com
 from app.lab.load.report import BLUE, GREY, RED, check_target, four, markdown, new_figure, progress_of
 from app.lab.load.synthetic import arrivals
 from app.serving.http.client import Target
-from app.text import Tokenizer, TokenizerError
+from app.text.base import Tokenizer, TokenizerError
 from config import Settings
 from config.flags import FlagParser, as_command, number_of, whole_number
 from config.installation import COMMAND, check_installed, install, missing

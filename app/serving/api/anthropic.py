@@ -42,8 +42,7 @@ from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import GAP, HOLE, ECTransferParams, KVTransferParams, encode
 from app.serving.protocol.options import Effort
-from app.text import Tokenizer
-from app.text.base import ChatOptions, TokenizerInputError
+from app.text.base import ChatOptions, Tokenizer, TokenizerInputError
 
 TOOL_USE_ID = "chatcmpl-tool-"
 """Prefix of vLLM's own ids, for the chat behind a message."""

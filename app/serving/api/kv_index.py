@@ -20,7 +20,7 @@ from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, get, post
 from app.serving.protocol.decoding import decode
 from app.serving.protocol.tokenize import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
-from app.text import TokenizerLoadError
+from app.text.base import TokenizerLoadError
 
 
 def routes(index: KvIndex, backend: str) -> list[Route]:

@@ -31,7 +31,7 @@ from app.serving.protocol.common import ItemList, Usage
 from app.serving.protocol.completions import CompletionRequest, TokenIds
 from app.serving.protocol.decoding import RawRequest, Request
 from app.serving.protocol.options import Int64
-from app.text import ChatOptions
+from app.text.base import ChatOptions
 from app.text.files import model_config
 from config.settings import ModelSettings
 

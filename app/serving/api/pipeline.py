@@ -39,7 +39,7 @@ from app.serving.protocol.validation import (
     check_prompt_text,
     fit_prompt,
 )
-from app.text import Tokenizer
+from app.text.base import Tokenizer
 from config.sections.api import ApiSettings, json_object
 from config.settings import Settings
 

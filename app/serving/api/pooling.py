@@ -50,7 +50,7 @@ from app.serving.protocol.pooling import (
     TokenIds,
 )
 from app.serving.protocol.validation import truncate
-from app.text import ChatOptions
+from app.text.base import ChatOptions
 from app.text.files import is_matryoshka, model_config
 from config.settings import ModelSettings
 

@@ -24,7 +24,7 @@ from app.serving.protocol.validation import GenerationRequest
 from app.serving.scripts.matching import KNOWN, MatchedRequest, Message
 from app.serving.scripts.rules import ScriptFailure
 from app.serving.scripts.script_set import Decision, ScriptSet
-from app.text import Tokenizer
+from app.text.base import Tokenizer
 
 FAMILIES = {
     **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/batch"), "chat"),

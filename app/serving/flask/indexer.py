@@ -21,7 +21,7 @@ from app.serving.middleware.access import ApiKeys, Cors
 from app.serving.middleware.http_log import HttpLog
 from app.serving.middleware.http_metrics import HttpMetrics
 from app.serving.middleware.stack import Middleware, MiddlewareStack
-from app.text import Tokenizer
+from app.text.base import Tokenizer
 from config import Settings
 from config.live import LiveSettings
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 import gevent
 from app.engine.dataset.dataset import Dataset
-from app.text import default_tokenizer
+from app.text.huggingface import default_tokenizer
 
 path, prompt = Path(sys.argv[1]), [1, 2, 3]
 """

@@ -18,7 +18,8 @@ if sys.argv[1] == "patched":
     monkey.patch_all()
 import gevent
 from app.base.clock.pause import share_loop
-from app.text import TokenizerError, default_tokenizer
+from app.text.base import TokenizerError
+from app.text.huggingface import default_tokenizer
 from app.kvindex.tokenizers import Discovery, TokenizerLibrary
 
 share_loop()

@@ -36,7 +36,8 @@ def test_other_greenlets_run_while_much_is_done() -> None:
 import sys
 from gevent import monkey; monkey.patch_all()
 import gevent
-from app.text import ChatOptions, default_tokenizer
+from app.text.base import ChatOptions
+from app.text.huggingface import default_tokenizer
 tokenizer, ticks, HELLO = default_tokenizer(), [], [{"role": "user", "content": "Hello"}]
 def tick():
     while True:
@@ -57,7 +58,8 @@ for work in sys.argv[1:]:
 
 PROGRAM = """
 import logging
-from app.text import TokenizerLoadError, load_tokenizer
+from app.text.base import TokenizerLoadError
+from app.text.huggingface import load_tokenizer
 from config.settings import TokenizerSettings
 logging.basicConfig(format="%(levelname)s %(message)s")
 print(load_tokenizer("somebody/small").name)

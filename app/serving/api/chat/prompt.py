@@ -15,7 +15,7 @@ from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.messages import Message, content_text
 from app.serving.protocol.tokenize import TokenizeChatRequest
-from app.text import PLAIN_CHAT, ChatOptions
+from app.text.base import PLAIN_CHAT, ChatOptions
 
 
 def chat_prompt(

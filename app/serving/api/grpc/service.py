@@ -41,7 +41,7 @@ from app.serving.http.errors import bad_request
 from app.serving.http.rpc import RpcMethod, RpcResponse, RpcService
 from app.serving.protocol.pooling import EmbeddingRequest
 from app.serving.protocol.validation import check_prompt_length
-from app.text import Tokenizer
+from app.text.base import Tokenizer
 from config.settings import ModelSettings, Settings
 
 LOOK_AGAIN_S = 0.01
