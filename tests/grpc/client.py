@@ -78,6 +78,12 @@ def generate(ids: Sequence[int] = (1, 2, 3), stream: bool = True, **sampling: An
     return messages.GenerateRequest(tokenized=tokenized, stream=stream, sampling_params=params)
 
 
+def varint(number: int) -> bytes:
+    """A number as protobuf writes it."""
+    head = bytes([number & 0x7F | 0x80]) if number >= 0x80 else b""
+    return head + varint(number >> 7) if head else bytes([number])
+
+
 def tokens_of(said: Sequence[Any], index: int = 0) -> list[int]:
     """The tokens of one choice of a stream."""
     chunks = [message.chunk for message in said if message.HasField("chunk")]

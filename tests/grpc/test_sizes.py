@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto import vllm_engine_pb2 as messages
 
-from app.serving.api.grpc.messages import LONG, MOST_TEXT_BYTES, check_size, varint
+from app.serving.api.grpc.messages import LONG, MOST_FIELDS, MOST_OTHER_BYTES, check_size
 from app.serving.http.errors import ApiError
-from tests.grpc.client import generate
+from tests.grpc.client import generate, varint
 
 pytestmark = pytest.mark.grpc
 
@@ -36,20 +36,20 @@ def test_large_prompts_texts_schemas_and_tensors_are_read() -> None:
     media = messages.MultimodalInputs(pixel_values=tensor, model_specific_tensors={"a": tensor, "b": tensor})
     check(large(mm_inputs=media, extra_mm_inputs=[media]))
     request = generate()
-    request.text = "é" * LONG
-    request.sampling_params.json_schema = "x" * LONG
+    request.text = "é" * (1 << 20)
+    request.sampling_params.json_schema = "x" * (1 << 20)
     check(request.SerializeToString())
-    check(field(2, field(2, b"\x01" * MOST_TEXT_BYTES)), messages.EmbedRequest)
+    check(field(2, field(2, b"\x01" * (MOST_OTHER_BYTES - 10))), messages.EmbedRequest)
 
 
 MANY = {
-    "texts in a list": field(4, b"\x52\x00" * LONG),
-    "biases": field(4, field(26, b"\x08\x01") * LONG),
-    "media": field(11, b"") * LONG,
-    "tokens one by one": field(2, b"\x10\x01" * LONG),
+    "texts in a list": field(4, b"\x52\x00" * (MOST_FIELDS + 1)),
+    "biases": field(4, field(26, b"\x08\x01") * (MOST_FIELDS + 1)),
+    "media": field(11, b"") * (MOST_FIELDS + 1),
+    "tokens one by one": field(2, b"\x10\x01" * (MOST_FIELDS + 1)),
     "a long text": field(3, bytes(9 << 20)),
-    "unknown fields": b"\xa0\x3f\x01" * LONG,
-    "tokens": field(2, field(2, b"\x01" * MOST_TEXT_BYTES) + field(2, b"\x01")),
+    "unknown fields": b"\xa0\x3f\x01" * (MOST_FIELDS + 1),
+    "tokens": field(2, field(2, b"\x01" * MOST_OTHER_BYTES)),
     "a field that is too long": b"\x1a\xff\xff\xff\x7f" + bytes(LONG),
     "a number without end": b"\xff" * (LONG + 1),
     "a group": b"\x0b" * (LONG + 1),

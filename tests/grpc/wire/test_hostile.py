@@ -13,9 +13,8 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 from h2.errors import ErrorCodes as Reason
 
-from app.serving.api.grpc.messages import varint
 from tests.grpc import raw as frames
-from tests.grpc.client import Engine, connected, ends_of, generate, wait_until
+from tests.grpc.client import Engine, connected, ends_of, generate, varint, wait_until
 from tests.grpc.raw import RawClient, call, encode, frame, headers, message, opening, settings_frame
 from tests.running_server import RunningServer, running_server
 

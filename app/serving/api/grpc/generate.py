@@ -1,27 +1,36 @@
-"""Generate: streams tokens for a prompt of tokens or a text."""
+"""Generate: a message for each token of a prompt's reply, and one for the end of a choice, as in vLLM."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import cast
 
 import msgspec
 
+from app.engine.core.outputs import EngineOutput, Failed, Finish, TakeToken, TokenLogprob, Tokens
+from app.engine.core.request import EngineRequest
 from app.serving.api.chat.media import BuiltPrompt, Features
-from app.serving.api.grpc.messages import SERVICE, Proto, engine, read
-from app.serving.api.grpc.writer import RpcResponder, RpcWriter
+from app.serving.api.errors import as_stream_error
+from app.serving.api.grpc.messages import SERVICE, MessageFeed, Proto, engine, framed_message, read
 from app.serving.api.identity import ResponseMeta, address_of
+from app.serving.api.logprobs import ALL
 from app.serving.api.pipeline import RequestPipeline, check_repeated
+from app.serving.api.responder import EventStream, Responder
+from app.serving.api.writer import ResponseWriter
+from app.serving.faults.fault import DamagedStream, Fault
 from app.serving.http.context import RequestContext
-from app.serving.http.errors import bad_request
-from app.serving.http.rpc import RpcMethod, RpcResponse
+from app.serving.http.errors import ApiError, bad_request
+from app.serving.http.response import Response
+from app.serving.http.rpc import PREFIX_BYTES, RpcMethod, RpcOutcome, RpcResponse, framed
 from app.serving.protocol import rules
 from app.serving.protocol.coercion import JsonObject
+from app.serving.protocol.common import KVTransferParams
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.options import MAX_STOP_STRINGS, StructuredOutputs
 from app.serving.protocol.validation import check_prompt_length
+from config.fault_rules import MalformedChunkRule, MissingDoneRule, TruncatedJsonRule
 
 MODALITIES = ("image", "image", "audio", "video")
 """Modalities by their numbers; a message without one means images."""
@@ -37,22 +46,25 @@ OPTIONAL: Mapping[str, float | None] = {
     **{"seed": None, "truncate_prompt_tokens": None, "max_tokens": None},
 }
 """Fields with presence, and their values when unset."""
+LEAST = {"max_tokens": 1, "truncate_prompt_tokens": -1, "logprobs": -1, "prompt_logprobs": -1}
+NO_MESSAGE = b"\xff\xff\xff"
+"""Bytes that begin no field."""
+COMPLETE = b"\x12"
+"""First byte of a message that ends a choice."""
 
 
 def generate_method(pipeline: RequestPipeline) -> RpcMethod:
     at = pipeline.responder
     responder = RpcResponder(at.engine, at.load, at.headers, 0.0)
-    most = pipeline.limits.max_model_len
 
     def generate(context: RequestContext) -> RpcResponse:
         message = read(context, engine.GenerateRequest)
-        prompt = _given_prompt(message, most)
-        request = completion_of(message, prompt, most)
+        request = completion_of(message, pipeline.limits.max_model_len)
         accepted = pipeline.admit(request, context)
         if message.HasField("data_parallel_rank") and message.data_parallel_rank != pipeline.rank:
             text = f"data_parallel_rank is {message.data_parallel_rank}, but this is rank {pipeline.rank}."
             raise bad_request(text, "data_parallel_rank")
-        built = _built_prompt(pipeline, message, request, prompt)
+        built = _built_prompt(pipeline, message, request)
         check_repeated("prompt_logprobs", 0, len(built.ids) * accepted.entries_per_prompt_token)
         request_id = message.request_id or pipeline.identity.fresh_id()
         meta = ResponseMeta(request_id, pipeline.identity.now_s(), accepted.model, "")
@@ -64,53 +76,41 @@ def generate_method(pipeline: RequestPipeline) -> RpcMethod:
     return RpcMethod(f"/{SERVICE}/Generate", generate)
 
 
-def _given_prompt(message: Proto, most: int) -> str | list[int]:
-    """Returns the text, or the first `most` tokens. ApiError 400 without any, or for too many tokens."""
-    kind = message.WhichOneof("input")
-    if kind is None or kind == "tokenized" and not message.tokenized.input_ids:
-        raise bad_request("a prompt is needed: tokenized, or text", "input")
-    if kind == "text":
-        return str(message.text)
-    tokens = message.tokenized.input_ids
-    if not message.sampling_params.HasField("truncate_prompt_tokens"):
-        check_prompt_length(len(tokens), most)
-    return list(tokens[:most])
-
-
-def _built_prompt(
-    pipeline: RequestPipeline, message: Proto, request: CompletionRequest, given: str | list[int]
-) -> BuiltPrompt:
+def _built_prompt(pipeline: RequestPipeline, message: Proto, request: CompletionRequest) -> BuiltPrompt:
+    given, tokenizer = request.prompt, pipeline.tokenizer
     if isinstance(given, str):
         features_of(message, 0)
         pipeline.check_text(given)
-        ids = pipeline.fit(request, pipeline.tokenizer.encode(given, True))
+        ids = pipeline.fit(request, tokenizer.encode(given, True))
         return BuiltPrompt(ids, given, (("user", given),) if pipeline.keeps_turns else ())
-    ids = pipeline.fit(request, given)
-    return BuiltPrompt(ids, pipeline.tokenizer.decode(ids, False), (), features_of(message, len(ids)))
+    ids = pipeline.fit(request, cast("list[int]", given))
+    return BuiltPrompt(ids, tokenizer.decode(ids, False), (), features_of(message, len(ids)))
 
 
-def completion_of(message: Proto, prompt: str | list[int], max_model_len: int) -> CompletionRequest:
-    """Returns a message as a completion of `prompt`. ApiError 400 for an invalid or unsupported field."""
-    at = message.sampling_params
+def completion_of(message: Proto, most: int) -> CompletionRequest:
+    """Returns a message as a completion, of `most` tokens with its prompt.
+
+    ApiError 400 for an invalid or unsupported field, no prompt, or too many tokens.
+    """
+    at, kind = message.sampling_params, message.WhichOneof("input")
+    if kind is None or kind == "tokenized" and not message.tokenized.input_ids:
+        raise bad_request("a prompt is needed: tokenized, or text", "input")
     given: dict[str, Proto] = {name: getattr(at, name) for name in SAME}
     given |= {name: getattr(at, name) or 1 for name in ONE_UNLESS_SET}
     given |= {name: getattr(at, name) if at.HasField(name) else usual for name, usual in OPTIONAL.items()}
+    size = len(message.tokenized.input_ids) if given["truncate_prompt_tokens"] is None else 0
+    check_prompt_length(size, most)
     if given["max_tokens"] is None:
-        is_whole = isinstance(prompt, list) and given["truncate_prompt_tokens"] is None
-        given["max_tokens"] = max_model_len - (len(prompt) if is_whole else 0)
-    for name, least in (("max_tokens", 1), ("truncate_prompt_tokens", -1)):
+        given["max_tokens"] = most - size
+    for name, least in LEAST.items():
         if given[name] is not None and given[name] < least:
             raise bad_request(f"{name} must be at least {least}, got {given[name]}", name)
     if len(at.stop) > MAX_STOP_STRINGS:
         raise bad_request(f"stop has {len(at.stop)} texts, at most {MAX_STOP_STRINGS} are possible", "stop")
     if any(map(isnan, at.logit_bias.values())):
         raise bad_request("logit_bias has a value that is no number", "logit_bias")
-    for name in ("logprobs", "prompt_logprobs"):
-        rules.check_number(name, given[name])
-        if (given[name] or 0) < -1:
-            raise bad_request(f"{name} must be 0 or more, or -1", name)
     return CompletionRequest(
-        prompt=prompt,  # type: ignore[arg-type]  # a list is invariant
+        prompt=str(message.text) if kind == "text" else list(message.tokenized.input_ids[:most]),
         stop=list(at.stop),
         stop_token_ids=list(at.stop_token_ids),
         logit_bias={str(token): bias for token, bias in at.logit_bias.items()} or None,
@@ -138,12 +138,10 @@ def _transfer_of(message: Proto) -> JsonObject | None:
     """Reads `kv_transfer_params` from JSON or the older typed field. ApiError 400 if JSON is no object."""
     if message.HasField("kv_transfer_params_json"):
         try:
-            params = msgspec.json.decode(message.kv_transfer_params_json)
+            return msgspec.json.decode(message.kv_transfer_params_json, type=JsonObject)
         except (msgspec.DecodeError, RecursionError):
-            params = None
-        if not isinstance(params, dict):
-            raise bad_request("kv_transfer_params_json is no JSON object", "kv_transfer_params_json")
-        return params
+            field = "kv_transfer_params_json"
+            raise bad_request(f"{field} is no JSON object", field) from None
     if message.HasField("kv_transfer_params"):
         at = message.kv_transfer_params
         return {"do_remote_prefill": True, "remote_host": at.remote_host, "remote_port": at.remote_port}
@@ -160,9 +158,7 @@ def features_of(message: Proto, tokens: int) -> Features | None:
         raise bad_request("media_refs need a media processor, and this server has none.", "media_refs")
     batches = [message.mm_inputs] if message.HasField("mm_inputs") else []
     batches += message.extra_mm_inputs
-    if not batches:
-        return None
-    if message.WhichOneof("input") != "tokenized":
+    if batches and message.WhichOneof("input") != "tokenized":
         raise bad_request("mm_inputs need tokenized input", "mm_inputs")
     found: Features = {"mm_hashes": {}, "mm_placeholders": {}, "kwargs_data": {}}
     for batch in batches:
@@ -176,13 +172,219 @@ def features_of(message: Proto, tokens: int) -> Features | None:
             whole = hashlib.sha256(batch.SerializeToString()).hexdigest()
             names = [f"{whole}-{number}" for number in range(len(places))]
         if len(names) != len(places):
-            raise bad_request(
-                f"mm_inputs has {len(names)} hashes and {len(places)} placeholders", "mm_inputs"
-            )
+            text = f"mm_inputs has {len(names)} hashes and {len(places)} placeholders"
+            raise bad_request(text, "mm_inputs")
         if any(not place.length or place.offset + place.length > tokens for place in places):
             raise bad_request("a placeholder of mm_inputs is not within the prompt", "mm_inputs")
-        found["mm_placeholders"].setdefault(modality, []).extend(
-            {"offset": place.offset, "length": place.length} for place in places
-        )
+        spans = found["mm_placeholders"].setdefault(modality, [])
+        spans += [{"offset": place.offset, "length": place.length} for place in places]
         found["mm_hashes"].setdefault(modality, []).extend(names)
-    return found
+    return found if batches else None
+
+
+class RpcWriter(ResponseWriter):
+    """Writes the answer to one call. A choice that breaks makes `outcome` an error."""
+
+    def __init__(
+        self,
+        choices: int,
+        request: CompletionRequest,
+        prompt_ids: Sequence[int],
+        transfer: KVTransferParams | None,
+    ) -> None:
+        super().__init__(choices)
+        self.outcome = RpcOutcome()
+        self._prompt_ids, self._transfer = prompt_ids, transfer
+        self._stream, self._logprobs = bool(request.stream), request.logprobs
+        self._prompt_top = request.prompt_logprobs or 0
+        self._input: Proto = None
+        """Log probabilities of the prompt, once rendered."""
+        self._begun: set[int] = set()
+        """Choices that have sent the prompt's log probabilities."""
+        self._kept: list[Proto] = [] if self._stream else [engine.OutputLogProbs() for _ in self.choices]
+
+    def chunk(self, output: EngineOutput) -> bytes:
+        """Returns the messages of `output` with their prefixes."""
+        if type(output) is Tokens:
+            return self._streamed(output) if self._stream else self._whole(output)
+        if type(output) is Failed:
+            self.has_failed = True
+            self.outcome.fail(as_stream_error(output.error))
+        else:
+            self.take(output)
+        return b""
+
+    def closing(self) -> bytes:
+        """Returns nothing: the transport sends the status."""
+        return b""
+
+    def whole(self) -> msgspec.Struct:
+        """Fails: an answer consists of messages only."""
+        raise NotImplementedError
+
+    def plain(self, index: int) -> Proto:
+        """Returns the message of a plain token, with a place for its id; None where it has more."""
+        if not self._stream or self._logprobs is not None or self.prompt_logprobs is not None:
+            return None
+        return self._chunk(index, 0, ())
+
+    def _streamed(self, output: Tokens) -> bytes:
+        index, ids, entries = output.index, output.ids, output.logprobs or ()
+        self.choices[index].tokens += len(ids)
+        messages = [self._chunk(index, one, entries[at : at + 1]) for at, one in enumerate(ids)]
+        if output.finish is not None:
+            last = self._of_reply(engine.OutputLogProbs(), entries[-1:]) if entries else None
+            messages.append(self._complete(index, output.finish, ids[-1:], last))
+        return b"".join(map(framed_message, messages))
+
+    def _chunk(self, index: int, token_id: int, entries: Sequence[TokenLogprob]) -> Proto:
+        said = engine.GenerateStreamChunk(
+            token_ids=[token_id],
+            prompt_tokens=self.usage.told(len(self._prompt_ids), 0)[0],
+            completion_tokens=1,
+            cached_tokens=self.told_cached,
+            output_logprobs=self._of_reply(engine.OutputLogProbs(), entries) if entries else None,
+            input_logprobs=None if index in self._begun else self._of_prompt(),
+            index=index,
+        )
+        self._begun.add(index)
+        return engine.GenerateResponse(chunk=said)
+
+    def _whole(self, output: Tokens) -> bytes:
+        choice, kept = self.choices[output.index], self._kept[output.index]
+        choice.count(output)
+        choice.ids += output.ids
+        self._of_reply(kept, output.logprobs or ())
+        if output.finish is None:
+            return b""
+        logprobs = kept if kept.token_ids else None
+        return framed_message(self._complete(output.index, output.finish, choice.ids, logprobs))
+
+    def _complete(self, index: int, finish: Finish, ids: Sequence[int], logprobs: Proto) -> Proto:
+        """Returns the end of a choice. In a stream it repeats only the last token, as in vLLM."""
+        prompt_tokens, tokens = self.usage.told(len(self._prompt_ids), len(ids))
+        said = engine.GenerateComplete(
+            output_ids=ids,
+            finish_reason=finish.reason,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=tokens,
+            cached_tokens=self.told_cached,
+            output_logprobs=logprobs,
+            input_logprobs=self._of_prompt(),
+            index=index,
+        )
+        if isinstance(finish.stop_reason, int):
+            said.matched_token_id = finish.stop_reason
+        elif finish.stop_reason is not None:
+            said.matched_stop_str = finish.stop_reason
+        if (transfer := self._transfer) is not None:
+            said.kv_transfer_params_json = msgspec.json.encode(transfer).decode()
+            said.kv_transfer_params.remote_host = transfer.remote_host
+            said.kv_transfer_params.remote_port = transfer.remote_port
+        return engine.GenerateResponse(complete=said)
+
+    def _of_reply(self, to: Proto, entries: Sequence[TokenLogprob]) -> Proto:
+        for entry in entries:
+            to.token_logprobs.append(entry.logprob)
+            to.token_ids.append(entry.token_id)
+            if self._logprobs:
+                _add_top(to, entry, self._logprobs)
+        return to
+
+    def _of_prompt(self) -> Proto:
+        if self._input is None and self.prompt_logprobs is not None:
+            self._input = engine.InputLogProbs(token_ids=self._prompt_ids)
+            for entry in self.prompt_logprobs:
+                probability = self._input.token_logprobs.add()
+                if entry is not None:
+                    probability.value = entry.logprob
+                if self._prompt_top:
+                    _add_top(self._input, entry, self._prompt_top)
+        return self._input
+
+
+def _add_top(to: Proto, entry: TokenLogprob | None, top: int) -> None:
+    alternatives = to.top_logprobs.add()
+    if entry is not None:
+        shown = entry.top if top == ALL else entry.top[:top]
+        alternatives.token_ids.extend([token_id for token_id, _, _ in shown])
+        alternatives.values.extend([logprob for _, _, logprob in shown])
+
+
+class MessageStream(EventStream):
+    """A stream of messages; those of one choice's plain tokens differ only in the token."""
+
+    __slots__ = ()
+
+    def _plain_taker(self, index: int) -> TakeToken | None:
+        assert isinstance(self.writer, RpcWriter)
+        choice, said = self.writer.choices[index], self.writer.plain(index)
+        if said is None:
+            return None
+        token_ids, serialized = said.chunk.token_ids, said.SerializeToString
+
+        def take(text: str, token_id: int, at_s: float) -> None:
+            transport = self.transport
+            if transport is None or transport.lags or not self.unfinished:
+                self.emit(Tokens(index, [text], [token_id], at_s))
+                return
+            token_ids[0] = token_id
+            message = framed(serialized())
+            choice.tokens += 1
+            self.bytes_sent += len(message)
+            transport.send_soon(message)
+
+        return take
+
+
+class DamagedMessages(MessageFeed, DamagedStream):
+    """A damaged stream of messages."""
+
+    def _chunks(self, data: bytes) -> Sequence[bytes]:
+        chunks = []
+        while data:
+            end = PREFIX_BYTES + int.from_bytes(data[1:PREFIX_BYTES], "big")
+            chunks.append(data[PREFIX_BYTES:end])
+            data = data[end:]
+        return chunks
+
+    def _altered(self, number: int, chunk: bytes) -> bytes:
+        """Returns a message, perhaps damaged, with its prefix; nothing for an end that is left out."""
+        damage = self._damage
+        if isinstance(damage, MissingDoneRule) and chunk.startswith(COMPLETE):
+            self.was_damaged = True
+            return b""
+        if isinstance(damage, MalformedChunkRule | TruncatedJsonRule) and number == damage.chunk:
+            self.was_damaged = True
+            is_cut = isinstance(damage, TruncatedJsonRule)
+            chunk = chunk[: len(chunk) // 2] if is_cut else NO_MESSAGE + chunk
+        return framed(chunk)
+
+
+class RpcResponder(Responder):
+    __slots__ = ()
+
+    def respond(
+        self,
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
+        stream: bool,
+        context: RequestContext,
+    ) -> Response:
+        """Returns the response, always a stream: a whole answer is one message per choice."""
+        assert isinstance(writer, RpcWriter)
+        fault, entries = context.kept(Fault), 1 + (requests[0].logprobs or 0)
+        body = MessageStream(writer, len(requests), entries_per_token=entries)
+        body.handle = self.engine.submit(requests, body.emit)
+        response = RpcResponse(body, self.headers, writer.outcome)
+        if fault is not None:
+            response.headers.update(fault.headers)
+            if fault.damage is not None:
+                response.body = DamagedMessages(body, fault.damage, None)
+        self.load.begin()
+        response.on_close(self.load.end)
+        return response
+
+    def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
+        """Raises the error, which becomes the status."""
+        raise error

@@ -1,4 +1,4 @@
-"""Messages of the packages that vLLM itself uses: reading and writing.
+"""Messages of the packages that vLLM itself uses: reading, writing, and streams of them.
 
 protoc makes the messages: their fields have no types that a checker would know.
 """
@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
+import gevent
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 
 from app.base.clock.pause import Slices
+from app.serving.http.connection import BrokenOffError, StreamTransport
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
+from app.serving.http.response import StreamingBody
 from app.serving.http.rpc import RpcMethod, RpcResponse, framed
 
 Proto: TypeAlias = Any
@@ -24,14 +27,17 @@ common: Proto = common_pb2
 SERVICE: Final = "vllm.grpc.engine.VllmEngine"
 MOST_MESSAGE_BYTES: Final = 1 << 24
 """Largest message, whatever the limit of HTTP bodies: protobuf parses it in one go."""
-MOST_TEXT_BYTES: Final = 1 << 22
-"""Most bytes of a message's texts and packed numbers."""
-LONG: Final = 1 << 17
-"""Most bytes of a message beside texts, tensors and packed numbers; shorter messages are not scanned."""
+MOST_OTHER_BYTES: Final = 1 << 22
+"""Most bytes of a message beside its tensors."""
+MOST_FIELDS: Final = 1 << 14
+"""Most fields of a message, nested ones included; packed numbers are one field."""
+LONG: Final = 1 << 15
+"""Size in bytes of a message that cannot have too many fields, and is not scanned."""
 FIXED: Final = {1: 8, 5: 4}
 """Bytes of a field by its kind on the wire, where that is fixed (protobuf's encoding guide)."""
 VARINT, BYTES = 0, 2
-BROKEN: Final = "The message is broken."
+LOOK_S: Final = 0.2
+"""Seconds between two checks of a client that reads slowly."""
 
 
 def read(context: RequestContext, kind: type[Message]) -> Proto:
@@ -47,39 +53,27 @@ def read(context: RequestContext, kind: type[Message]) -> Proto:
 
 def check_size(data: bytes, kind: Proto) -> None:
     """Raises ApiError 400 for a message of type `kind` that is broken, or would take too long to parse."""
-    texts, others, turns, nested = 0, 0, Slices(), [(0, len(data), kind)]
-    while nested:
-        begin, end, known = nested.pop()
-        for number, at, size in _fields(data, begin, end):
-            field = known.fields_by_number.get(number)
-            others += at - begin + (size if field is None else 0)
-            begin = at + size
+    fields, others, turns, nested = 0, len(data), Slices(), [(0, len(data), kind)]
+    while nested and fields <= MOST_FIELDS:
+        at, end, known = nested.pop()
+        while at < end and fields <= MOST_FIELDS:
+            tag, at = _varint(data, at)
+            field, wire = known.fields_by_number.get(tag >> 3), tag & 7
+            size = FIXED.get(wire, 0)
+            if wire in (VARINT, BYTES):
+                size, at = _varint(data, at)
+                size *= wire == BYTES
+            if wire not in (VARINT, BYTES, *FIXED) or at + size > end:
+                raise bad_request("The message is broken.")
             if field is not None and field.type == FieldDescriptor.TYPE_MESSAGE:
-                nested.append((at, begin, field.message_type))
-            elif field is not None and field.type != FieldDescriptor.TYPE_BYTES:
-                texts += size
-            if others > LONG or texts > MOST_TEXT_BYTES:
-                limits = f"{MOST_TEXT_BYTES} bytes of texts and tokens, and {LONG} beside them and tensors"
-                raise bad_request(f"A message has at most {limits}.")
+                nested.append((at, at + size, field.message_type))
+            elif field is not None and field.type == FieldDescriptor.TYPE_BYTES:
+                others -= size
+            at, fields = at + size, fields + 1
             turns.spend()
-
-
-def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yields the number of each field between two positions, and where its content begins and how long it is.
-
-    A single number has no content: it counts as part of the field's head.
-    """
-    while at < end:
-        tag, at = _varint(data, at)
-        size, kind = 0, tag & 7
-        if kind in (VARINT, BYTES):
-            size, at = _varint(data, at)
-            size *= kind == BYTES
-        at += FIXED.get(kind, 0)
-        if kind not in (VARINT, BYTES, *FIXED) or at + size > end:
-            raise bad_request(BROKEN)
-        yield tag >> 3, at, size
-        at += size
+    if fields > MOST_FIELDS or others > MOST_OTHER_BYTES:
+        limits = f"{MOST_FIELDS} fields, and {MOST_OTHER_BYTES} bytes beside tensors"
+        raise bad_request(f"A message has at most {limits}.")
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -88,16 +82,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
             return value, at + place + 1
-    raise bad_request(BROKEN)
-
-
-def varint(number: int) -> bytes:
-    found = bytearray()
-    while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
+    raise bad_request("The message is broken.")
 
 
 def framed_message(message: Message) -> bytes:
@@ -111,3 +96,53 @@ def answer(message: Message) -> RpcResponse:
 def unary(path: str, kind: type[Message], handle: Callable[[Proto], Message]) -> RpcMethod:
     """Returns a method whose `handle` answers a message of type `kind` with a message."""
     return RpcMethod(path, lambda context: answer(handle(read(context, kind))))
+
+
+class MessageFeed(StreamingBody):
+    """A body of messages that a greenlet writes while the client reads."""
+
+    _greenlet: gevent.Greenlet | None = None
+
+    def attach(self, transport: StreamTransport) -> None:
+        transport.start(self)
+        self._greenlet = gevent.spawn(self._write, transport)
+
+    def next_slice(self) -> tuple[bytes, bool, bool]:
+        """Returns nothing: the greenlet goes on when a call lags no longer (see `StreamSource`)."""
+        return b"", False, False
+
+    def _write(self, transport: StreamTransport) -> None:
+        try:
+            for data in self:
+                while transport.lags and transport.is_open:
+                    gevent.sleep(LOOK_S)
+                if not transport.is_open:
+                    return
+                transport.write(data)
+            transport.write(b"", True)
+        except BrokenOffError:
+            transport.break_off()
+
+    def leave(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        super().close()
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+
+
+class EndlessFeed(MessageFeed):
+    """Messages that go on until the client or the server leaves."""
+
+    endless = True
+
+    def __init__(self, messages: Iterator[Message]) -> None:
+        super().__init__()
+        self._messages = messages
+
+    def __iter__(self) -> Iterator[bytes]:
+        for message in self._messages:
+            data = framed_message(message)
+            self.bytes_sent += len(data)
+            yield data
