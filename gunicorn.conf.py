@@ -91,9 +91,9 @@ def post_fork(server, worker):
     """The worker becomes the rank of its place."""
     gc.disable()
     worker.certificate = getattr(server, "certificate", None)  # a configuration around ours may replace hooks
-    worker.write_timeout_s = settings.server.write_timeout
+    worker.write_timeout_s = settings.server.client_timeout
     worker.fast_path = settings.server.fast_path
-    worker.head_timeout_s = settings.server.read_timeout
+    worker.head_timeout_s = settings.server.client_timeout
     ranks.settle(worker, settings.server, os.environ)
 
 

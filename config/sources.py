@@ -21,6 +21,18 @@ IGNORED_SWITCHES = frozenset(
     | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
 )
 RETIRED = {
+    "engine-threads": "OMP_NUM_THREADS sets the threads of engine llm",
+    "kv-cache-full": "a request waits for free blocks",
+    "kv-index-fetch-tokenizers": "name hub in kv-index-tokenizers",
+    "kv-index-memory-mb": "kv-index-size is in MiB where kv-index-backend is cost-aware",
+    "kv-index-pod-grace": "a pod's blocks are forgotten after 30 s without a connection",
+    "kv-index-tokenizer-dir": "name the folder in kv-index-tokenizers",
+    "otlp-service-name": "OTEL_SERVICE_NAME names the service",
+    "read-timeout": "client-timeout holds for requests and answers",
+    "reasoning-tokens": "thoughts have 24 tokens in the mean",
+    "replay-match": "replay-miss nearest gives the answer to the most similar request",
+    "vllm-version": "answers are vLLM 0.32.0's",
+    "write-timeout": "client-timeout holds for requests and answers",
     "kv-index-redis-prefix": "keys begin with understudy; name another database in kv-index-redis-url",
     "kv-index-refresh-interval": "files and names of kv-index-pods are looked at every 2 s",
     "kv-index-unknown-tier-weight": "a tier that kv-index-tier-weights does not name counts 0.5",

@@ -63,10 +63,10 @@ def _step_flaws(at: Settings) -> Iterator[tuple[str, str]]:
 
 SIMULATED_ONLY = (
     *("mode", "task", "embeddings-with-chat", "mm-encoder-only", "omni", "image-emission-rate"),
-    *("reasoning-tokens", "timing", "profile", "model-config", "long-prefill-token-threshold"),
+    *("timing", "profile", "model-config", "long-prefill-token-threshold"),
     *("script", "dataset-path", "dataset-url", "dataset-in-memory"),
     *("lora-modules", "enable-lora", "allow-runtime-lora-updating", "lora-residency-metrics"),
-    *("kv-cache-full", "global-cache-hit-threshold", "kv-cache-metrics"),
+    *("global-cache-hit-threshold", "kv-cache-metrics"),
     *("render-url", "force-dummy-tokenizer", "role", "fake-metrics"),
     *(name.replace("_", "-") for name in SECTIONS["latency"].__struct_fields__),
 )

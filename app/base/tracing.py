@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 import time
 from collections import deque
@@ -58,8 +59,9 @@ def tracing_to(settings: TracingSettings) -> tuple[SpanSender, Callable[[], Trac
     """
     sender = SpanSender(OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint))
     logging.getLogger(trace_exporter.__name__).filters = [sender.note]
+    name = os.environ.get("OTEL_SERVICE_NAME") or "understudy"
     # Made now: OpenTelemetry runs detectors in threads, and the hub cannot wait for threads.
-    resource = Resource.create({SERVICE_NAME: settings.otlp_service_name, SERVICE_VERSION: VERSION})
+    resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: VERSION})
 
     def make_tracer() -> Tracer:
         sys.setswitchinterval(SWITCH_S)

@@ -34,7 +34,7 @@ from app.serving.http.response import EVENT_STREAM, Response, json_response
 from app.serving.http.route import Route, get, post
 from app.serving.middleware.stack import Middleware
 from app.text.base import Tokenizer
-from config import VERSION
+from config import VERSION, VLLM_VERSION
 from config.live import LiveSettings
 from config.settings import ServerSettings, Setting
 
@@ -132,7 +132,7 @@ class Console:
         first = self._server.port - (rank if len(self._ranks) > 1 else 0)
         return {
             "version": VERSION,
-            "plays": settings.model.vllm_version,
+            "plays": VLLM_VERSION,
             "model": settings.model.served_names[0],
             "task": settings.model.task,
             "max_model_len": settings.model.max_model_len,

@@ -59,12 +59,16 @@ class Stats(Struct, frozen=True):
     skipped_events: dict[str, int]
 
 
+MOST_COPIES, MOST_MIB = 10_000_000, 2048
+"""Default sizes of the backends memory and cost-aware."""
+
+
 def open_backend(at: KVIndexSettings) -> Backend:
     """Creates the backend of the settings. ValueError for an invalid URL."""
     if at.kv_index_backend == "memory":
-        return MemoryBackend(at.kv_index_size)
+        return MemoryBackend(at.kv_index_size or MOST_COPIES)
     if at.kv_index_backend == "cost-aware":
-        return MemoryBackend(at.kv_index_memory_mb << 20, weigh_bytes)
+        return MemoryBackend((at.kv_index_size or MOST_MIB) << 20, weigh_bytes)
     from app.kvindex.redis_backend import RedisBackend  # its client is slow to import
 
     return RedisBackend(at.kv_index_redis_url, math.ceil(at.kv_index_ttl))
@@ -221,13 +225,13 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         return load_tokenizer(name, at)
 
     adapters = [adapter.name for adapter in adapters_of(settings.lora, model)]
-    folder = at.kv_index_tokenizer_dir
+    sources, folder, hub = tokenizer_sources(at.kv_index_tokenizers)
     library = TokenizerLibrary(
         load,
         ready=dict.fromkeys((model.model, *model.served_names, *adapters), tokenizer),
-        sources=tokenizer_sources(at.kv_index_tokenizers),
+        sources=sources,
         discovery=Discovery(Path(folder).expanduser(), time.monotonic) if folder else None,
-        hub=at.kv_index_fetch_tokenizers,
+        hub=hub,
         timeout_s=TOKENIZER_TIMEOUT_S,
     )
     alone = at.role == "indexer" and not at.kv_index_pods
@@ -236,7 +240,6 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         topic=at.kv_index_topic,
         model=model.model,
         replay_port=at.kv_index_replay_port,
-        grace_s=at.kv_index_pod_grace,
     )
     weights = TierWeights(tier_weights(at.kv_index_tier_weights))
     keys = IndexSettings(at.kv_index_block_size, seed=at.kv_index_hash_seed, weights=weights)

@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import msgspec
-import torch
 import zmq
 from msgspec.structs import asdict
 
@@ -392,8 +391,6 @@ def start(options: EngineProcessOptions, socket: zmq.Socket[bytes]) -> EngineSer
 
     Raises ModelLoadError, with one line, for a failure of the model, and for options that do not fit.
     """
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
     path = find_model(options.model)
     checkpoint = load_checkpoint(path)
     model_len = checkpoint.config.max_position

@@ -59,7 +59,7 @@ from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.serving.protocol.validation import ModelLimits
 from app.text.base import Tokenizer, TokenizerError
 from app.text.huggingface import load_tokenizer
-from config import ConfigError, Settings
+from config import VLLM_VERSION, ConfigError, Settings
 from config.live import LiveSettings
 from config.loader import check_extras, load
 from config.settings import DatasetSettings, ServerSettings
@@ -147,7 +147,7 @@ def open_recording(settings: Settings) -> Recording:
     from app.serving.recording.exchange import Recording, RecordingError
 
     try:
-        return Recording(settings.replay.replay, settings.replay.replay_match == "nearest")
+        return Recording(settings.replay.replay, settings.replay.replay_miss == "nearest")
     except RecordingError as error:
         raise ConfigError(f"setting replay: {error}") from None
 
@@ -390,9 +390,8 @@ class Assembly:
 
         clock = LiveClock()  # a clock has one alarm; the engine uses the other one
         recording, body = open_recording(self.settings), BodyLimits.of(self.server)
-        replay = Replay(recording, body, self.faults, TimerWheel(clock), clock.now)
-        self.live.subscribe(replay.on_settings)
-        return replay
+        refuses = self.settings.replay.replay_miss == "not-found"
+        return Replay(recording, body, self.faults, TimerWheel(clock), clock.now, refuses)
 
     def _console(self) -> Console | None:
         if not self.settings.api.console:
@@ -498,8 +497,8 @@ class Assembly:
     def _add_server_routes(self) -> None:
         """Adds health, metrics, and what operates the server; plugins and the page of all routes last."""
         app, settings, server, replay = self.app, self.settings, self.server, self.replay
-        version, plugins, body = settings.model.vllm_version, self.plugins, self.pipeline.body
-        health = reports.health_routes(lambda: self.engine.healthy, self.ready, self.load, version)
+        plugins, body = self.plugins, self.pipeline.body
+        health = reports.health_routes(lambda: self.engine.healthy, self.ready, self.load)
         exposition = Exposition([*self._families(), self.http_metrics.text], self.http_metrics.process_text)
         first = f"http://{server.pod_ip or socket.gethostname()}:{settings.server.port}"
         app.add_routes("health", health)
@@ -521,7 +520,7 @@ class Assembly:
         app.add_routes("plugins", reports.plugin_routes(None if plugins is None else plugins.report))
         for name, routes in () if plugins is None else plugins.routes(lambda: app.routes):
             app.add_routes(name, routes)
-        plays = {"plays": f"vLLM {version}", "models": settings.model.served_names}
+        plays = {"plays": f"vLLM {VLLM_VERSION}", "models": settings.model.served_names}
         app.add_routes("root", openapi.root_routes(lambda: app.routes, plays))
         if not settings.api.disable_fastapi_docs:
             title = settings.model.served_names[0]

@@ -36,8 +36,6 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     ] = "simulated"
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = "auto"
     """Numbers that the model computes with (engine llm)."""
-    engine_threads: Count | None = None
-    """Threads that the model computes with (engine llm); as many as cores when empty."""
     engine_timeout: Annotated[
         Duration,
         SettingRule(
@@ -155,8 +153,6 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """Blocks of the cache, vLLM's null block included."""
     block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
     """Tokens of a block."""
-    kv_cache_full: Literal["wait", "refuse"] = "wait"
-    """A request whose prompt finds too few free blocks waits for them, or gets 503."""
     prefix_caching_hash_algo: Literal["sha256_cbor", "sha256", "xxhash_cbor", "xxhash"] = "sha256_cbor"
     """How blocks are hashed, as vLLM's option of the same name."""
     hash_seed: Annotated[str | None, About(env=("PYTHONHASHSEED",))] = None

@@ -31,9 +31,20 @@ def tier_weights(items: Sequence[str]) -> dict[str, float]:
     return weights
 
 
-def tokenizer_sources(items: Sequence[str]) -> dict[str, str]:
-    """Parses model -> folder, file or name of its tokenizer. ValueError for another form."""
-    return pairs(items, "model=source")
+def tokenizer_sources(items: Sequence[str]) -> tuple[dict[str, str], str | None, bool]:
+    """Parses model -> source of its tokenizer; a folder with more; True if the hub has all others.
+
+    ValueError for another form.
+    """
+    folders = [item for item in items if "=" not in item and item != HUB]
+    if len(folders) > 1:
+        raise ValueError(f"{folders[1]!r} is a second folder")
+    sources = pairs([item for item in items if "=" in item], "model=source")
+    return sources, folders[0] if folders else None, HUB in items
+
+
+HUB = "hub"
+"""Item of kv-index-tokenizers for all models without another source."""
 
 
 class KVIndexSettings(Section, frozen=True, kw_only=True):
@@ -54,15 +65,12 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_replay_port: Port | None = None
     """Port of the pods that answers requests for replays, where kv-index-pods names none; of rank 0, those of
     other ranks follow."""
-    kv_index_pod_grace: Duration = 30.0
-    """Time without a connection after which a pod's blocks are forgotten."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
     """Storage of the index: memory bounded in blocks, memory bounded in bytes, or Redis (Valkey), which
     several indexers can share."""
-    kv_index_size: Annotated[Count, About(unit="copies")] = 10_000_000
-    """Most copies of blocks (a block in a tier of a pod) that backend memory keeps."""
-    kv_index_memory_mb: Annotated[Count, About(unit="MiB")] = 2048
-    """Most memory that backend cost-aware takes."""
+    kv_index_size: Count | None = None
+    """Most copies of blocks (a block in a tier of a pod) that backend memory keeps, 10,000,000 when empty; or
+    MiB that backend cost-aware takes, 2,048 when empty."""
     kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
         "redis://127.0.0.1:6379"
     )
@@ -78,13 +86,12 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     ] = ("gpu=1.0", "cpu=0.8")
     """Weight of a block in a score by its storage tier, as tier=weight; 0.5 for other tiers."""
     kv_index_tokenizers: Annotated[
-        tuple[str, ...], About(path=True), understood_by(tokenizer_sources, "must be a list of model=source")
+        tuple[str, ...],
+        About(path=True),
+        understood_by(tokenizer_sources, "must be a list of model=source, with one folder and hub at most"),
     ] = ()
-    """Tokenizers of models that pods serve, as model=folder, file or name on the hub."""
-    kv_index_tokenizer_dir: Annotated[str | None, About(path=True)] = None
-    """Folder with tokenizers of further models, by path or as in the hub's cache."""
-    kv_index_fetch_tokenizers: bool = False
-    """Fetch the tokenizers of all other models from the hub."""
+    """Tokenizers of models that pods serve: model=folder, file or name on the hub; a folder with those of
+    further models, by path or as in the hub's cache; and hub, which fetches all others."""
     kv_index_chat_answer: Literal["scores", "templated"] = "scores"
     """Answer of /score_chat_completions: the scores alone, or podScores and templated_messages as llm-d's
     kv-cache manager up to 0.4."""

@@ -48,8 +48,6 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     """Chance of an image in a reply of an omni model."""
     tensor_parallel_size: Annotated[Count, About(unit="devices")] = 1
     """Devices that the model is split over, named in kv_transfer_params; one process plays them all."""
-    vllm_version: NonEmpty = "0.32.0"
-    """Answer of GET /version."""
 
     @property
     def served_names(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from config.declaration import About, Json, NonEmpty, PositiveDuration, Section, understood_by
+from config.declaration import About, Json, PositiveDuration, Section, understood_by
 from config.fake_metrics import parse
 
 TRACE = 5
@@ -58,5 +58,3 @@ class TracingSettings(Section, frozen=True, kw_only=True):
         CollectorUrl | None, About(env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",))
     ] = None
     """Address for spans (OTLP over HTTP), as http://collector:4318/v1/traces; off when empty."""
-    otlp_service_name: Annotated[NonEmpty, About(env=("OTEL_SERVICE_NAME",))] = "understudy"
-    """service.name of the spans."""

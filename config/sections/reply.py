@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from config.declaration import About, Count, NotNegative, Percent, Section, SettingRule, not_below
+from config.declaration import About, NotNegative, Percent, Section, SettingRule, not_below
 
 ALL_MODELS = ""
 """Model of an item without a model, in dataset-path and script."""
@@ -48,8 +48,6 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     )
     """The reasoning effort that thinking.type disabled of /v1/messages means; auto is none, or low where the
     chat template does not know none."""
-    reasoning_tokens: Annotated[Count, About(unit="tokens", live=True)] = 24
-    """Mean length of the thoughts of a reasoning model."""
 
 
 class ReplaySettings(Section, frozen=True, kw_only=True):
@@ -57,10 +55,9 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
 
     replay: Annotated[str, About(path=True)] = ""
     """A recording whose answers are given to equal requests. Empty is off."""
-    replay_match: Literal["strict", "nearest"] = "strict"
-    """Only the answer to an equal request, or else that to the one most like it."""
-    replay_miss: Annotated[Literal["simulate", "not-found"], About(live=True)] = "simulate"
-    """A request that is not in the recording goes on as ever, or is refused with 404."""
+    replay_miss: Literal["simulate", "not-found", "nearest"] = "simulate"
+    """A request that is not in the recording goes on as ever, is refused with 404, or gets the answer to the
+    one most like it."""
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):

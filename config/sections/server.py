@@ -50,10 +50,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """How long the server answers that it is not ready after its start."""
     graceful_timeout: Duration = 30.0
     """How long running streams may go on after SIGTERM."""
-    read_timeout: PositiveDuration = 60.0
-    """Time that a client has to deliver a whole request."""
-    write_timeout: PositiveDuration = 60.0
-    """Time that a client may take no bytes before its stream is dropped."""
+    client_timeout: PositiveDuration = 60.0
+    """Time that a client has to deliver a whole request, and may take no bytes of its answer."""
     keep_alive_timeout: Duration = 75.0
     """How long an idle connection is kept open."""
     root_path: RootPath = ""

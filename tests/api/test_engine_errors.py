@@ -12,7 +12,6 @@ from app.serving.http.errors import ApiError
 UNAVAILABLE, BAD, INTERNAL = "Service Unavailable", "BadRequestError", "InternalServerError"
 LEFT = "The client left before what it had asked for was done."
 BUSY = "The server holds 3 of at most 4 requests; retry later."
-FULL = "The KV cache has too few free blocks for the prompt; retry later."
 PAUSE, MEMORY = "a completed pause first", "all memory to be resident"
 TABLE: list[tuple[EngineError, int, str, str]] = [
     (errors.Draining(), 503, UNAVAILABLE, "The server is shutting down and takes no new requests."),
@@ -22,7 +21,6 @@ TABLE: list[tuple[EngineError, int, str, str]] = [
         *(errors.QueueFull(7), 429, "RateLimitError"),
         "The waiting requests queue is full: 7 wait already; retry later.",
     ),
-    (errors.KVCacheFull(), 503, "ServiceUnavailableError", FULL),
     (
         *(errors.PromptExceedsCache(32, 24), 400, BAD),
         "The prompt of 32 tokens exceeds the KV cache of 24 tokens.",

@@ -174,12 +174,12 @@ def test_every_setting_has_a_flag_a_variable_a_default_that_reads_back_and_a_hel
 
 
 def test_the_dump_shows_every_setting_and_no_secret() -> None:
-    argv = ["--hf-token", "hf_x", "--read-timeout", "90s", "--served-model-name", "a", "b"]
+    argv = ["--hf-token", "hf_x", "--client-timeout", "90s", "--served-model-name", "a", "b"]
     settings = load(argv, {})
     shown = settings.dump()
     assert list(shown) == [row.name for row in TABLE]
     assert shown["hf-token"] == "***"
-    assert (shown["read-timeout"], shown["served-model-name"], shown["seed"]) == ("1m30s", ["a", "b"], None)
+    assert (shown["client-timeout"], shown["served-model-name"], shown["seed"]) == ("1m30s", ["a", "b"], None)
     assert settings.dump(masked=False)["hf-token"] == "hf_x"
 
 
@@ -232,7 +232,7 @@ def test_relative_paths_that_exist_become_absolute(tmp_path: Path, monkeypatch: 
     [
         ("allowed-headers", st.lists(st.text(max_size=20), max_size=8).map(tuple)),
         ("access-log", st.booleans()),
-        ("read-timeout", st.integers(1, 10**15).map(lambda nanoseconds: nanoseconds / 1e9)),
+        ("client-timeout", st.integers(1, 10**15).map(lambda nanoseconds: nanoseconds / 1e9)),
         ("max-tool-call-integer-param", st.integers(-(2**63), 2**63 - 1)),
         ("max-tool-call-number-param", st.floats(allow_nan=False, allow_infinity=False)),
         ("seed", st.none() | st.integers(-(2**63), 2**63 - 1)),

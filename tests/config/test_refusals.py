@@ -35,7 +35,7 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
         (["--time-factor-under-load", "0.9"], "must be at least 1.0"),
         (["--time-factor-under-load", "nan"], "must be a number"),
         (["--max-request-body-size-mb", "513"], "must be between 1 and 512"),
-        (["--read-timeout", "0"], "must be longer than 0s"),
+        (["--client-timeout", "0"], "must be longer than 0s"),
         (["--served-model-name", " "], "must not contain an empty item"),
         (["--access-log=maybe"], "must be true or false"),
         (["--kv-index-bind", "tcp://127.0.0.1:*"], "is wrong: not a ZMQ address of tcp with a port"),

@@ -27,7 +27,7 @@ from app.engine.simulated.model import SimulatedModel
 from app.text.base import Tokenizer
 from app.text.huggingface import default_tokenizer
 from config.profile import Profile
-from config.settings import KVCacheSettings, LatencySettings, ReplySettings, SchedulingSettings, Settings
+from config.settings import LatencySettings, ReplySettings, SchedulingSettings, Settings
 
 BLOCK_TOKENS = 8
 SLOT_S = 1 / SLOTS_PER_S
@@ -76,7 +76,6 @@ class Harness:
         by_priority: bool = False,
         sections: Mapping[str, Any] | None = None,
         blocks: int | None = None,
-        refuses_full: bool = False,
         clock: Any = None,
         profile: Profile | None = None,
         **latency: Any,
@@ -93,7 +92,6 @@ class Harness:
                 max_num_queued_reqs=max_unfinished,
                 scheduling_policy="priority" if by_priority else "fcfs",
             ),
-            kvcache=KVCacheSettings(kv_cache_full="refuse" if refuses_full else "wait"),
             **(sections or {}),
         )
         model = SimulatedModel(

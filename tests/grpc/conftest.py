@@ -37,6 +37,6 @@ def impatient() -> Iterator[tuple[RunningServer, Engine]]:
     """A server with one place that waits a second for clients to read, and its client."""
     from tests.grpc.client import connected
 
-    flags = ["--write-timeout", "1s", "--max-num-seqs", "1"]
+    flags = ["--client-timeout", "1s", "--max-num-seqs", "1"]
     with running_server("--grpc", *flags) as running, connected(running.port) as made:
         yield running, made

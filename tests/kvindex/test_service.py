@@ -167,7 +167,7 @@ def test_after_an_error_a_thread_goes_on(
 
 def test_backends_are_chosen_by_name() -> None:
     assert isinstance(open_backend(KVIndexSettings()), MemoryBackend)
-    costly = open_backend(KVIndexSettings(kv_index_backend="cost-aware", kv_index_memory_mb=3))
+    costly = open_backend(KVIndexSettings(kv_index_backend="cost-aware", kv_index_size=3))
     assert isinstance(costly, MemoryBackend)
     assert costly.table.weigh is weigh_bytes and costly.size().bound == 3 << 20
     shared = open_backend(KVIndexSettings(kv_index_backend="redis", kv_index_ttl=1.5))
@@ -230,7 +230,7 @@ def test_models_and_folders_that_are_named_have_tokenizers_and_no_others(tmp_pat
     index.close()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/tokenizer.json").write_text("{}")
-    index = made(kv_index_tokenizer_dir=str(tmp_path))
+    index = made(kv_index_tokenizers=(str(tmp_path),))
     with pytest.raises(TokenizerError, match="`mine` cannot be loaded"):
         index.tokenization.encode("mine", "hello")
     index.close()

@@ -21,7 +21,7 @@ from app.serving.http.errors import ApiError
 from app.serving.http.response import Response
 from app.serving.recording.exchange import Exchange, Recording
 from app.serving.recording.replay import Replay
-from config.settings import ReplaySettings, ServerSettings, Settings
+from config.settings import ServerSettings
 from tests.application import request
 from tests.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written
 
@@ -35,10 +35,10 @@ def replaying(
 ) -> Iterator[Replay]:
     """A middleware that answers from `exchanges`; settings are `given`."""
     file = written(path / "recording", exchanges)
-    recording = Recording(file, given.get("replay_match") == "nearest")
+    recording = Recording(file, given.get("replay_miss") == "nearest")
     faults = FaultInjector(Random(1), clock.now)
-    replay = Replay(recording, BodyLimits.of(ServerSettings()), faults, TimerWheel(clock), clock.now)
-    replay.on_settings(Settings(replay=ReplaySettings(replay=file, **given)))
+    body, refuses = BodyLimits.of(ServerSettings()), given.get("replay_miss") == "not-found"
+    replay = Replay(recording, body, faults, TimerWheel(clock), clock.now, refuses)
     try:
         yield replay
     finally:
@@ -120,19 +120,19 @@ def test_what_is_not_recorded_goes_on_or_is_refused(tmp_path: Path) -> None:
     with replaying(tmp_path, [exchange(chat("Hi"), (0, b"1"))], clock) as replay:
         assert replay.begin(asking(chat("Ho"))) is None
         assert replay.begin(asking(chat("Hi"), "/admin/config")) is None
-        replay.on_settings(Settings(replay=ReplaySettings(replay_miss="not-found")))
+    with replaying(tmp_path, [exchange(chat("Hi"), (0, b"1"))], clock, replay_miss="not-found") as replay:
         with pytest.raises(ApiError) as refused:
             replay.begin(asking(chat("Ho")))
         assert (refused.value.status, refused.value.type) == (404, "NotFoundError")
         assert replay.begin(asking({}, "/admin/config")) is None
         assert replay.begin(asking({}, "/v1/models", "GET")) is None
         report = replay.report()
-    assert (report["equal"], report["nearest"], report["missed"]) == (0, 0, 2)
+    assert (report["equal"], report["nearest"], report["missed"]) == (0, 0, 1)
 
 
 def test_the_nearest_answer_is_given_where_that_is_asked_for(tmp_path: Path) -> None:
     with replaying(
-        tmp_path, [exchange(chat("Hi"), (0, b"1"))], VirtualClock(), replay_match="nearest"
+        tmp_path, [exchange(chat("Hi"), (0, b"1"))], VirtualClock(), replay_miss="nearest"
     ) as replay:
         response = replay.begin(asking(chat("Ho")))
         assert response is not None

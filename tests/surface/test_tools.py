@@ -144,11 +144,11 @@ def test_vllm_s_own_constraints_hold_in_both_families(client: Client) -> None:
 
 
 def test_thoughts_are_told_apart() -> None:
-    with in_process("--reasoning-parser", "qwen3", "--reasoning-tokens", "10") as client:
+    with in_process("--reasoning-parser", "qwen3") as client:
         told = client.chat(max_tokens=60, ignore_eos=True)
         message = told["choices"][0]["message"]
         assert message["reasoning"] and message["content"]
-        assert 5 <= told["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 15
+        assert 12 <= told["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 36
         hidden = client.chat(max_tokens=60, ignore_eos=True, include_reasoning=False)
         assert hidden["choices"][0]["message"]["reasoning"] is None
         for off in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):

@@ -15,7 +15,6 @@ from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, Recorder
 from app.engine.core.beams import BeamSearch
 from app.engine.core.cache_manager import KVCacheManager
-from app.engine.core.errors import KVCacheFull
 from app.engine.core.outputs import Emit, Started, Tokens
 from app.engine.core.request import EngineRequest, Model, Reply, watches_of
 from app.engine.core.sequence import COUNTED_AS, EngineClient, Handle, emit_failure
@@ -88,7 +87,6 @@ class Engine(EngineClient):
         self._clock = clock
         self._over = Handle(self._active)
         """The handle of requests that end as they are submitted."""
-        self._refuses_full = settings.kvcache.kv_cache_full == "refuse"
 
     @property
     def running(self) -> int:
@@ -128,8 +126,6 @@ class Engine(EngineClient):
         if self._cache is not None:
             for sequence, prompt in zip(sequences, self._cache.prompts(requests), strict=True):
                 sequence.prompt = prompt
-        if self._refuses_full and not all(sequence.fits() for sequence in sequences):
-            raise KVCacheFull
         # Nothing may yield from here to the end, or other requests would take the slots.
         self.check_admission(len(sequences), first.adapter)
         if first.observers:

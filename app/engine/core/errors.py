@@ -32,12 +32,6 @@ class QueueFull(EngineError):
     text = "The waiting requests queue is full: {} wait already; retry later."
 
 
-class KVCacheFull(EngineError):
-    """The prompt does not fit into the KV cache now, and `kv-cache-full` forbids waiting."""
-
-    text = "The KV cache has too few free blocks for the prompt; retry later."
-
-
 class PromptExceedsCache(EngineError):
     text = "The prompt of {} tokens exceeds the KV cache of {} tokens."
 

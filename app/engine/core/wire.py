@@ -48,7 +48,6 @@ class EngineProcessOptions(Struct, frozen=True, kw_only=True, omit_defaults=True
     int_hashes: bool = True
     """KV events carry hashes as 64-bit numbers; if False, as bytes."""
     seed: int | None = None
-    threads: int | None = None
     """Threads of torch; None: one per core."""
     kv_events: PublisherSettings | None = None
     log_level: str = "INFO"

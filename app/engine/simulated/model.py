@@ -82,6 +82,8 @@ def own_logprob(position: int) -> float:
 
 
 TRIES = 4
+THOUGHT_TOKENS = 12, 36
+"""Fewest and most tokens of thoughts."""
 """Texts drawn to find one that fits the limit."""
 USUAL_SIZE = 160
 """Characters of a text that a grammar derives, where the grammar leaves the choice."""
@@ -266,11 +268,10 @@ class SimulatedModel:
 
     def _thoughts(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns a reasoning model's thoughts, which may use up the limit or meet a stop."""
-        mean = self._settings.reply.reasoning_tokens
         most = request.max_tokens
         if request.thinking_budget is not None:
             most = min(most, request.thinking_budget)
-        tokens, count = chooser(request, self._tokenizer), rng.randint((mean + 1) // 2, mean + mean // 2)
+        tokens, count = chooser(request, self._tokenizer), rng.randint(*THOUGHT_TOKENS)
         if tokens is not None and request.sampling is not None and request.sampling.allowed_token_ids:
             count = most  # the end of thoughts is not among the allowed tokens
         count = min(count, most)

@@ -23,7 +23,6 @@ KNOWN_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = MappingProxy
         engine.Draining: http.unavailable,
         engine.TooManyRequests: http.unavailable,
         engine.QueueFull: http.too_many,
-        engine.KVCacheFull: http.retryable,
         engine.PromptExceedsCache: bad_request,
         engine.Aborted: http.unavailable,
         engine.EngineDead: internal,

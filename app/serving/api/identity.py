@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from app.serving.http.context import RequestContext
 from app.serving.protocol.common import KVTransferParams
 from app.serving.protocol.validation import GenerationRequest
+from config import VLLM_VERSION
 from config.settings import ServerSettings, Settings
 
 
@@ -82,7 +83,7 @@ def system_fingerprint(settings: Settings) -> str | None:
     sizes = {"tp": model.tensor_parallel_size, "dp": settings.server.data_parallel_size}
     groups = [f"{name}{size}" for name, size in sizes.items() if mode == "full" and size > 1]
     made_of = f"{model.model} {model.max_model_len}".encode()
-    return "-".join(["vllm", model.vllm_version, *groups, f"{crc32(made_of):08x}"])
+    return "-".join(["vllm", VLLM_VERSION, *groups, f"{crc32(made_of):08x}"])
 
 
 def pod_headers(server: ServerSettings) -> dict[str, str]:

@@ -57,9 +57,7 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     app.caches.append(lambda: tokenizer.caches)
     ready = reports.readiness(engine, clock, settings.server.startup_duration)
     app.add_routes("memory", reports.memory_routes(app.caches))
-    app.add_routes(
-        "health", reports.health_routes(lambda: True, ready, ServerLoad(False), settings.model.vllm_version)
-    )
+    app.add_routes("health", reports.health_routes(lambda: True, ready, ServerLoad(False)))
     app.add_routes("metrics", reports.metrics_routes(Exposition([families, http.text], http.process_text)))
     app.add_routes("root", openapi.root_routes(lambda: app.routes, {"plays": "an index of KV blocks"}))
     if not settings.api.disable_fastapi_docs:

@@ -30,7 +30,7 @@ class BodyLimits:
 
     @classmethod
     def of(cls, server: ServerSettings) -> BodyLimits:
-        return cls(server.max_request_body_size_mb << 20, server.read_timeout, server.max_json_values)
+        return cls(server.max_request_body_size_mb << 20, server.client_timeout, server.max_json_values)
 
     def read(self, context: RequestContext) -> bytes:
         """Returns the whole body.

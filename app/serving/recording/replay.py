@@ -28,7 +28,6 @@ from app.serving.recording.exchange import (
     masked_pieces,
     sendable,
 )
-from config.settings import Settings
 
 PREFIXES = ("/v1/", "/v2/", "/inference/")
 """Paths with counted misses; `replay-miss: not-found` answers 404 to them."""
@@ -46,7 +45,10 @@ CHUNK_STEPS = 8
 
 
 class Replay(Middleware):
-    """Answers requests from `recording`. `wheel` and `now` (monotonic seconds) time the chunks."""
+    """Answers requests from `recording`. `wheel` and `now` (monotonic seconds) time the chunks.
+
+    With `refuses`, 404 answers a miss.
+    """
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class Replay(Middleware):
         faults: FaultInjector,
         wheel: TimerWheel,
         now: Callable[[], float],
+        refuses: bool = False,
     ) -> None:
         self.recording = recording
         self.equal = self.alike = self.missed = 0
@@ -63,10 +66,7 @@ class Replay(Middleware):
         self._faults = faults
         self._wheel = wheel
         self._now = now
-        self._refuses = False
-
-    def on_settings(self, settings: Settings) -> None:
-        self._refuses = settings.replay.replay_miss == "not-found"
+        self._refuses = refuses
 
     def report(self) -> dict[str, object]:
         lines = sorted(self.recording.given.items())

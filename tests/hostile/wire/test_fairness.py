@@ -19,7 +19,7 @@ ITL_S = 0.01
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    flags = ("--inter-token-latency", "10ms", "--write-timeout", "1s", "--max-request-body-size-mb", "8")
+    flags = ("--inter-token-latency", "10ms", "--client-timeout", "1s", "--max-request-body-size-mb", "8")
     with stressed_server(*flags) as running:
         yield running
 

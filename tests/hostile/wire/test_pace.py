@@ -19,7 +19,7 @@ READ_TIMEOUT_S = 1.0
 KEEP_ALIVE_S = 2.0
 FLAGS = (
     *("--time-to-first-token", "250ms", "--inter-token-latency", "5ms"),
-    *("--read-timeout", "1s", "--keep-alive-timeout", "2s"),
+    *("--client-timeout", "1s", "--keep-alive-timeout", "2s"),
 )
 
 

@@ -58,7 +58,7 @@ def files(tmp_path: Path) -> Files:
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, Files]]:
     """A server that all may ask, and its certificate."""
     files = files_in(tmp_path_factory.mktemp("tls")).make()
-    fields = {"served_model_name": "tiny", "write_timeout": "500ms", "max_model_len": "200000"}
+    fields = {"served_model_name": "tiny", "client_timeout": "500ms", "max_model_len": "200000"}
     with running_gunicorn(env=files.env(inter_token_latency="5ms", **fields)) as server:
         yield server, files
         assert not errors(server)

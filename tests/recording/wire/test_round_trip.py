@@ -141,7 +141,7 @@ def test_a_client_that_takes_no_bytes_of_a_replay_is_cut_off(
     tmp_path: Path, pieces: list[tuple[float, bytes]]
 ) -> None:
     path = written(tmp_path / "r", [exchange(chat("Hi"), *pieces)])
-    flags = ("--force-dummy-tokenizer", "--write-timeout", "0.3s", "--graceful-timeout", "40s")
+    flags = ("--force-dummy-tokenizer", "--client-timeout", "0.3s", "--graceful-timeout", "40s")
     with running_server(*flags, "--replay", path) as server, Wire(server.port, receive_buffer=4096) as wire:
         wire.post(chat("Hi"), CHAT)
         wire.begin().close()

@@ -16,6 +16,7 @@ from app.serving.faults.injector import AuditReport
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, probe
+from config import VLLM_VERSION
 from config.plugins import API
 
 
@@ -51,9 +52,7 @@ def action(operation: str, work: Work) -> Route:
     return Route(methods=(method,), path=path, handle=handle)
 
 
-def health_routes(
-    healthy: Callable[[], bool], ready: Callable[[], bool], load: ServerLoad, vllm_version: str
-) -> list[Route]:
+def health_routes(healthy: Callable[[], bool], ready: Callable[[], bool], load: ServerLoad) -> list[Route]:
 
     def health(context: RequestContext) -> Response:
         """200 as long as the process serves at all; 503 while a separate engine process is gone."""
@@ -65,7 +64,7 @@ def health_routes(
 
     def version(context: RequestContext) -> Response:
         """The emulated vLLM version."""
-        return json_response({"version": vllm_version})
+        return json_response({"version": VLLM_VERSION})
 
     def server_load(context: RequestContext) -> Response:
         """Requests being answered now; always 0 unless tracking is on."""

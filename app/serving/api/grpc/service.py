@@ -49,6 +49,7 @@ from app.serving.http.rpc import RpcCode, RpcMethod, RpcOutcome, RpcResponse, Rp
 from app.serving.protocol.pooling import EmbeddingRequest
 from app.serving.protocol.validation import check_prompt_length
 from app.text.base import Tokenizer
+from config import VLLM_VERSION
 from config.settings import ModelSettings, Settings
 
 health: Proto = health_pb2
@@ -160,8 +161,8 @@ class ServerFacts:
             utilization=min(1.0, running / most.max_num_seqs),
             max_running_requests=most.max_num_seqs,
         )
-        now, version = datetime.now(UTC).isoformat(), settings.model.vllm_version
-        return engine.GetLoadsResponse(timestamp=now, version=version, dp_rank_count=1, loads=[load])
+        now = datetime.now(UTC).isoformat()
+        return engine.GetLoadsResponse(timestamp=now, version=VLLM_VERSION, dp_rank_count=1, loads=[load])
 
     def _flush_cache(self, asked: Proto) -> Message:
         """Empties the cache once nothing runs. Waits up to `timeout_s`, at most `LONGEST_WAIT_S`."""
