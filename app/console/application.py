@@ -1,22 +1,24 @@
-"""The console's assembly and its routes below /admin; imported only when the console is enabled."""
+"""The console: its assembly, its feed of frames, its routes below /admin; imported only when enabled."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from reprlib import Repr
 from typing import TYPE_CHECKING
 
+import gevent
 import msgspec
+from gevent.queue import Queue
 from msgspec import Struct
 from msgspec.structs import fields
 
 from app.base.clock.clock import Clock
 from app.base.clock.streams import Streams
 from app.console import page
-from app.console.bars import Bar, Origin, RequestBars
-from app.console.feed import Feed
+from app.console.bars import Bar, Origin, RequestBars, event_of
 from app.console.load import Generator, LoadPlan
 from app.console.observer import Observer
 from app.engine.core.cache_manager import KVCacheManager
@@ -28,9 +30,10 @@ from app.serving.api.admin.config import PeerRanks
 from app.serving.api.admin.lifecycle import routes as lifecycle_routes
 from app.serving.flask.application import Understudy
 from app.serving.http.body import BodyLimits
+from app.serving.http.connection import Connection
 from app.serving.http.context import RequestContext
-from app.serving.http.errors import malformed, not_found
-from app.serving.http.response import EVENT_STREAM, Response, json_response
+from app.serving.http.errors import malformed, not_found, unavailable
+from app.serving.http.response import EVENT_STREAM, Response, StreamingBody, json_response
 from app.serving.http.route import Route, get, post
 from app.serving.middleware.stack import Middleware
 from app.text.base import Tokenizer
@@ -41,6 +44,7 @@ from config.settings import ServerSettings, Setting
 if TYPE_CHECKING:
     from app.engine.kvcache.publisher import Publisher
 
+log = logging.getLogger(__name__)
 OURS = ("/admin", "/console")
 """Path prefixes that the console does not show."""
 ROOT = "/admin/console"
@@ -56,6 +60,119 @@ UNSHOWN = frozenset(
 )
 """Request fields that are no settings, or are shown elsewhere."""
 ACTIONS = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache")
+
+
+EVERY_S = 0.25
+MOST_CONSOLES = 8
+MOST_WAITING = 16
+"""Most events that wait for one browser: four seconds."""
+PATIENCE_S = 30.0
+"""Seconds without reading after which a browser is cut off."""
+
+
+class ClientQueue(StreamingBody):
+    """The events for one browser: an endless body, read by the greenlet of its request.
+
+    Frames hold only changes, so a browser that lost one gets a whole picture again.
+    """
+
+    __slots__ = ("_connection", "_leave", "_queue", "_taken_s", "lost")
+
+    def __init__(self, leave: Callable[[ClientQueue], None], connection: Connection | None) -> None:
+        super().__init__()
+        self._leave, self._connection = leave, connection
+        self._queue: Queue[bytes] = Queue(MOST_WAITING)
+        self._taken_s = time.monotonic()
+        self.lost = True
+        """The client needs a picture before another frame."""
+
+    def put(self, data: bytes) -> None:
+        """Queues an event; without room the whole queue is dropped. Cuts off a browser that does not read."""
+        self.lost = self._queue.full()
+        if not self.lost:
+            self._queue.put_nowait(data)
+            return
+        self._queue.queue.clear()
+        if time.monotonic() - self._taken_s > PATIENCE_S:
+            if self._connection is not None:
+                self._connection.shut()
+            self.leave()
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b""  # status line and headers leave now
+        if self._connection is not None:
+            self._connection.watch(self.leave)
+        for data in self._queue:
+            self._taken_s = time.monotonic()
+            self.bytes_sent += len(data)
+            yield data
+
+    def leave(self) -> None:
+        if not self.gone:
+            self.gone = True
+            self._leave(self)
+            self._queue.queue.clear()
+            self._queue.put_nowait(StopIteration)
+
+    def close(self) -> None:
+        self.leave()
+        if self._connection is not None:
+            self._connection.unwatch()
+
+
+class Feed:
+    """Frames for all open pages, encoded once; runs the observer while any client queue is open."""
+
+    def __init__(
+        self, observer: Observer, server: Callable[[], Mapping[str, object]], every_s: float = EVERY_S
+    ) -> None:
+        """`server` returns the server's part of a picture."""
+        self._observer, self._server, self._every_s = observer, server, every_s
+        self._boxes: list[ClientQueue] = []
+        self._greenlet: gevent.Greenlet | None = None
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+    def open(self, connection: Connection | None = None) -> ClientQueue:
+        """Returns the queue of one more browser. Raises ApiError with status 503 above `MOST_CONSOLES`."""
+        if len(self._boxes) >= MOST_CONSOLES:
+            raise unavailable(f"There are {MOST_CONSOLES} consoles already; close one of them.")
+        box = ClientQueue(self._leave, connection)
+        self._boxes.append(box)
+        if not self._observer.is_open:
+            self._observer.begin()
+        if self._greenlet is None:
+            self._greenlet = gevent.spawn(self._run)
+        return box
+
+    def close(self) -> None:
+        for box in list(self._boxes):
+            box.leave()
+
+    def _leave(self, box: ClientQueue) -> None:
+        if box in self._boxes:
+            self._boxes.remove(box)
+            if not self._boxes:
+                self._observer.end()
+
+    def _run(self) -> None:
+        while self._boxes:
+            try:
+                self._send()
+            except Exception:
+                log.exception("a frame of the console could not be made")
+                self.close()
+            gevent.sleep(self._every_s)
+        self._greenlet = None
+
+    def _send(self) -> None:
+        data = event_of("frame", self._observer.frame())
+        picture = b""
+        for box in list(self._boxes):  # none if all browsers left during a pause
+            if box.lost and not picture:
+                picture = event_of("picture", self._observer.picture(self._server()))
+            box.put(picture if box.lost else data)
 
 
 class ConsoleWatch(Middleware):
@@ -86,7 +203,6 @@ class Console:
         cache: KVCacheManager | None,
         publisher: Publisher | None,
     ) -> None:
-        """`server`: the settings of this rank."""
         self._live, self._server, self._engine, self._cache = live, server, engine, cache
         self._lifecycle = lifecycle
         self._publishes = publisher is not None
@@ -217,32 +333,19 @@ def describe(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
 
 
 def shown(value: object) -> object:
-    """Returns numbers unchanged, other values as text of at most `SHOWN_SETTING` characters."""
+    """Returns numbers unchanged, other values as text of at most `SHOWN_SETTING` characters.
+
+    Only the beginning of a long value is read, and of a struct the fields that are not the defaults.
+    """
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    return str(value if isinstance(value, str) else _BRIEF.repr(value))[:SHOWN_SETTING]
-
-
-class _Brief(Repr):
-    """Writes the beginning of a value, without reading the whole; of structs only changed fields."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel, self.maxstring, self.maxother = 3, SHOWN_SETTING, SHOWN_SETTING
-        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = SHOWN_ITEMS
-
-    def repr1(self, x: object, level: int) -> str:
-        if not isinstance(x, Struct):
-            return super().repr1(x, level)
-        if not level:
-            return "..."
-        given = ((field.name, getattr(x, field.name), field.default) for field in fields(x))
-        return ", ".join(
-            f"{name}: {self.repr1(it, level - 1)}" for name, it, usual in given if it not in (usual, {})
-        )
-
-
-_BRIEF = _Brief()
+    if isinstance(value, Struct):
+        given = ((field.name, getattr(value, field.name), field.default) for field in fields(value))
+        value = {name: it for name, it, usual in given if it not in (usual, {})}
+    brief = Repr()
+    brief.maxlevel, brief.maxstring, brief.maxother = 3, SHOWN_SETTING, SHOWN_SETTING
+    brief.maxdict = brief.maxlist = brief.maxtuple = brief.maxset = brief.maxfrozenset = SHOWN_ITEMS
+    return str(value if isinstance(value, str) else brief.repr(value))[:SHOWN_SETTING]
 
 
 def knob_of(row: Setting, live: LiveSettings) -> dict[str, object]:

@@ -1,27 +1,104 @@
-"""Every choice of every request as a bar: its phase, its progress, its end; and the map of KV blocks.
+"""What the page shows: frames of changes, the bars of all choices, and the map of KV blocks.
 
-Observers report the requests that arrive while a page is open; earlier ones are found in the engine.
-Each frame reads the progress from the sequences, so that a token costs nothing.
+The page gets a whole picture once, then a frame of changes four times a second. Both are JSON; frequent rows
+have positions instead of names. Times are milliseconds of the server's clock since the picture's `began`.
+
+A bar is one choice of one request, named by its number: its phase, its progress, its end. Observers report
+the requests that arrive while a page is open; earlier ones are found in the engine. Each frame reads the
+progress from the sequences, so that a token costs nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
 
 from cachetools import LRUCache
 from msgspec import Struct
+from msgspec.json import Encoder
 
-from app.console.frames import EndRow, Frame, NewBar
 from app.engine.core.batch import Phase, SequenceStatus
 from app.engine.core.request import EngineRequest, SequenceOutcome, Watch
 from app.engine.core.sequence import EngineClient, Sequence
 from app.engine.kvcache.block_pool import BlockObserver
 from app.engine.kvcache.cache import KVCache
 from app.serving.http.context import RequestContext, client_name
+
+FIGURES = (
+    "running", "waiting", "cache_usage", "preemptions", "generated", "prompt", "cached", "queries", "hits",
+    "stop", "length", "abort", "error", "repetition",
+)  # fmt: skip
+"""Names of the numbers in `Frame.figures`; a finish reason names a count of requests."""
+
+NewBar = tuple[int, str, int, int, int, float, str | None, str, int]
+"""Number, request id, choice, prompt tokens, max_tokens, arrival, adapter, path, n."""
+PhaseRow = tuple[int, int, float, int]
+"""Number, phase, its start, preemptions."""
+EndRow = tuple[int, str, float, int, int, float | None, float | None, float | None]
+"""Number, finish reason, end, tokens, cached tokens; times of the first schedule, first and last token."""
+StepRow = tuple[float, float, int, int, int]
+"""Start, duration, prefill tokens, decode tokens, sequences."""
+EventRow = tuple[str, int, int, int, str, str]
+"""Kind, message number, blocks, tokens, hash of the first block, adapter."""
+
+
+class Frame(Struct, kw_only=True, omit_defaults=True):
+    """Changes since the last frame."""
+
+    at: float
+    state: str = "serving"
+    figures: list[float] = []
+    new: list[NewBar] = []
+    phases: list[PhaseRow] = []
+    tokens: list[int] = []
+    """Pairs, flat: number, output tokens."""
+    computed: list[int] = []
+    """Pairs, flat: number, computed prompt tokens."""
+    chunks: list[float] = []
+    """Pairs, flat: number, time at which a prefill chunk that was not the last one ended."""
+    held: list[int] = []
+    """Pairs, flat: number, KV blocks."""
+    ended: list[EndRow] = []
+    steps: list[StepRow] = []
+    blocks: list[int] = []
+    """Triples, flat: block, state (`FREE` to `SHARED`), bar that took the block last."""
+    firsts: list[int] = []
+    """Pairs, flat: bar, its first block. Bars with the same first block share a prefix."""
+    evicted: list[int] = []
+    events: list[EventRow] = []
+    ttft: list[int] = []
+    """Counts of all buckets, when one has changed."""
+    itl: list[int] = []
+    adapters: dict[str, int] | None = None
+    """Running requests by adapter, for adapters in memory."""
+    load: Mapping[str, object] | None = None
+    """State of the load generator."""
+
+
+class Picture(Struct, kw_only=True):
+    """Everything that a new page needs; frames continue from here."""
+
+    version: int = 1
+    began: float
+    """Moment 0 in Unix seconds."""
+    server: Mapping[str, object]
+    """Constants of the server: model, limits, ranks."""
+    names: tuple[str, ...] = FIGURES
+    ttft_bounds: Iterable[float]
+    itl_bounds: Iterable[float]
+    frame: Frame
+    """The whole state, as one frame."""
+
+
+_encode = Encoder().encode
+
+
+def event_of(kind: str, item: Frame | Picture) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + _encode(item) + b"\n\n"
+
 
 OVER_BYTES = 8 << 20
 """Memory for ended requests whose details the page can still get."""
@@ -64,11 +141,9 @@ class Bar(Struct, gc=False, eq=False):
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory."""
         return BAR_BYTES + TOKEN_BYTES * (len(self.request.prompt_ids) + self.tokens)
 
     def row(self, began_s: float) -> NewBar:
-        """Returns the row that begins this bar in a frame."""
         it = self.request
         arrival_ms = in_ms(it.arrival_s - began_s)
         return (
@@ -116,7 +191,6 @@ class RequestBars:
         return partial(self._finish, bar)
 
     def refused(self, context: RequestContext, status: int) -> None:
-        """Adds a bar for a request that never reached the engine."""
         request = EngineRequest(
             request_id=context.request_id[:MOST_CHARACTERS], index=0, model="", prompt_ids=(), echo_text="",
             max_tokens=0, limited=False, arrival_s=context.arrival_s,

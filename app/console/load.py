@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import cycle, islice
 from random import Random
 from typing import Annotated
@@ -65,20 +65,19 @@ class Generator:
         """Starts to send requests. Raises ApiError with status 400 for a plan that cannot run."""
         settings = self._live.current
         most = settings.model.max_model_len
-        if settings.model.task != "generate":
-            raise bad_request("The load generator asks for completions, which this server has not.")
-        if settings.tls.enabled:
-            raise bad_request("The load generator does not speak TLS.")
-        if plan.prompt_tokens + plan.output_tokens > most:
-            raise bad_request(f"Prompt and reply have more than max-model-len tokens, {most}.")
-        if plan.shared >= plan.prompt_tokens and plan.groups:
-            raise bad_request("A prompt must have more tokens than it shares.")
+        for refused, reason in (
+            (settings.model.task != "generate", "asks for completions, which this server has not"),
+            (settings.tls.enabled, "does not speak TLS"),
+            (plan.prompt_tokens + plan.output_tokens > most, f"sends at most max-model-len tokens, {most}"),
+            (plan.groups and plan.shared >= plan.prompt_tokens, "needs prompts longer than what they share"),
+        ):
+            if refused:
+                raise bad_request(f"The load generator {reason}.")
         self.end()
         self._plan, self._counts, self._running = plan, LoadCounts(), Pool(MOST_IN_FLIGHT)
         self._greenlet = gevent.spawn(self._play, plan, self._counts)
 
     def end(self) -> None:
-        """Sends no more requests, and cuts off the running ones."""
         self._counts.active = False
         self._greenlet.kill(block=False)
         self._running.kill(block=False)
@@ -94,18 +93,18 @@ class Generator:
         """Greenlet: due times are absolute, so that the time to send does not lower the rate."""
         words = self._tokenizer.encode(" ".join(sample_sentences()))
 
-        def cut(tokens: int) -> Iterable[int]:
+        def cut(tokens: int) -> list[int]:
             """Returns tokens from a random place of the text, which wraps around."""
             first = self._rng.randrange(len(words))
-            return islice(cycle(words), first, first + tokens)
+            return list(islice(cycle(words), first, first + tokens))
 
-        begins = [list(cut(plan.shared)) for _ in range(plan.groups)]
+        begins = [cut(plan.shared) for _ in range(plan.groups)]
         due_s = begun_s = time.monotonic()
         while (due_s := due_s + self._rng.expovariate(plan.rate)) < begun_s + plan.seconds:
             gevent.sleep(max(0.0, due_s - time.monotonic()))
             begin = self._rng.choice(begins) if begins else []
-            prompt = [*begin, *cut(plan.prompt_tokens - len(begin))]
             counts.sent += 1
+            prompt = begin + cut(plan.prompt_tokens - len(begin))
             self._running.spawn(self._ask, prompt, plan.output_tokens, counts)
         self._running.join()
         counts.active = False
@@ -119,11 +118,9 @@ class Generator:
         data = msgspec.json.encode({**body, "ignore_eos": True})
         try:
             status, _ = exchange(self._address, "POST", COMPLETIONS, data, LONGEST_S, headers)
-        except OSError as error:
-            counts.error = repr(error)
-            counts.failed += 1
-            return
-        counts.answered += status == 200
-        if status != 200:
-            counts.error = f"status {status}"
-            counts.failed += 1
+            error = "" if status == 200 else f"status {status}"
+        except OSError as failed:
+            error = repr(failed)
+        counts.answered += not error
+        counts.failed += bool(error)
+        counts.error = error or counts.error

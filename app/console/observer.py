@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from app.base.metrics.recorder import Figures
-from app.console.bars import BlockMap, RequestBars, in_ms
-from app.console.frames import FIGURES, EventRow, Frame, Picture, StepRow
+from app.console.bars import FIGURES, BlockMap, EventRow, Frame, Picture, RequestBars, StepRow, in_ms
 from app.engine.core.batch import Batch, Phase
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
@@ -167,7 +166,6 @@ class Observer:
 
     @property
     def state(self) -> str:
-        """Lifecycle state set by an operator."""
         if self._lifecycle.is_sleeping:
             return "sleeping"
         if self._engine.draining:
@@ -175,7 +173,6 @@ class Observer:
         return "paused" if self._lifecycle.paused else "serving"
 
     def summary(self) -> Mapping[str, object]:
-        """Returns the figures by name, for pages of other ranks."""
         figures = self._engine.recorder.figures()
         return {"state": self.state, **dict(zip(FIGURES, numbers_of(figures), strict=True))}
 

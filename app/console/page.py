@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.json import Encoder
 
-from app.console.frames import Frame, Picture
+from app.console.bars import Frame, Picture
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import not_found
 from app.serving.http.response import Response

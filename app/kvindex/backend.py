@@ -65,7 +65,6 @@ class Holders:
 
     @property
     def one_group_each(self) -> bool:
-        """True if no engine has more than one group."""
         return len(self._groups) == len(self)
 
     @property
@@ -101,7 +100,6 @@ class Holders:
         return known
 
     def find(self, source: IndexedEngine, group: int) -> int | None:
-        """Returns the bit of a group; None for an unknown group."""
         return self._groups.get(source, {}).get(group)
 
     def groups(self, source: IndexedEngine) -> dict[int, int]:
@@ -141,7 +139,6 @@ class Holders:
                 _drop(self._adapters, adapter, number)
 
     def serves(self, adapter: str, number: int) -> None:
-        """Notes that a holder has blocks of an adapter."""
         self._adapters[adapter] = self._adapters.get(adapter, 0) | 1 << number
 
     def mask(self, model: str, pods: Collection[str] = ()) -> int:
@@ -218,7 +215,6 @@ def without_holder(copies: Copies, tier: int | None, bit: int) -> Copies:
 
 
 def anywhere(copies: Iterable[int]) -> int:
-    """Returns the mask of holders in any tier."""
     mask = 0
     for one in copies:
         mask |= one
@@ -313,7 +309,6 @@ class Outcome(Struct):
     applied: bool = True
 
     def add(self, later: Outcome) -> None:
-        """Adds the outcome of a later part."""
         self.added += later.added
         self.removed += later.removed
         self.unknown += later.unknown

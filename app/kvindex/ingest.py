@@ -232,7 +232,6 @@ class Ingest:
         return keys
 
     def _before(self, source: IndexedEngine, new: NewBlocks, parent: int | None, known: Known) -> int | Tail:
-        """Returns the request key, or the tail, before an event's first block."""
         if parent is None:
             return self._request_keys.root(new.adapter or source.model)
         tail = self.tails.get((source, new.group, parent))

@@ -134,7 +134,6 @@ class BlockTable:
         return key in self._segment_of[key & PLACE]
 
     def __iter__(self) -> Iterator[tuple[int, Copies]]:
-        """Yields all blocks with copies, in arbitrary order."""
         everything = chain.from_iterable(each.items() for each in self._segment_of)
         return ((key, segment.blocks[key]) for key, segment in everything)
 
@@ -204,7 +203,6 @@ class BlockTable:
             self._grow(segment, weight * len(some))
 
     def use(self, segment: WeightedBlocks | None) -> None:
-        """Marks a segment as used, after its blocks were stored again."""
         if segment is not None:
             self._grow(segment, 0)
 

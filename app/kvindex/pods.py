@@ -51,7 +51,6 @@ ANY_HOST = "*"
 
 
 def host_of(endpoint: str) -> str:
-    """Returns the host of a tcp address, unchanged."""
     return endpoint.rpartition("://")[2].rpartition(":")[0]
 
 
@@ -233,12 +232,10 @@ class PodTracker:
             self.due.pop(pod, None)
 
     def forget(self, pod: str) -> None:
-        """Stops tracking the pod."""
         self._connections.pop(pod, None)
         self.due.pop(pod, None)
 
     def opened(self, connection: Hashable) -> None:
-        """Notes that the connection is open (again)."""
         self._closed.discard(connection)
         for pod in self._pods(connection):
             self.due.pop(pod, None)
@@ -250,7 +247,6 @@ class PodTracker:
             self._connections[pod] = None
 
     def closed(self, connection: Hashable, now: float) -> None:
-        """Notes that the connection was closed; its pods are gone after the grace time."""
         self._closed.add(connection)
         for pod in self._pods(connection):
             self.due.setdefault(pod, now + self._grace_s)

@@ -194,7 +194,6 @@ class Pool:
             pod.shard.add(pod, None)
 
     def run(self, shard: Shard) -> None:
-        """Greenlet: handles the messages of a shard for ever."""
         while True:
             shard.wake.wait()
             self.work(shard)
@@ -363,7 +362,6 @@ class EngineStream:
         return possible and self._address(message) is not None
 
     def _address(self, message: PublishedMessage) -> str | None:
-        """Returns the address that replays this engine's batches; None if unknown."""
         address, rank = message.replay, self._source.rank
         if address is None or not message.per_rank or not rank:
             return address

@@ -203,7 +203,6 @@ class RedisBackend(Backend):
 
 
 def redis_url(url: str) -> str:
-    """Converts the URL to a scheme of redis-py."""
     for scheme, other in _SCHEMES.items():
         if url.startswith(scheme):
             return other + url.removeprefix(scheme)

@@ -51,7 +51,6 @@ class TierWeights(Struct, frozen=True):
         return self.by_tier.get(tier, self.unknown)
 
     def order(self, tiers: Sequence[str]) -> list[int]:
-        """Returns the positions of tiers, highest weight first."""
         return sorted(range(len(tiers)), key=lambda at: -self.of(tiers[at]))
 
 

@@ -104,12 +104,10 @@ class Subscriber:
 
     @property
     def address(self) -> str | None:
-        """The address that pods connect to, with the port in use."""
         return address_of(self._lines[None].socket) if None in self._lines else None
 
     @property
     def targets(self) -> list[PodEndpoint]:
-        """Connected targets, reachable or not."""
         return [target for target in self._lines if target is not None]
 
     def open(self, context: Context) -> None:
@@ -140,7 +138,6 @@ class Subscriber:
         return done + len(gone) > 0
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until there may be something to read. Other greenlets run meanwhile."""
         waiting = poll()
         for socket, _ in self._poller.sockets:
             waiting.register(socket.fileno(), POLLIN)

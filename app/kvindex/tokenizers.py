@@ -149,7 +149,6 @@ class Discovery:
         self._scanning = monkey.get_original("threading", "Lock")()
 
     def find(self, model: str) -> Path | None:
-        """Returns the tokenizer file of `model`, after a scan if due; None if no file was found."""
         with self._scanning:
             if model not in self._found and self._now() >= self._scan_from_s:
                 self._found = discover(self._directory)

@@ -211,7 +211,6 @@ class Guard(Struct):
         return policy
 
     def report(self) -> dict[str, float]:
-        """Returns the counters for GET /admin/plugins."""
         return {
             "in_use": self.in_use,
             "calls": self.calls,
@@ -274,7 +273,6 @@ def _check_headers(headers: Mapping[str, str]) -> None:
 
 
 def _instance(given: object, kind: type[T]) -> T:
-    """Returns `given`. TypeError unless it is an instance of `kind`."""
     if not isinstance(given, kind):
         raise TypeError(f"gave {type(given).__name__}, not {kind.__name__}")
     return given
@@ -324,7 +322,6 @@ class PluginRegistry:
         }
 
     def replies(self, worded: Worded) -> list[ReplySource]:
-        """Sources of replies, in the order of their calls."""
         return self._made("reply", lambda hook, guard: guard.checked(hook, partial(reply_of, worded)))
 
     def length(self) -> LengthSource | None:
@@ -338,7 +335,6 @@ class PluginRegistry:
         return first if sources else None
 
     def faults(self) -> list[FaultSource]:
-        """Sources of faults, in the order of their calls."""
         return self._made("fault", lambda hook, guard: guard.checked(hook, partial(_fault_of, guard.plugin)))
 
     def families(self) -> list[Families]:
@@ -419,7 +415,6 @@ class PluginRegistry:
 
 
 def registry_of(settings: Settings) -> PluginRegistry:
-    """The plugins of a command. Raises ConfigError as `PluginRegistry`."""
     streams = Streams(settings.reply.seed, 0)
     return PluginRegistry(settings.PLUGINS, lambda: settings, streams, time.monotonic)
 

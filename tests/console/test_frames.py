@@ -9,11 +9,10 @@ from unittest.mock import Mock
 import gevent
 import pytest
 
+from app.console import application as feeds
 from app.console import bars
-from app.console import feed as feeds
-from app.console.bars import Origin
-from app.console.feed import ClientQueue, Feed
-from app.console.frames import Frame
+from app.console.application import ClientQueue, Feed
+from app.console.bars import Frame, Origin
 from app.engine.core.batch import Phase
 from tests.console.watched import Page, Watched, quick_profile
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from app.console.bars import FREE, Origin
-from app.console.frames import FIGURES, Frame, Picture, event_of
+from app.console.bars import FIGURES, FREE, Frame, Origin, Picture, event_of
 from app.console.observer import Observer
 from app.engine.core.lifecycle import Lifecycle
 from config.datasheet import profile_of

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
-from app.console.frames import FIGURES, Frame, Picture
+from app.console.bars import FIGURES, Frame, Picture
 from app.console.page import report_of
 from app.engine.core.batch import Batch, Phase
 from app.lab.fidelity.pod import OfflineRequest, Pod

@@ -134,7 +134,6 @@ class RuleState:
         return groups if chance >= 1 or rng.random() < chance else None
 
     def fault(self, request: MatchedRequest, rng: Random, now_s: float) -> Fault | None:
-        """Returns the fault for this request; None without a fault or when its turn has not come."""
         if self._fault is None:
             return None
         return self._fault.fault_for(request.facts, rng, now_s)
@@ -356,7 +355,6 @@ class ScriptSet:
 
 
 def stamp_of(path: str) -> Stamp | None:
-    """Returns the stamp of a file; None if the file cannot be read."""
     try:
         at = Path(path).stat()
     except OSError:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import requests
 
-from app.console.feed import MOST_CONSOLES
-from app.console.frames import FIGURES
+from app.console.application import MOST_CONSOLES
+from app.console.bars import FIGURES
 from tests.remote.served import new_peer, served
 from tests.running_server import RunningServer, running_gunicorn, running_server
 
