@@ -29,9 +29,8 @@ from app.engine.core.sequence import EngineClient
 from app.serving.api.admin.config import PeerRanks
 from app.serving.api.admin.lifecycle import routes as lifecycle_routes
 from app.serving.flask.application import Understudy
-from app.serving.http.body import BodyLimits
 from app.serving.http.connection import Connection
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import malformed, not_found, unavailable
 from app.serving.http.response import EVENT_STREAM, Response, StreamingBody, json_response
 from app.serving.http.route import Route, get, post

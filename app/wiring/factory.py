@@ -48,7 +48,7 @@ from app.serving.faults.injector import FaultAudit, FaultInjector
 from app.serving.flask.application import Understudy
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.ranks import handed_over
-from app.serving.http.body import BodyLimits
+from app.serving.http.context import BodyLimits
 from app.serving.http.response import json_response
 from app.serving.http.route import get
 from app.serving.middleware.access import ApiKeys, Cors, ForeignPages

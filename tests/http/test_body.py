@@ -11,8 +11,7 @@ import pytest
 from gunicorn.http.body import Body, ChunkedReader
 from gunicorn.http.unreader import IterUnreader
 
-from app.serving.http.body import BodyLimits
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError
 from tests.application import request
 

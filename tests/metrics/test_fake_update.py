@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.serving.api.admin.config import fake_metrics_routes
-from app.serving.http.body import BodyLimits
+from app.serving.http.context import BodyLimits
 from app.wiring.factory import create_app
 from config.loader import load
 from tests.application import application

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from app.serving.http.body import BodyLimits
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import post
 from app.serving.middleware.http_log import HttpLog

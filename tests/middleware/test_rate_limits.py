@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
-from app.serving.http.body import BodyLimits
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route
 from app.serving.middleware.rate_limits import MOST_CALLERS, RateLimits

@@ -15,8 +15,7 @@ import pytest
 from app.base.clock.clock import VirtualClock
 from app.base.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
 from app.serving.faults.injector import FaultInjector
-from app.serving.http.body import BodyLimits
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import Response
 from app.serving.recording.exchange import Exchange, Recording

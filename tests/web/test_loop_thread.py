@@ -16,8 +16,7 @@ import gevent
 from werkzeug.serving import make_server
 from werkzeug.test import Client, TestResponse
 
-from app.serving.http.body import BodyLimits
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, get, post
 from tests.application import application
@@ -67,10 +66,15 @@ def test_requests_of_many_threads_are_served_by_one_that_begins_with_the_first()
 
 
 def test_a_request_leaves_nothing_behind_that_only_a_collection_would_find() -> None:
-    known: list[weakref.ref[RequestContext]] = []
+    class Mark:
+        """What a context keeps."""
+
+    known: list[weakref.ref[Mark]] = []
 
     def pieces(context: RequestContext) -> Response:
-        known.append(weakref.ref(context))
+        mark = Mark()
+        known.append(weakref.ref(mark))
+        context.keep(mark)
         return Response(iter([b"1", b"2"]), 200)
 
     gc.collect()

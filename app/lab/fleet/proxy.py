@@ -12,7 +12,7 @@ from gevent.pywsgi import WSGIServer
 
 from app.lab.fleet.fleet import HOST
 from app.lab.fleet.routing import GENERATING, Incoming, Policy
-from app.serving.http import relay as relays
+from app.serving.http import client as relays
 from app.serving.http.client import ROUTED_TO, HttpConnection
 
 

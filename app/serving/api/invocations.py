@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from app.serving.http.body import BodyLimits
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response
 from app.serving.http.route import Handler, Route, post

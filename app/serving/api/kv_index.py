@@ -13,8 +13,7 @@ from app.kvindex.service import KvIndex
 from app.kvindex.tokenizers import TokenizationBusy, TokenizationTimeout, UnknownModelError
 from app.serving.api.chat.prompt import chat_options
 from app.serving.api.pipeline import ChatRules
-from app.serving.http.body import BodyLimits
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import not_found, timed_out, unavailable
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, get, post

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 
 from app.engine.lora import LoRARegistry
 from app.serving.api.identity import Identity
-from app.serving.http.body import BodyLimits
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, malformed, not_found
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, get, post

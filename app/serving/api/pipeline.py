@@ -25,8 +25,7 @@ from app.serving.api.sampling import RealModel, SamplingDefaults, check_real, te
 from app.serving.api.writer import ResponseWriter, UsageOverrides
 from app.serving.faults.fault import Fault
 from app.serving.faults.injector import FaultInjector
-from app.serving.http.body import BodyLimits
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
 from app.serving.protocol.chat import ChatCompletionRequest

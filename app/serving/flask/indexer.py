@@ -14,8 +14,7 @@ from app.serving.api.openapi import document as openapi
 from app.serving.api.pipeline import ChatRules
 from app.serving.api.responder import ServerLoad
 from app.serving.flask.application import Understudy
-from app.serving.http.body import BodyLimits
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import unavailable
 from app.serving.middleware.access import ApiKeys, Cors
 from app.serving.middleware.http_log import HttpLog

@@ -1,4 +1,4 @@
-"""One HTTP request, as middleware, routes and error handlers see it.
+"""One HTTP request, as middleware, routes and error handlers see it, and its body.
 
 A `RequestContext` is made once per request, by the fast path or from a WSGI environ. Modules attach state to
 it by type (`keep`, `kept`) instead of string keys.
@@ -11,13 +11,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs
 
+import gevent
+from gunicorn.http.errors import ParseException
 from msgspec import Struct
 
+from app.base.clock.pause import pause
 from app.serving.http.connection import Connection
+from app.serving.http.errors import ApiError, malformed, too_large
+from config.settings import ServerSettings
 
 if TYPE_CHECKING:
     from _typeshed import SupportsRead
@@ -54,7 +59,7 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     client: str
     arrival_s: float
     body: bytes | None = None
-    """The whole body, once `app.serving.http.body` has read it."""
+    """The whole body, once it is read."""
     part: bytes = b""
     """The part of a body that has arrived, where it is not read to its end."""
     source: SupportsRead[bytes] | None = None
@@ -147,6 +152,80 @@ def client_name(context: RequestContext) -> str:
     return f"address:{context.client or 'unknown'}"
 
 
+# The body, within a size and a time.
+
+MOST_VALUES = 400_000
+"""Default of `max-json-values`: decoding this many takes 50 to 150 ms and cannot be interrupted."""
+STEP = 1 << 18
+"""Bytes per read; other greenlets run between two reads."""
+CHUNKED_STEP = 1 << 10
+"""Bytes per read of a chunked body: each byte may be one chunk, which Python parses."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """`most_bytes` of body with `most_values` of JSON, delivered within `timeout_s`."""
+
+    most_bytes: int
+    timeout_s: float
+    most_values: int = MOST_VALUES
+
+    @classmethod
+    def of(cls, server: ServerSettings) -> BodyLimits:
+        return cls(server.max_request_body_size_mb << 20, server.client_timeout, server.max_json_values)
+
+    def read(self, context: RequestContext) -> bytes:
+        """Returns the whole body.
+
+        ApiError 413: too large, or too many values; 408: no whole body in time; 400: the body is cut short.
+        """
+        if context.body is not None:
+            return context.body
+        declared = context.headers.get("content-length") or "0"
+        length = int(declared) if declared.isdecimal() else 0
+        body = self._receive(context) if length <= self.most_bytes else b""
+        if max(length, len(body)) > self.most_bytes:
+            raise too_large(f"The request body is larger than {self.most_bytes >> 20} MiB.")
+        if len(body) < length:
+            raise malformed(f"body: {len(body)} of {declared} bytes arrived", "body")
+        # Commas and brackets within strings count, too.
+        values = sum(map(body.count, (b",", b"[", b"{"))) if len(body) > self.most_values else 0
+        if values > self.most_values:
+            raise too_large(f"The request body has more than {self.most_values} values (--max-json-values).")
+        context.body = body
+        return body
+
+    def _receive(self, context: RequestContext) -> bytes:
+        """Returns at most one byte more than allowed; `context.part` keeps the bytes that arrived."""
+        source = context.source
+        if source is None:
+            return b""
+        step = STEP if "content-length" in context.headers else CHUNKED_STEP
+        parts: list[bytes] = []
+        received, ended = 0, False
+        try:
+            with gevent.Timeout(self.timeout_s, False):
+                while not ended and received <= self.most_bytes:
+                    # gunicorn copies its buffer at each read: small reads of a long chunk would take long.
+                    buffer = getattr(getattr(source, "reader", None), "buf", None)
+                    held = 0 if buffer is None else buffer.tell()
+                    wanted = min(max(step, held), self.most_bytes + 1 - received)
+                    parts.append(source.read(wanted))
+                    received += len(parts[-1])
+                    ended = len(parts[-1]) < wanted
+                    if not ended:
+                        pause()
+        except (OSError, ParseException) as error:
+            raise malformed(f"body: it broke off: {error}", "body") from error
+        finally:
+            context.part = b"".join(parts)
+        if not ended and received <= self.most_bytes:
+            raise ApiError(
+                408, "Request Timeout", f"The request body did not arrive within {self.timeout_s:g} s."
+            )
+        return context.part
+
+
 # From a WSGI environ.
 
 CONTEXT = "understudy.context"
@@ -160,18 +239,11 @@ def headers_of(environ: Environ) -> dict[str, str]:
 
     Copied, because an environ that holds a context that holds the environ is cyclic garbage.
     """
-    headers = {}
-    for key, value in environ.items():
-        if key.startswith("HTTP_"):
-            headers[_name(key)] = value
-        elif key in _BARE and value:
-            headers[_BARE[key]] = value
-    return headers
-
-
-@lru_cache(maxsize=256)
-def _name(key: str) -> str:
-    return key[5:].replace("_", "-").lower()
+    return {
+        _BARE.get(key) or key[5:].replace("_", "-").lower(): value
+        for key, value in environ.items()
+        if key.startswith("HTTP_") or (key in _BARE and value)
+    }
 
 
 def environ_of(context: RequestContext) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 Fast path: one strict msgspec decode, the request's rules, and conversions by functions. A refused body is
 decoded again with lax conversion (`app.serving.protocol.coercion`), which reports errors in vLLM's order: not
-JSON; the request's rules, on raw values; the schema. A body is decoded in one go: `app.serving.http.body`
+JSON; the request's rules, on raw values; the schema. A body is decoded in one go: `app.serving.http.context`
 limits its values.
 """
 

@@ -13,8 +13,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from app.serving.http.client import Target
-from app.serving.http.relay import NOT_FORWARDED, READ_TIMEOUT_S
+from app.serving.http.client import NOT_FORWARDED, READ_TIMEOUT_S, Target
 from app.serving.middleware.masking import MASK
 from app.serving.recording.exchange import (
     MOST_LINE_BYTES,

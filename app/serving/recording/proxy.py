@@ -24,11 +24,12 @@ from gevent.event import Event
 from gevent.pool import Group
 from gevent.pywsgi import WSGIServer
 
-from app.serving.http.client import HttpConnection, Target
-from app.serving.http.relay import (
+from app.serving.http.client import (
     HOP_BY_HOP,
     READ_TIMEOUT_S,
     ClientHandler,
+    HttpConnection,
+    Target,
     pieces_of,
     refuse,
     request_headers,

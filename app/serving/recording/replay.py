@@ -11,9 +11,8 @@ from app.base.clock.pause import Slices
 from app.base.clock.timer_wheel import TimerWheel
 from app.serving.faults.fault import Fault, break_off, damage
 from app.serving.faults.injector import FaultInjector
-from app.serving.http.body import BodyLimits
 from app.serving.http.connection import Connection
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import internal, not_found
 from app.serving.http.response import CLIENT_GONE, UNBUFFERED, Response, StreamingBody, json_response
 from app.serving.middleware.masking import MASK

@@ -10,8 +10,7 @@ import msgspec
 from app.engine.core.lifecycle import Operations
 from app.engine.core.sequence import EngineClient
 from app.serving.api.admin.reports import action
-from app.serving.http.body import BodyLimits
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request, malformed, unavailable
 from app.serving.http.response import Response
 from app.serving.http.route import Route, post
