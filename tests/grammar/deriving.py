@@ -8,8 +8,9 @@ from random import Random
 from typing import Any
 
 from app.engine.forms.grammar.structural_tags import compile_grammar, compile_structural_tag
-from app.engine.forms.schema import Ranges, Schemas
+from app.engine.forms.schema import Schemas
 from app.engine.forms.schema.derivation import Grammar, write
+from config.settings import ToolSettings
 
 SIZES = (0, 5, 30, 120)
 SPOKEN = "said of this and that "
@@ -31,4 +32,4 @@ def texts(of: Grammar, seeds: int = 25) -> Iterator[str]:
 
 
 def text(of: Grammar, size: int = 0, seed: int = 1) -> str:
-    return write(of, size, Random(seed), Ranges(), lambda most, rng: (SPOKEN * 9)[:most])
+    return write(of, size, Random(seed), ToolSettings(), lambda most, rng: (SPOKEN * 9)[:most])

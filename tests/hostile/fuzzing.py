@@ -14,7 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from app.engine.forms.schema import Ranges, SchemaError, Schemas
+from app.engine.forms.schema import SchemaError, Schemas
+from config.settings import ToolSettings
 
 GOOD: Mapping[str, Sequence[Any]] = {
     path: bodies
@@ -127,7 +128,9 @@ class Fuzzer:
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
         whole = {**schema, "components": self._document["components"]}
         try:
-            drawn = self._schemas.compile(whole, lenient=True).sample(rng, Ranges(optional_property=0.2))
+            drawn = self._schemas.compile(whole, lenient=True).sample(
+                rng, ToolSettings(tool_call_not_required_param_probability=20)
+            )
         except SchemaError:
             drawn = {}
         if not isinstance(drawn, dict) or rng.random() < 0.1:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from random import Random
 
-from app.engine.forms.schema import Ranges, Schemas
+from app.engine.forms.schema import Schemas
 from app.engine.forms.schema.document import JSON
+from config.settings import ToolSettings
 
 
-def sample(schema: object, rng: Random, ranges: Ranges, lenient: bool = False) -> JSON:
+def sample(schema: object, rng: Random, usual: ToolSettings, lenient: bool = False) -> JSON:
     """A value of `schema`, compiled for this one draw."""
-    return Schemas().compile(schema, lenient).sample(rng, ranges)
+    return Schemas().compile(schema, lenient).sample(rng, usual)
 
 
 def check_schema(schema: object) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema import SchemaError as WrongSchema
 
-from app.engine.forms.schema import Ranges, SchemaError
+from app.engine.forms.schema import SchemaError
+from config.settings import ToolSettings
 from tests.schema.drawing import check_schema, sample
 from tests.schema.test_keywords import tool_parameters
 
@@ -74,7 +75,7 @@ SCHEMAS = st.recursive(st.booleans() | keywords(st.booleans()), keywords, max_le
 @settings(max_examples=40, deadline=None)
 def test_a_value_satisfies_its_schema_or_there_is_a_schema_error(schema: Any, seed: int) -> None:
     try:
-        value = sample(schema, Random(seed), Ranges())
+        value = sample(schema, Random(seed), ToolSettings())
     except SchemaError:
         return
     asserting = Draft202012Validator(schema, format_checker=FormatChecker())
@@ -99,5 +100,5 @@ def test_tools_of_many_such_parameters_get_their_arguments() -> None:
     for seed in range(60):
         rng = Random(seed)
         schema = tool_parameters(rng)
-        arguments = sample(schema, rng, Ranges())
+        arguments = sample(schema, rng, ToolSettings())
         assert Draft202012Validator(schema).is_valid(arguments), (seed, schema, arguments)

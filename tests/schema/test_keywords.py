@@ -15,12 +15,13 @@ from uuid import UUID
 import pytest
 from jsonschema import Draft202012Validator, validators
 
-from app.engine.forms.schema import Ranges, SchemaError, Unsatisfiable
+from app.engine.forms.schema import SchemaError, Unsatisfiable
 from app.engine.forms.schema.formats import CHECKER, DRAWS
+from config.settings import ToolSettings
 from tests.schema.drawing import sample
 
 TIMES = 20
-RANGES = Ranges()
+RANGES = ToolSettings()
 
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
 NULL, HIGH, HERE = {"type": "null"}, {"type": "integer", "minimum": 1000}, {"$anchor": "d", "type": "integer"}
@@ -187,7 +188,9 @@ def test_a_remote_reference_is_not_fetched() -> None:
 
 def test_a_recursive_value_stays_small() -> None:
     tree = {"type": "object", "properties": {name: {"$ref": "#"} for name in "abcdefghij"}}
-    always = Ranges(optional_property=1.0, optional_field=1.0)
+    always = ToolSettings(
+        tool_call_not_required_param_probability=100, object_tool_call_not_required_field_probability=100
+    )
     for seed in range(10):
         assert len(json.dumps(sample(tree, Random(seed), always))) < 20_000
 
@@ -210,7 +213,7 @@ READERS: dict[str, Callable[[str], Any]] = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_format_is_kept(name: str) -> None:
     for seed in range(20):
-        text = sample({"type": "string", "format": name}, Random(seed), Ranges())
+        text = sample({"type": "string", "format": name}, Random(seed), ToolSettings())
         assert CHECKER.conforms(text, name)
         assert READERS.get(name, str)(text)
 
@@ -243,6 +246,6 @@ def test_a_format_and_a_length_are_kept_together() -> None:
 def test_what_only_holds_where_formats_are_rules_is_refused(schema: dict[str, Any]) -> None:
     """A validator that does not assert formats accepts no value of these schemas."""
     with pytest.raises(Unsatisfiable):
-        sample(schema, Random(1), Ranges())
+        sample(schema, Random(1), ToolSettings())
     either = {"anyOf": [schema, {"const": 7}]}
-    assert sample(either, Random(1), Ranges()) == 7
+    assert sample(either, Random(1), ToolSettings()) == 7

@@ -7,15 +7,23 @@ from typing import Any
 
 import pytest
 
-from app.engine.forms.schema import Ranges
 from config.settings import ToolSettings
 from tests.schema.drawing import sample
 
-RANGES = Ranges((20, 30), (1.5, 2.5), (2, 3), optional_property=1.0, optional_field=0.0)
+RANGES = ToolSettings(
+    min_tool_call_integer_param=20,
+    max_tool_call_integer_param=30,
+    min_tool_call_number_param=1.5,
+    max_tool_call_number_param=2.5,
+    min_tool_call_array_param_length=2,
+    max_tool_call_array_param_length=3,
+    tool_call_not_required_param_probability=100,
+    object_tool_call_not_required_field_probability=0,
+)
 
 
-def draws(schema: Any, ranges: Ranges = RANGES) -> list[Any]:
-    return [sample(schema, Random(seed), ranges) for seed in range(100)]
+def draws(schema: Any, usual: ToolSettings = RANGES) -> list[Any]:
+    return [sample(schema, Random(seed), usual) for seed in range(100)]
 
 
 @pytest.mark.parametrize(
@@ -54,8 +62,8 @@ def test_optional_properties_have_a_chance_of_their_own_at_the_top_and_below() -
     inner = {"type": "object", "properties": {"a": null, "b": null}, "required": ["a"]}
     schema = {"type": "object", "properties": {"a": inner}}
     assert draws(schema)[0] == {"a": {"a": None}}
-    assert draws(schema, Ranges(optional_property=0.0)) == [{}] * 100
-    half = Ranges(optional_property=1.0, optional_field=0.5)
+    assert draws(schema, ToolSettings(tool_call_not_required_param_probability=0)) == [{}] * 100
+    half = ToolSettings(tool_call_not_required_param_probability=100)
     assert 30 < sum("b" in value["a"] for value in draws(schema, half)) < 70
 
 
@@ -64,7 +72,7 @@ def test_an_object_is_not_left_empty_by_chance() -> None:
     users = {"type": "array", "items": {"$ref": "#/$defs/user"}}
     user = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
     schema = {"type": "object", "properties": {"users": users}, "$defs": {"user": user}}
-    drawn = draws(schema, Ranges())
+    drawn = draws(schema, ToolSettings())
     assert all(found["users"] for found in drawn)
     names = {tuple(each) for found in drawn for each in found["users"]}
     assert names == {("name",), ("age",), ("name", "age")}
@@ -72,13 +80,7 @@ def test_an_object_is_not_left_empty_by_chance() -> None:
 
 def test_an_object_is_empty_where_nothing_can_be_in_it_or_a_chance_of_none_says_so() -> None:
     schema = {"type": "object", "properties": {"a": False, "b": {"type": "null"}}}
-    assert draws({**schema, "maxProperties": 0}, Ranges()) == [{}] * 100
-    assert draws({"type": "object", "properties": {"a": False}}, Ranges()) == [{}] * 100
-    assert draws(schema, Ranges(optional_property=0.0)) == [{}] * 100
-    assert draws(schema, Ranges()) == [{"b": None}] * 100
-
-
-def test_ranges_come_from_the_settings_of_tool_calls() -> None:
-    chances = {"tool_call_not_required_param_probability": 25, "max_tool_call_array_param_length": 9}
-    settings = ToolSettings(min_tool_call_integer_param=3, **chances)
-    assert Ranges.of(settings) == Ranges((3, 100), (0.0, 100.0), (1, 9), 0.25, 0.5)
+    assert draws({**schema, "maxProperties": 0}, ToolSettings()) == [{}] * 100
+    assert draws({"type": "object", "properties": {"a": False}}, ToolSettings()) == [{}] * 100
+    assert draws(schema, ToolSettings(tool_call_not_required_param_probability=0)) == [{}] * 100
+    assert draws(schema, ToolSettings()) == [{"b": None}] * 100

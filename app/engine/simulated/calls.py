@@ -23,7 +23,7 @@ from app.engine.core.request import (
     Span,
     ToolCalls,
 )
-from app.engine.forms.schema import Ranges, Schemas, Size
+from app.engine.forms.schema import Schemas, Size
 from app.engine.simulated.corpus import Corpus
 from app.text.base import Tokenizer
 from config.settings import ToolSettings
@@ -63,16 +63,12 @@ class CallReplies:
         self._tokenizer = tokenizer
         self._corpus = corpus
         self._schemas = schemas
-        self.use(settings)
-
-    def use(self, settings: ToolSettings) -> None:
-        self._settings = settings
-        self._ranges = Ranges.of(settings)
+        self.settings = settings
 
     def reply(self, request: EngineRequest, calls: ToolCalls, rng: Random) -> Reply | None:
         """Returns the calls of one reply, within the limit or, if required, cut off; else None."""
         count = calls.least
-        while count < calls.most and rng.random() * 100 < self._settings.tool_call_extra_call_probability:
+        while count < calls.most and rng.random() * 100 < self.settings.tool_call_extra_call_probability:
             count += 1
         scarce = request.limited and request.max_tokens < ROOM
         if count == 0 or scarce and not calls.least:
@@ -103,7 +99,7 @@ class CallReplies:
 
     def _call(self, calls: ToolCalls, rng: Random, size: Size = Size.USUAL) -> tuple[str, str]:
         tool = calls.tools[0] if calls.named else rng.choice(calls.tools)
-        arguments = self._schemas.compile(tool.schema, calls.lenient).sample(rng, self._ranges, size)
+        arguments = self._schemas.compile(tool.schema, calls.lenient).sample(rng, self.settings, size)
         return tool.name, json.dumps(
             arguments, ensure_ascii=False, separators=USUAL if size is Size.USUAL else COMPACT
         )

@@ -21,7 +21,7 @@ from app.engine.core.errors import SchemaUnsatisfiable
 from app.engine.core.outputs import Finish, LazySequence, Part, TokenLogprob
 from app.engine.core.request import LENGTH, STOP, Constraint, EngineRequest, Reply, ScriptedReply, joined
 from app.engine.dataset import Datasets
-from app.engine.forms.schema import Ranges, SchemaError, Schemas
+from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.derivation import write
 from app.engine.simulated.calls import CallReplies, written
 from app.engine.simulated.corpus import Corpus
@@ -146,7 +146,7 @@ class SimulatedModel:
         self._settings, self._tokenizer, self._corpus, self._datasets = settings, tokenizer, corpus, datasets
         self._has_datasets = bool(datasets)
         self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
-        self._schemas, self._ranges = schemas, Ranges.of(settings.tools)
+        self._schemas = schemas
         self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
         self._plugins: tuple[ReplySource, ...] = ()
         self._text_rng, self._call_rng = text_rng, call_rng
@@ -164,8 +164,7 @@ class SimulatedModel:
 
     def on_settings(self, settings: Settings) -> None:
         self._settings = settings
-        self._ranges = Ranges.of(settings.tools)
-        self._calls.use(settings.tools)
+        self._calls.settings = settings.tools
 
     def reply(self, request: EngineRequest) -> Reply:
         """Returns the whole reply; an empty one for no tokens (embeddings). Raises SchemaUnsatisfiable."""
@@ -293,13 +292,13 @@ class SimulatedModel:
     def _text_of(self, constraint: Constraint, most: int, attempt: int, rng: Random) -> str:
         if constraint.grammar is not None:
             size = min(USUAL_SIZE, most * CHARACTERS_A_TOKEN) * SHARES[attempt]
-            return write(constraint.grammar, int(size), rng, self._ranges, self._speak)
+            return write(constraint.grammar, int(size), rng, self._settings.tools, self._speak)
         if constraint.choices:
             return rng.choice(constraint.choices)
         if constraint.regex is not None:
             return self._schemas.matching_text(constraint.regex, rng)
         schema = True if constraint.schema is None else constraint.schema
-        return json.dumps(self._schemas.compile(schema).sample(rng, self._ranges), ensure_ascii=False)
+        return json.dumps(self._schemas.compile(schema).sample(rng, self._settings.tools), ensure_ascii=False)
 
     def _speak(self, characters: int, rng: Random) -> str:
         _, texts = self._corpus.compose(characters // CHARACTERS_A_TOKEN, rng)

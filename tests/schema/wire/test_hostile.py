@@ -131,7 +131,8 @@ from gevent import monkey; monkey.patch_all()
 import gc, json, time
 from random import Random
 import gevent
-from app.engine.forms.schema import Ranges, SchemaError, Schemas
+from app.engine.forms.schema import SchemaError, Schemas
+from config.settings import ToolSettings
 from tests.schema.wire.test_hostile import HOSTILE, MANY_TOOLS
 
 worst_s = 0.0
@@ -145,7 +146,7 @@ def tick():
 
 def sample(schema):
     try:
-        json.dumps(schemas.compile(schema).sample(Random(1), Ranges()))
+        json.dumps(schemas.compile(schema).sample(Random(1), ToolSettings()))
     except SchemaError as error:
         assert len(str(error)) < 1000
 

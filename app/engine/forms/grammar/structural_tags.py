@@ -15,11 +15,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from app.engine.forms.grammar.notations import parse_grammar
-from app.engine.forms.schema import Ranges, Schemas, Size
+from app.engine.forms.schema import Schemas, Size
 from app.engine.forms.schema import derivation as nodes
 from app.engine.forms.schema.bounds import SchemaError, WorkBudget
 from app.engine.forms.schema.patterns import Pattern
 from app.engine.forms.schema.schemas import off_hub_if_long
+from config.settings import ToolSettings
 
 MOST_CHARACTERS = 100_000
 """Characters of the longest structural tag; reading one takes up to 5 ms."""
@@ -223,9 +224,9 @@ def _node(found: Format, rules: dict[str, nodes.Node], schemas: Schemas) -> node
         case JsonContent(json_schema=schema):
             compiled = schemas.compile(schema)
 
-            def write(rng: Random, budget: WorkBudget, ranges: Ranges, length: int) -> str:
+            def write(rng: Random, budget: WorkBudget, usual: ToolSettings, length: int) -> str:
                 size = Size.BRIEF if length < ROOMY else Size.USUAL
-                return json.dumps(compiled.sample(rng, ranges, size), ensure_ascii=False)
+                return json.dumps(compiled.sample(rng, usual, size), ensure_ascii=False)
 
             return nodes.WrittenText(SHORTEST_JSON, nodes.LONGEST, write)
         case AnyText():

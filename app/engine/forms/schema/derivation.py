@@ -12,8 +12,9 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from app.engine.forms.schema.bounds import Ranges, SchemaError, WorkBudget
-from app.engine.forms.schema.patterns import Pattern
+from app.engine.forms.schema.bounds import SchemaError, WorkBudget
+from app.engine.forms.schema.patterns import Pattern, shares
+from config.settings import ToolSettings
 
 LONGEST = 100_000
 """Most characters of a grammar's shortest text; as the `most` of a node: no limit."""
@@ -60,7 +61,7 @@ class WrittenText(Struct, frozen=True, eq=False):
 
     least: int
     most: int
-    write: Callable[[Random, WorkBudget, Ranges, int], str]
+    write: Callable[[Random, WorkBudget, ToolSettings, int], str]
 
 
 class FreeText(Struct, frozen=True, eq=False):
@@ -85,7 +86,7 @@ def as_node(pattern: Pattern) -> Node:
     """Returns a node that writes full matches of `pattern`."""
     most = pattern.least + EXTRA
 
-    def write(rng: Random, budget: WorkBudget, ranges: Ranges, length: int) -> str:
+    def write(rng: Random, budget: WorkBudget, usual: ToolSettings, length: int) -> str:
         return pattern.write(rng, budget, 0, min(max(length, pattern.least), most), whole=True)
 
     return WrittenText(pattern.least, most, write)
@@ -186,7 +187,7 @@ GO_ON = 0.7
 """Chance of one more repetition."""
 
 
-def write(grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak) -> str:
+def write(grammar: Grammar, size: int, rng: Random, usual: ToolSettings, speak: Speak) -> str:
     """Returns a text of about `size` characters, or the shortest. Raises SchemaError after too much work."""
     budget, parts = WorkBudget(STEPS), list[str]()
     waiting: list[tuple[Node, int]] = [
@@ -202,7 +203,7 @@ def write(grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak
             case Characters(choices):
                 parts.append(rng.choice(choices))
             case WrittenText():
-                parts.append(node.write(rng, budget, ranges, length))
+                parts.append(node.write(rng, budget, usual, length))
             case FreeText():
                 parts.append(speak(min(max(length, 0), SPOKEN), rng))
             case DerivationRule(name):
@@ -226,17 +227,8 @@ def write(grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak
 
 
 def _shares(grammar: Grammar, items: Sequence[Node], length: int, rng: Random) -> list[int]:
-    """Divides a length among consecutive nodes."""
-    costs, shares = [cost for item in items if (cost := grammar.cost(item)) is not None], []
-    room = sum(cost.most - cost.least for cost in costs)
-    spare = min(length - sum(cost.least for cost in costs), room)
-    for cost in costs:
-        own = cost.most - cost.least
-        room -= own
-        extra = rng.randint(max(0, spare - room), min(own, spare)) if spare > 0 and own else 0
-        shares.append(cost.least + extra)
-        spare -= extra
-    return shares
+    costs = [cost for item in items if (cost := grammar.cost(item)) is not None]
+    return list(shares([(cost.least, cost.most) for cost in costs], length, rng))
 
 
 def _times(node: Repetition, once: Cost, length: int, rng: Random) -> int:

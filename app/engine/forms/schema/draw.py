@@ -9,11 +9,12 @@ from math import inf
 from random import Random
 from typing import TypeVar
 
-from app.engine.forms.schema.bounds import Ranges, SchemaError, Size, Unsatisfiable, WorkBudget, WorkExhausted
+from app.engine.forms.schema.bounds import SchemaError, Size, Unsatisfiable, WorkBudget, WorkExhausted
 from app.engine.forms.schema.document import JSON, Document, Keywords, Reader, Schema, identity
 from app.engine.forms.schema.formats import WORDS
 from app.engine.forms.schema.scalars import SUGGESTING, MergedSchema, draw_number, draw_text
 from app.engine.forms.schema.validation import accepts
+from config.settings import ToolSettings
 
 MOST_ITEMS = 4096
 """Items of the longest drawn array."""
@@ -83,16 +84,16 @@ def draw_array(draw: Draw, merged: MergedSchema, depth: int, name: str) -> list[
 
 def _array_length(draw: Draw, merged: MergedSchema, depth: int, fewest: int) -> int:
     """Draws the number of items, in the usual range if the schema allows (simulator.md 7.4)."""
-    usual = draw.ranges.array_lengths
     if fewest > MOST_ITEMS:
         raise Unsatisfiable("an array would be too long")
     if draw.is_small(depth):
         return fewest
     low, most = fewest, merged.most("maxItems", MOST_ITEMS)
     if "minItems" not in merged.keywords:
-        low = max(fewest, usual[0], *map(len, merged.all("prefixItems")))
+        low = max(fewest, draw.usual.min_tool_call_array_param_length, *map(len, merged.all("prefixItems")))
     low = min(low, most, MOST_ITEMS)
-    high = min(most, low + SPREAD) if "maxItems" in merged.keywords else max(usual[1], low)
+    usual = draw.usual.max_tool_call_array_param_length
+    high = min(most, low + SPREAD) if "maxItems" in merged.keywords else max(usual, low)
     return draw.rng.randint(low, min(high, MOST_ITEMS))
 
 
@@ -111,7 +112,11 @@ class ObjectDraw:
         if fewest > MOST_PROPERTIES:
             raise Unsatisfiable("an object would be too large")
         self._add([name for names in merged.all("required") for name in names])
-        chance = draw.ranges.optional_field if self._depth else draw.ranges.optional_property
+        usual = draw.usual
+        percent = usual.tool_call_not_required_param_probability
+        if self._depth:
+            percent = usual.object_tool_call_not_required_field_probability
+        chance = percent / 100
         declared = dict.fromkeys(name for names in merged.all("properties") for name in names)
         left = [name for name in declared if name not in value]
         self._add_until(
@@ -223,12 +228,21 @@ Choice = list[list[Schema]]
 
 
 class Draw:
-    """One draw from `document`; `formats` makes ``format`` a rule rather than an annotation."""
+    """One draw from `document`; `formats` makes ``format`` a rule rather than an annotation.
+
+    `usual` has the ranges of values where the schema leaves the choice.
+    """
 
     def __init__(
-        self, document: Document, ranges: Ranges, rng: Random, budget: WorkBudget, formats: bool, size: Size
+        self,
+        document: Document,
+        usual: ToolSettings,
+        rng: Random,
+        budget: WorkBudget,
+        formats: bool,
+        size: Size,
     ) -> None:
-        self.rng, self.ranges, self.budget = rng, ranges, budget
+        self.rng, self.usual, self.budget = rng, usual, budget
         self._document, self._formats = document, formats
         self._size, self._brief = size, size <= Size.BRIEF
         self._drawn = 0
@@ -365,16 +379,18 @@ class Draw:
             case "boolean":
                 return self.rng.random() < 0.5
             case "integer":
-                return draw_number(merged, self.rng, self._usual(*self.ranges.integers), whole=True)
+                low, high = self.usual.min_tool_call_integer_param, self.usual.max_tool_call_integer_param
+                return draw_number(merged, self.rng, self._range(low, high), whole=True)
             case "number":
-                return draw_number(merged, self.rng, self._usual(*self.ranges.numbers), whole=self._brief)
+                least, most = self.usual.min_tool_call_number_param, self.usual.max_tool_call_number_param
+                return draw_number(merged, self.rng, self._range(least, most), whole=self._brief)
             case "string":
                 return draw_text(merged, self.rng, self.budget, name, self._formats, self._brief)
             case "array":
                 return draw_array(self, merged, depth, name)
         return ObjectDraw(self, merged, depth).draw()
 
-    def _usual(self, low: N, high: N) -> tuple[N, N]:
+    def _range(self, low: N, high: N) -> tuple[N, N]:
         return low, min(high, low + DIGITS) if self._brief else high
 
 
@@ -393,7 +409,7 @@ class CompiledSchema:
         self._document = document
         self.size_bytes = size_bytes
 
-    def sample(self, rng: Random, ranges: Ranges, size: Size = Size.USUAL) -> JSON:
+    def sample(self, rng: Random, usual: ToolSettings, size: Size = Size.USUAL) -> JSON:
         """Returns a JSON value that satisfies the schema, of `size` or, where that fails, smaller.
 
         The value is valid with ``format`` as an annotation, as in the specification, and also with ``format``
@@ -407,7 +423,7 @@ class CompiledSchema:
                 formats = attempt < ATTEMPTS // 2
                 tried = min(size, Size.FRUGAL) if attempt % 2 else size
                 with suppress(Unsatisfiable):
-                    value = Draw(self._document, ranges, rng, budget, formats, tried).value([root])
+                    value = Draw(self._document, usual, rng, budget, formats, tried).value([root])
                     if accepts(self._document, root, value, budget, formats=False):
                         if formats or accepts(self._document, root, value, budget, formats=True):
                             return value

@@ -98,6 +98,18 @@ def _patterns_in(operand: Any) -> Iterator[Tokens]:
             yield from _patterns_in(each)
 
 
+def shares(widths: Sequence[tuple[int, int]], length: int, rng: Random) -> Iterator[int]:
+    """Divides `length` at random among consecutive parts, each of which has a least and a most length."""
+    room = sum(most - least for least, most in widths)
+    spare = min(length - sum(least for least, _ in widths), room)
+    for least, most in widths:
+        own = most - least
+        room -= own
+        extra = rng.randint(max(0, spare - room), min(own, spare)) if spare > 0 and own else 0
+        spare -= extra
+        yield least + extra
+
+
 class _Writer:
     """Writes texts of a wanted length; assertions and references may spoil one, which is checked later."""
 
@@ -113,19 +125,9 @@ class _Writer:
         return self._series([tokens[at : at + 1] for at in range(len(tokens))], length)
 
     def _series(self, parts: Sequence[Tokens], length: int) -> str:
-        """Returns the text of consecutive parts, among which `length` is divided at random."""
         self._budget.spend(1 + len(parts) // 4)
-        widths = [part.getwidth() for part in parts]
-        room = sum(most - least for least, most in widths)
-        spare = min(length - sum(least for least, _ in widths), room)
-        texts = []
-        for part, (least, most) in zip(parts, widths, strict=True):
-            own = most - least
-            room -= own
-            extra = self._rng.randint(max(0, spare - room), min(own, spare)) if spare > 0 and own else 0
-            spare -= extra
-            texts.append(self.text(part, least + extra))
-        return "".join(texts)
+        lengths = shares([part.getwidth() for part in parts], length, self._rng)
+        return "".join([self.text(part, own) for part, own in zip(parts, lengths, strict=True)])
 
     def _token(self, tokens: Tokens, length: int) -> str:
         name, operand = str(tokens[0][0]), tokens[0][1]
