@@ -57,13 +57,12 @@ class Parser:
 
     def rules(self) -> dict[str, nodes.Node]:
         found: dict[str, nodes.Node] = {}
-        while self.look().kind != "end":
-            if self.look().kind == "directive":
-                found |= self.directive(self.step())
+        while not self.take("end"):
+            if token := self.take("directive"):
+                found |= self.directive(token)
                 continue
             token = self.expect("name", "the name of a rule")
-            if self.look().kind == "priority":
-                self.step()
+            self.take("priority")
             self.expect("define", "::= or :")
             name = token.text.lstrip("!?")
             if self._prefix + name in found:
@@ -92,12 +91,11 @@ class Parser:
         while not options or self.skip("|"):
             items: list[nodes.Node] = []
             while (node := self.item(depth)) is not None:
-                while (times := self.times()) is not None:
+                while times := self.times():
                     node = nodes.Repetition(node, *times)
                 items.append(node)
             options.append(items[0] if len(items) == 1 else nodes.Series(items))
-            if self.look().kind == "alias":
-                self.step()
+            self.take("alias")
         return options[0] if len(options) == 1 else nodes.Alternation(options)
 
     def bracketed(self, depth: int, closing: str) -> nodes.Node:
@@ -111,35 +109,33 @@ class Parser:
         return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
 
     def begins_rule(self) -> bool:
-        """Returns True for the name of a rule that is defined here."""
         return self.look(2 if self.look(1).kind == "priority" else 1).kind == "define"
 
-    def step(self) -> Token:
+    def take(self, kind: str) -> Token | None:
+        """Steps over a token of this kind; returns None, without a step, when another kind is next."""
         token = self.look()
+        if token.kind != kind:
+            return None
         self._at += 1
         return token
 
-    def skip(self, sign: str) -> bool:
-        """Steps over this sign; returns False, without a step, when another token is next."""
-        found = self.look().kind == "sign" and self.look().text == sign
+    def skip(self, *signs: str) -> str:
+        """Steps over one of these signs; returns "", without a step, when another token is next."""
+        found = self.look().kind == "sign" and self.look().text in signs
         self._at += found
-        return found
+        return self._tokens[self._at - 1].text if found else ""
 
     def expect(self, kind: str, called: str) -> Token:
-        """Steps over a token of this kind and returns the token. Raises SchemaError for another kind."""
-        if self.look().kind != kind:
+        if (token := self.take(kind)) is None:
             raise self.wrong(f"expected {called}")
-        return self.step()
+        return token
 
     def times(self) -> Times | None:
         """Steps over repeats and returns them; None when none are next."""
-        token = self.look()
-        if token.kind == "sign" and token.text in TIMES:
-            self.step()
-            return TIMES[token.text]
-        if token.kind != "times":
+        if sign := self.skip(*TIMES):
+            return TIMES[sign]
+        if (token := self.take("times")) is None:
             return None
-        self.step()
         least, most = self.numbers(token.text)
         if most is not None and most < least:
             raise self.wrong("more repeats at least than at most")
@@ -177,13 +173,12 @@ class GbnfParser(Parser):
     )
 
     def item(self, depth: int) -> nodes.Node | None:
-        match self.look().kind:
-            case "name" if not self.begins_rule():
-                return nodes.DerivationRule(self._prefix + self.step().text)
-            case "text":
-                return nodes.Text(self._unescaped(self.step(), str))
-            case "set":
-                return self._set(self.step())
+        if not self.begins_rule() and (token := self.take("name")):
+            return nodes.DerivationRule(self._prefix + token.text)
+        if token := self.take("text"):
+            return nodes.Text(self._unescaped(token, str))
+        if token := self.take("set"):
+            return self._set(token)
         if self.skip("."):
             return nodes.Characters(PLAIN + " ")
         return self.bracketed(depth, ")") if self.skip("(") else None
@@ -265,13 +260,12 @@ class LarkParser(Parser):
     _patterns = 0
 
     def item(self, depth: int) -> nodes.Node | None:
-        match self.look().kind:
-            case "name" if not self.begins_rule():
-                return nodes.DerivationRule(self._prefix + self.step().text)
-            case "text":
-                return self._text(self.step())
-            case "pattern":
-                return self._pattern(self.step())
+        if not self.begins_rule() and (token := self.take("name")):
+            return nodes.DerivationRule(self._prefix + token.text)
+        if token := self.take("text"):
+            return self._text(token)
+        if token := self.take("pattern"):
+            return self._pattern(token)
         if self.skip("["):
             return nodes.Repetition(self.bracketed(depth, "]"), 0, 1)
         return self.bracketed(depth, ")") if self.skip("(") else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
@@ -200,12 +199,10 @@ class Document:
     def min_depth(self, *schemas: Schema) -> float:
         """Returns a lower bound of the levels of a value that `schemas` accept; infinite if it cannot end."""
         depths = self._min_depths
-        return max(
-            (0 if it is True else depths.get(id(it), inf if it is False else 0) for it in schemas), default=0
-        )
+        known = [depths.get(id(it), inf if it is False else 0) for it in schemas]
+        return max(known, default=0)
 
     def _depth_of(self, schema: Keywords) -> float:
-        """Returns the minimal depth of a schema, from the depths of others known so far."""
         if "const" in schema or "enum" in schema:
             return 0
         types, nesting = schema.get("type", ["null"]), list[float]()
@@ -217,24 +214,22 @@ class Document:
             fewest, prefix = int(schema.get("minItems", 0)), schema.get("prefixItems", [])
             more = [schema.get("items", True)] if fewest > len(prefix) else []
             nesting.append(1 + self.min_depth(*prefix[:fewest], *more))
-        referred = [self.definitions[schema["$ref"]]] if "$ref" in schema else []
+        branches = [each for each in (schema.get("anyOf"), schema.get("oneOf")) if each is not None]
         return max(
             min(nesting) if len(nesting) == len(types) else 0,
-            self.min_depth(*schema.get("allOf", ()), *referred),
-            *(
-                min(map(self.min_depth, branches))
-                for branches in (schema.get("anyOf"), schema.get("oneOf"))
-                if branches is not None
-            ),
+            self.min_depth(*schema.get("allOf", ()), *self._referred(schema)),
+            *(min(map(self.min_depth, options)) for options in branches),
         )
 
     def _in_place(self, schema: Keywords) -> list[Schema]:
         """Returns the schemas that `schema` applies to its own value."""
-        one = [schema.get("not", True), schema.get("if", True)]
-        one += [schema.get("then", True), schema.get("else", True)]
-        of_lists = (schema.get("allOf", ()), schema.get("anyOf", ()), schema.get("oneOf", ()))
-        referred = [self.definitions[schema["$ref"]]] if "$ref" in schema else []
-        return [*one, *chain(*of_lists), *schema.get("dependentSchemas", {}).values(), *referred]
+        one = [schema[key] for key in ("not", "if", "then", "else") if key in schema]
+        several = (schema.get("allOf", ()), schema.get("anyOf", ()), schema.get("oneOf", ()))
+        dependent = schema.get("dependentSchemas", {}).values()
+        return [*one, *chain(*several), *dependent, *self._referred(schema)]
+
+    def _referred(self, schema: Keywords) -> list[Schema]:
+        return [self.definitions[schema["$ref"]]] if "$ref" in schema else []
 
 
 LONGEST = 2000
@@ -270,7 +265,7 @@ class Reader:
         self._read: dict[int, Schema] = {}
         """Read schemas by the `id` of the raw ones."""
         self._names: dict[int, str] = {}
-        self._waiting: deque[tuple[str, Resolved[JSON], str]] = deque()
+        self._waiting: list[tuple[str, Resolved[JSON], str]] = []
         self._pattern_text = self._pattern_bytes = 0
 
     def document(self) -> Document:
@@ -285,12 +280,10 @@ class Reader:
             self._has_names = False
         schema = self._schema(self._root, registry.resolver(uri), "", 0)
         definitions: dict[str, Schema] = {}
-        while self._waiting:
-            name, target, path = self._waiting.popleft()
-            read = self._read.get(id(target.contents))
-            definitions[name] = (
-                self._schema(target.contents, target.resolver, path, 0) if read is None else read
-            )
+        for name, target, path in self._waiting:  # the list grows meanwhile
+            if (read := self._read.get(id(target.contents))) is None:
+                read = self._schema(target.contents, target.resolver, path, 0)
+            definitions[name] = read
         return Document(schema, definitions, self._schemas, self._pattern_bytes)
 
     def _schema(self, raw: JSON, resolver: Resolver[JSON], path: str, depth: int) -> Schema:
@@ -327,7 +320,6 @@ class Reader:
         path: str,
         depth: int,
     ) -> None:
-        """Checks `value`, and adds the keyword as read to `schema`."""
         if keyword in LISTS_OF_SCHEMAS or (keyword == "items" and isinstance(value, list)):
             if not isinstance(value, list) or not value:
                 raise SchemaError("must be a list of at least one schema", path)
@@ -370,7 +362,7 @@ class Reader:
         return pattern
 
     def _reference(self, reference: str, resolver: Resolver[JSON], path: str) -> str:
-        """Returns the definition name of the target of `reference`, which is read later."""
+        """Returns the definition name of the target, which is read later."""
         try:
             by_name = reference != "#" and not reference.startswith("#/")
             if len(reference) > LONGEST or by_name and not self._has_names:

@@ -51,7 +51,7 @@ def draw_array(draw: Draw, merged: MergedSchema, depth: int, name: str) -> list[
                 asked.append(schema["items"])
         for _ in range(ITEM_TRIES if is_unique or limited else 1):
             item = draw.value(asked, depth + 1, name.removesuffix("s"))
-            if any(draw.accepts(each, item) for each in limited):
+            if any(draw.accepts(item, each) for each in limited):
                 continue
             if not is_unique or identity(item) not in seen:
                 return item
@@ -76,7 +76,7 @@ def draw_array(draw: Draw, merged: MergedSchema, depth: int, name: str) -> list[
             seen.add(identity(item))
         for number, schema in enumerate(containing):
             if missing[number] > 0:
-                missing[number] -= draw.accepts(schema["contains"], item)
+                missing[number] -= draw.accepts(item, schema["contains"])
     if any(count > 0 for count in missing):
         raise Unsatisfiable("an array does not contain what it has to")
     return items
@@ -134,9 +134,7 @@ class ObjectDraw:
 
     def _add_until(self, wanted: int, names: Iterable[str]) -> None:
         """Adds those of `names` that can be added, until there are `wanted` properties."""
-        if len(self._value) >= wanted:
-            return
-        for name in names:
+        for name in names if len(self._value) < wanted else ():
             with suppress(Unsatisfiable):
                 self._add([name])
             if len(self._value) >= wanted:
@@ -149,9 +147,7 @@ class ObjectDraw:
             for name in names:  # the list grows meanwhile
                 if name in self._value:
                     continue
-                if len(self._value) >= self._most or not all(
-                    self._draw.accepts(rule, name) for rule in self._name_rules
-                ):
+                if len(self._value) >= self._most or not self._draw.accepts(name, *self._name_rules):
                     raise Unsatisfiable("a property cannot be added")
                 self._value[name] = self._draw.value(self._schemas(name), self._depth + 1, name)
                 added.append(name)
@@ -167,9 +163,8 @@ class ObjectDraw:
         asked: list[Schema] = []
         for schema in self._merged.plain:
             own = [schema["properties"][name]] if name in schema.get("properties", ()) else []
-            for pattern, each in schema.get("patternProperties", {}).items():
-                if pattern.found_in(name, self._draw.budget):
-                    own.append(each)
+            patterns = schema.get("patternProperties", {}).items()
+            own += [each for pattern, each in patterns if pattern.found_in(name, self._draw.budget)]
             if not own and "additionalProperties" in schema:
                 own.append(schema["additionalProperties"])
             asked += own
@@ -177,22 +172,19 @@ class ObjectDraw:
 
     def _map_entries(self) -> int:
         """Draws the number of entries of a map; 0 for other objects."""
-        merged = self._merged
-        if any(merged.all("properties")) or self._draw.is_small(self._depth):
+        merged, values = self._merged, self._merged.all("additionalProperties")
+        has_rule = values or "patternProperties" in merged.keywords
+        if any(merged.all("properties")) or not has_rule or any(each is False for each in values):
             return 0
-        values = merged.all("additionalProperties")
-        if not values and "patternProperties" not in merged.keywords or any(each is False for each in values):
+        if self._draw.is_small(self._depth):
             return 0
         most = min(MOST_INVENTED, self._most)
         return self._draw.rng.randint(min(1, most), most)
 
     def _invented(self, wanted: int) -> Iterator[str]:
         """Yields names: from `patternProperties`, from `propertyNames`, or plain words."""
-        rules: list[list[Schema]] = [
-            [*self._name_rules, {"pattern": pattern}]
-            for patterns in self._merged.all("patternProperties")
-            for pattern in patterns
-        ]
+        patterns = [pattern for each in self._merged.all("patternProperties") for pattern in each]
+        rules: list[list[Schema]] = [[*self._name_rules, {"pattern": pattern}] for pattern in patterns]
         if self._name_rules:
             rules.append(self._name_rules)
         for number in range(wanted + NAME_TRIES):
@@ -260,14 +252,18 @@ class Draw:
             merged = self._merged(plain, choices, depth)
             if merged is None:
                 break
-            with suppress(Unsatisfiable):
-                value = self._of_types(merged, schemas, depth, name, attempt)
-                if not merged.is_doubtful or self._all_accept(schemas, value):
-                    return value
+            kinds = ["enum"] if merged.options is not None else self._kinds(merged, depth, attempt % 2 == 0)
+            for kind in kinds:
+                # Bounds beyond the range of floats are an ArithmeticError.
+                with suppress(Unsatisfiable, ArithmeticError):
+                    value = self._of_type(kind, merged, schemas, depth, name)
+                    if not merged.is_doubtful or self.accepts(value, *schemas):
+                        return value
+                    break
             if not choices and not merged.is_doubtful:
                 break
         for example in MergedSchema(plain).examples():
-            if self._all_accept(schemas, example):
+            if self.accepts(example, *schemas):
                 return example
         raise Unsatisfiable("no value was found that satisfies the schema")
 
@@ -275,11 +271,9 @@ class Draw:
         """Returns True when values at `depth` are to be small, and of a size smaller than `below`."""
         return self._size < below or depth >= DEEP or self._drawn > PLENTY
 
-    def accepts(self, schema: Schema, value: JSON) -> bool:
-        return accepts(self._document, schema, value, self.budget, self._formats)
-
-    def _all_accept(self, schemas: Sequence[Schema], value: JSON) -> bool:
-        return all(self.accepts(schema, value) for schema in schemas)
+    def accepts(self, value: JSON, *schemas: Schema) -> bool:
+        document, budget, formats = self._document, self.budget, self._formats
+        return all(accepts(document, schema, value, budget, formats) for schema in schemas)
 
     def _merged(self, plain: list[Keywords], choices: Sequence[Choice], depth: int) -> MergedSchema | None:
         """Returns `plain` merged with a random option of each choice; None without a fitting option."""
@@ -329,18 +323,6 @@ class Draw:
                 choices.append([[{"required": [name]}, dependent], [{"properties": {name: False}}]])
         return True
 
-    def _of_types(
-        self, merged: MergedSchema, schemas: Sequence[Schema], depth: int, name: str, attempt: int
-    ) -> JSON:
-        if merged.options is not None:
-            return self._option(merged, merged.options, schemas)
-        for kind in self._kinds(merged, depth, hinted=attempt % 2 == 0):
-            try:
-                return self._of_type(kind, merged, depth, name)
-            except (Unsatisfiable, ArithmeticError):  # the latter for bounds beyond the range of floats
-                continue
-        raise Unsatisfiable("no type has a value that satisfies the schema")
-
     def _option(self, merged: MergedSchema, options: list[JSON], schemas: Sequence[Schema]) -> JSON:
         ordered: Sequence[JSON]
         if self._brief:
@@ -353,7 +335,7 @@ class Draw:
             start = self.rng.randrange(len(options))
             ordered = options[start:] + options[:start]
         for option in ordered:
-            if self._all_accept(schemas, option):
+            if self.accepts(option, *schemas):
                 return option
         raise Unsatisfiable("no option of the enum satisfies the schema")
 
@@ -372,8 +354,12 @@ class Draw:
             rest.sort(key=lambda kind: kind in ("array", "object"))
         return first + rest
 
-    def _of_type(self, kind: str, merged: MergedSchema, depth: int, name: str) -> JSON:
+    def _of_type(
+        self, kind: str, merged: MergedSchema, schemas: Sequence[Schema], depth: int, name: str
+    ) -> JSON:
         match kind:
+            case "enum":
+                return self._option(merged, merged.options or [], schemas)
             case "null":
                 return None
             case "boolean":

@@ -47,19 +47,10 @@ class MergedSchema:
         return [schema[keyword] for schema in self.plain if keyword in schema]  # type: ignore[literal-required]
 
     def least(self, keyword: str) -> int:
-        """Returns the greatest of lower limits such as ``minItems``; 0 without one."""
         return int(max(self.all(keyword), default=0))
 
     def most(self, keyword: str, default: int) -> int:
         return int(min(self.all(keyword), default=default))
-
-    def bounds(self) -> tuple[Number | None, Number | None]:
-        """Returns the ends of a number's range, open or not. Raises Unsatisfiable for an empty range."""
-        low = max([*self.all("minimum"), *self.all("exclusiveMinimum")], default=None)
-        high = min([*self.all("maximum"), *self.all("exclusiveMaximum")], default=None)
-        if low is not None and high is not None and low > high:
-            raise Unsatisfiable("the range of numbers is empty")
-        return low, high
 
     def accepts_number(self, number: Number) -> bool:
         """Returns True for a finite number within bounds and multiples, divided as by `jsonschema`."""
@@ -96,21 +87,24 @@ BRIEF = 6
 
 def draw_number(merged: MergedSchema, rng: Random, usual: tuple[Number, Number], whole: bool) -> Number:
     """Draws a number, `whole` or of `DECIMALS`, in or near the `usual` range. Raises Unsatisfiable."""
-    multiples, bounds = merged.all("multipleOf"), merged.bounds()
-    if whole and bounds == (None, None) and not multiples:
+    multiples = merged.all("multipleOf")
+    least = max([*merged.all("minimum"), *merged.all("exclusiveMinimum")], default=None)
+    most = min([*merged.all("maximum"), *merged.all("exclusiveMaximum")], default=None)
+    if least is not None and most is not None and least > most:
+        raise Unsatisfiable("the range of numbers is empty")
+    if whole and least is None and most is None and not multiples:
         return rng.randint(int(usual[0]), int(usual[1]))
-    low, high = _window(*bounds, usual)
+    low, high = _window(least, most, usual)
     if not whole and not multiples:
         try:
-            first, last = float(low), float(high)
-            share = rng.random()
+            first, last, share = float(low), float(high), rng.random()
             drawn = first + (last - first) * share if isfinite(last - first) else first * share
             near = (round(drawn, DECIMALS), drawn, nextafter(drawn, -inf), nextafter(drawn, inf), low, high)
             candidates = iter(near)
         except OverflowError:  # only a whole number is large enough
-            candidates = _multiples(Fraction(1), *bounds, low, high, rng)
+            candidates = _multiples(Fraction(1), least, most, low, high, rng)
     else:
-        candidates = _multiples(_step(multiples, whole), *bounds, low, high, rng)
+        candidates = _multiples(_step(multiples, whole), least, most, low, high, rng)
     for number in candidates:
         if merged.accepts_number(number):
             return number

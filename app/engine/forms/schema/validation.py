@@ -58,17 +58,6 @@ def _found(pattern: Pattern, text: str) -> bool:
     return pattern.found_in(text, _current.get().budget)
 
 
-def _pattern_properties(
-    validator: Validator, patterns: Mapping[Pattern, Schema], value: JSON, _: Keywords
-) -> bool:
-    return not isinstance(value, dict) or all(
-        _valid(validator, inner, each)
-        for name, each in value.items()
-        for pattern, inner in patterns.items()
-        if _found(pattern, name)
-    )
-
-
 def _additional(validator: Validator, additional: Schema, value: JSON, schema: Keywords) -> bool:
     declared, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
     return not isinstance(value, dict) or all(
@@ -84,15 +73,22 @@ PREDICATES: Mapping[str, Predicate] = {
         validator, _current.get().document.definitions[name], value
     ),
     "pattern": lambda _, pattern, value, schema: not isinstance(value, str) or _found(pattern, value),
-    "patternProperties": _pattern_properties,
+    "patternProperties": lambda validator, patterns, value, _: (
+        not isinstance(value, dict)
+        or all(
+            _valid(validator, inner, each)
+            for name, each in value.items()
+            for pattern, inner in patterns.items()
+            if _found(pattern, name)
+        )
+    ),
     "additionalProperties": _additional,
     "not": lambda validator, refused, value, _: not _valid(validator, refused, value),
     "anyOf": lambda validator, options, value, _: any(_valid(validator, each, value) for each in options),
     "oneOf": lambda validator, options, value, _: (
         sum(_valid(validator, each, value) for each in options) == 1
     ),
-    "enum": lambda _, options, value, schema: options.has(value),
-    "const": lambda _, options, value, schema: options.has(value),
+    **dict.fromkeys(("enum", "const"), lambda _, options, value, schema: options.has(value)),
     "uniqueItems": lambda _, wanted, value, schema: (
         not wanted or not isinstance(value, list) or len(set(map(identity, value))) == len(value)
     ),
