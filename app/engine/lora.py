@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from app.base.metrics.families import ADAPTERS, EngineFamilies
 from app.base.metrics.instruments import Family, Gauge
-from app.engine.kvcache.prompt import Adapter
+from app.engine.kvcache.hashing import Adapter
 from config import ConfigError
 from config.settings import LoraSettings, ModelSettings
 

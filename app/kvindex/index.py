@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from msgspec import Struct
 
 from app.base.clock.pause import pause_if_possible
+from app.engine.kvcache.hashing import Placeholder
 from app.engine.kvcache.memo import Bounded
-from app.engine.kvcache.prompt import Placeholder
 from app.kvindex.backend import Backend, IndexedEngine, IndexSize, Outcome, Stamp, TooManyHolders
 from app.kvindex.decoding import PodBatch, field_losses
 from app.kvindex.ingest import Ingest

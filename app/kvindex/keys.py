@@ -22,8 +22,8 @@ from msgspec import Struct
 from xxhash import xxh3_64_intdigest, xxh64_intdigest
 
 from app.base.clock.pause import pause_if_possible
+from app.engine.kvcache.hashing import Placeholder
 from app.engine.kvcache.memo import Memo
-from app.engine.kvcache.prompt import Placeholder
 
 Features: TypeAlias = tuple[str, ...] | None
 """Identifiers of images, then the salt, of one block."""

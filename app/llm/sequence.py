@@ -10,7 +10,7 @@ from tokenizers.decoders import DecodeStream
 from app.engine.core.batch import SequenceState
 from app.engine.core.wire import WireLogprob
 from app.engine.kvcache.cache import KVCache
-from app.engine.kvcache.prompt import Prompt
+from app.engine.kvcache.hashing import Prompt
 from app.llm.sampler import SamplingState
 from app.llm.sampling_params import SamplingParams
 

@@ -30,7 +30,7 @@ from app.engine.core.batch import Batch
 from app.engine.core.errors import EngineError
 from app.engine.core.request import EngineRequest, Reply, ScriptedReply
 from app.engine.core.step_loop import CostModel, StepCost
-from app.engine.simulated.modes import LengthSource, ReplySource
+from app.engine.simulated.corpus import LengthSource, ReplySource
 from app.lab.fleet.routing import Incoming, Policy, PolicyMaker, Scores
 from app.lab.load.policies import POLICIES
 from app.plugins import HOOKS, PROJECT, MetricsHook, PluginHost

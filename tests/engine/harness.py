@@ -19,8 +19,7 @@ from app.engine.core.sequence import Handle
 from app.engine.dataset import Datasets
 from app.engine.forms.schema import Schemas
 from app.engine.kvcache.events import KVEvent
-from app.engine.kvcache.hashing import BlockHasher
-from app.engine.kvcache.prompt import Adapter
+from app.engine.kvcache.hashing import Adapter, BlockHasher
 from app.engine.lora import LoRASlots
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import SimulatedModel

@@ -17,8 +17,7 @@ from app.engine.core.engine import Engine
 from app.engine.core.outputs import Started
 from app.engine.core.request import LENGTH, EngineRequest, Model, Reply
 from app.engine.kvcache.events import KVEvent
-from app.engine.kvcache.hashing import BlockHasher
-from app.engine.kvcache.prompt import Adapter
+from app.engine.kvcache.hashing import Adapter, BlockHasher
 from app.engine.lora import LoRASlots
 from config.profile import Profile, read_profile
 from config.settings import LatencySettings, Settings

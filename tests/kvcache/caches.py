@@ -11,8 +11,7 @@ from app.engine.core.batch import SequenceState
 from app.engine.kvcache.block_pool import Block, BlockPool
 from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from app.engine.kvcache.hashing import BlockHasher
-from app.engine.kvcache.prompt import Adapter, Placeholder
+from app.engine.kvcache.hashing import Adapter, BlockHasher, Placeholder
 
 ALICE = Adapter("Alice", "/p/alice", 7)
 BOB = Adapter("Bob", "/p/bob", 8)

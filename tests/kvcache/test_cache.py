@@ -10,7 +10,7 @@ import pytest
 from app.base.clock.clock import VirtualClock
 from app.engine.kvcache.block_pool import BLOCK_BYTES, BlockPool, Residency
 from app.engine.kvcache.events import BlockStored
-from app.engine.kvcache.prompt import Placeholder
+from app.engine.kvcache.hashing import Placeholder
 from tests.kvcache.caches import (
     ALICE,
     BOB,

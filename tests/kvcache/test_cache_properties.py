@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
-from app.engine.kvcache.prompt import Adapter
+from app.engine.kvcache.hashing import Adapter
 from tests.kvcache.caches import ALICE, Replying, admit, check, small_cache
 
 Prefix = tuple[Any, ...]

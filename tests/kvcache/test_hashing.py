@@ -15,8 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.kvcache import cbor
-from app.engine.kvcache.hashing import PART_BLOCKS, Algorithm, BlockHasher, Extra, low64, none_hash
-from app.engine.kvcache.prompt import ExtraKeys, Placeholder
+from app.engine.kvcache.hashing import (
+    PART_BLOCKS,
+    Algorithm,
+    BlockHasher,
+    Extra,
+    ExtraKeys,
+    Placeholder,
+    low64,
+    none_hash,
+)
 from tests.kvcache.caches import ALICE
 
 IDS = range(1, 33)

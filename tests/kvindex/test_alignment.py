@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.kvcache.prompt import Placeholder
+from app.engine.kvcache.hashing import Placeholder
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.ingest import NUMBER_BYTES, TAIL_BYTES, Tail
 from app.kvindex.memory import MemoryBackend

@@ -10,8 +10,7 @@ import pytest
 
 from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.events import EventBatch, LayoutName, encoder
-from app.engine.kvcache.hashing import BlockHasher
-from app.engine.kvcache.prompt import Adapter, ExtraKeys
+from app.engine.kvcache.hashing import Adapter, BlockHasher, ExtraKeys
 from app.kvindex.backend import Backend, bits
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.pool import Pool, PublishedMessage

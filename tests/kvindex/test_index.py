@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.engine.kvcache.events import AllBlocksCleared, KVEvent
-from app.engine.kvcache.prompt import Placeholder
+from app.engine.kvcache.hashing import Placeholder
 from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.keys import SLICE_BLOCKS

@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.kvcache.prompt import Adapter, ExtraKeys, Placeholder
+from app.engine.kvcache.hashing import Adapter, ExtraKeys, Placeholder
 from app.kvindex.keys import (
     PART_BLOCKS,
     Features,

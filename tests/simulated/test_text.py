@@ -12,9 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import TokenLogprob
-from app.engine.simulated.corpus import Corpus, sample_sentences
+from app.engine.simulated.corpus import (
+    BUCKETS,
+    Corpus,
+    bucket_range,
+    limited_length,
+    reply_length,
+    sample_sentences,
+)
 from app.engine.simulated.model import BROKEN, Entries
-from app.engine.simulated.modes import BUCKETS, bucket_range, limited_length, reply_length
 from app.text.base import Tokenizer, TokenizerError
 from app.text.huggingface import LocalTokenizer
 from tests.engine.harness import embedded_corpus, embedded_tokenizer

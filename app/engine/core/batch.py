@@ -11,7 +11,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from app.engine.kvcache.block_pool import Block
-    from app.engine.kvcache.prompt import Prompt
+    from app.engine.kvcache.hashing import Prompt
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):

@@ -11,8 +11,7 @@ from app.engine.core.request import EngineRequest
 from app.engine.kvcache.block_pool import BlockObserver
 from app.engine.kvcache.cache import ConnectorStore, KVCache
 from app.engine.kvcache.events import KVEvent
-from app.engine.kvcache.hashing import BlockHasher
-from app.engine.kvcache.prompt import Adapter, Placeholder, Prompt
+from app.engine.kvcache.hashing import Adapter, BlockHasher, Placeholder, Prompt
 
 Publish = Callable[[Sequence[KVEvent]], None]
 

@@ -14,9 +14,16 @@ from app.base.clock.pause import pause_if_possible
 from app.engine.core.batch import SequenceState
 from app.engine.kvcache.block_pool import BlockObserver, BlockPool
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
-from app.engine.kvcache.hashing import BlockHasher, all_low64
+from app.engine.kvcache.hashing import (
+    NO_KEYS,
+    Adapter,
+    BlockHasher,
+    ExtraKeys,
+    Placeholder,
+    Prompt,
+    all_low64,
+)
 from app.engine.kvcache.memo import Bounded, Memo
-from app.engine.kvcache.prompt import NO_KEYS, Adapter, ExtraKeys, Placeholder, Prompt
 
 LIMIT_BYTES = 32 << 20
 DIGEST_BYTES = 16

@@ -1,4 +1,7 @@
-"""vLLM's block hashes: SHA-256 or XXH3-128 of (previous hash, token ids, extra keys) in CBOR or pickle.
+"""Prompts for the KV cache, and vLLM's hashes of their blocks.
+
+A hash is SHA-256 or XXH3-128 of (previous hash, token ids, extra keys) in CBOR or pickle. Extra keys are the
+adapter, the client's salt, and images: tagged in hashes, as in vLLM 0.31 and later, bare in events.
 
 A block's hash covers all tokens before the block. Hashes equal vLLM's for the same algorithm, block size,
 PYTHONHASHSEED and version of extra keys (kv-cache specification, section 7.2).
@@ -12,10 +15,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache
 from hashlib import sha256
 from random import Random
-from struct import Struct
+from struct import Struct as Packing
 from typing import Literal, TypeAlias
 
 import xxhash
+from msgspec import Struct
 
 from app.engine.kvcache import cbor
 from app.engine.kvcache.memo import Memo
@@ -56,8 +60,8 @@ def all_low64(hashes: Sequence[bytes]) -> list[int]:
 
 
 @cache
-def _last_eight(length: int) -> Struct:
-    return Struct(f">{length - 8}xQ")
+def _last_eight(length: int) -> Packing:
+    return Packing(f">{length - 8}xQ")
 
 
 def none_hash(algorithm: Algorithm, seed: str | None, rng: Random) -> bytes:
@@ -199,3 +203,82 @@ def _digest(algorithm: Algorithm) -> Callable[[bytes], bytes]:
 
 def _pickled(value: object) -> bytes:
     return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+Key: TypeAlias = tuple[Hashable, object]
+"""An extra key: the hashed form, and the form in events."""
+
+
+class Adapter(Struct, gc=False, frozen=True):
+    """A LoRA adapter: its name, its source path, and its number in the engine."""
+
+    name: str
+    path: str = ""
+    id: int = 0
+
+
+class Placeholder(Struct, gc=False, frozen=True):
+    """Prompt tokens that stand for an image or other media: `length` tokens from `offset` on."""
+
+    identifier: str
+    offset: int
+    length: int
+
+    def blocks(self, block_size: int) -> range:
+        return range(self.offset // block_size, -(-(self.offset + self.length) // block_size))
+
+
+class ExtraKeys:
+    """Extra keys of a sequence's blocks of `block_size` tokens."""
+
+    def __init__(
+        self,
+        block_size: int,
+        adapter: Adapter | None = None,
+        salt: str | None = None,
+        placeholders: Sequence[Placeholder] = (),
+    ) -> None:
+        every: list[Key] = []
+        if adapter is not None:
+            every.append((("lora", adapter.name, adapter.path), adapter.name))
+        own: dict[int, list[Key]] = {}
+        for item in sorted(placeholders, key=lambda item: item.offset):
+            for block in item.blocks(block_size):
+                offset = item.offset - block * block_size
+                keys: Key = ("mm", item.identifier, offset), [item.identifier, offset]
+                own.setdefault(block, []).append(keys)
+        if salt:
+            own.setdefault(0, []).append((("cache_salt", salt), salt))
+        self._every = _split(every)
+        self._own = {block: _split(every + inner) for block, inner in own.items()}
+
+    def hashed(self, first: int, last: int) -> list[Extra] | None:
+        """Returns the hashed extra keys of blocks `first` to `last` (exclusive); None if all have none."""
+        if not self._own and self._every[0] is None:
+            return None
+        return [self._own.get(block, self._every)[0] for block in range(first, last)]
+
+    def published(self, first: int, last: int) -> list[list[object] | None]:
+        if not self._own:
+            return [self._every[1]] * (last - first)
+        return [self._own.get(block, self._every)[1] for block in range(first, last)]
+
+
+def _split(keys: list[Key]) -> tuple[Extra, list[object] | None]:
+    if not keys:
+        return None, None
+    return tuple(hashed for hashed, _ in keys), [published for _, published in keys]
+
+
+NO_KEYS = ExtraKeys(1)
+"""For prompts without adapter, salt and media, whatever the block size."""
+
+
+class Prompt(Struct, gc=False, frozen=True):
+    """A prompt; without `hashes` nothing of it is cached or found, without `reads` nothing is found."""
+
+    token_ids: Sequence[int]
+    keys: ExtraKeys
+    adapter: Adapter | None
+    reads: bool
+    hashes: list[bytes] | None

@@ -24,9 +24,8 @@ from app.engine.dataset import Datasets
 from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.derivation import write
 from app.engine.simulated.calls import CallReplies, written
-from app.engine.simulated.corpus import Corpus
+from app.engine.simulated.corpus import Corpus, LengthSource, RandomMode, ReplySource
 from app.engine.simulated.endings import biased, chooser, stopped
-from app.engine.simulated.modes import LengthSource, RandomMode, ReplySource
 from app.text.base import Tokenizer
 from config.settings import Settings
 
@@ -82,9 +81,9 @@ def own_logprob(position: int) -> float:
 
 
 TRIES = 4
+"""Texts drawn to find one that fits the limit."""
 THOUGHT_TOKENS = 12, 36
 """Fewest and most tokens of thoughts."""
-"""Texts drawn to find one that fits the limit."""
 USUAL_SIZE = 160
 """Characters of a text that a grammar derives, where the grammar leaves the choice."""
 CHARACTERS_A_TOKEN = 3
