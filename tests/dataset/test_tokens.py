@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.dataset import DatasetError
-from app.engine.dataset.dataset import NO_ID, RecordedTokens, completed, decode, encode
+from app.engine.dataset.tokens import NO_ID, DatasetError, RecordedTokens, completed, decode, encode
 from app.text.huggingface import LocalTokenizer
 
 IDS, STRINGS = [7, 8], ["a", "b"]

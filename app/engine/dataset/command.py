@@ -20,8 +20,8 @@ from sqlalchemy import NullPool, create_engine, insert
 from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
-from app.engine.dataset import DatasetError
-from app.engine.dataset.dataset import RecordedTokens, encode, ids_hash, replies_table
+from app.engine.dataset.dataset import ids_hash, replies_table
+from app.engine.dataset.tokens import DatasetError, RecordedTokens, encode
 from app.text.base import Message, Tokenizer, TokenizerError, TokenizerInputError
 from config import ConfigError, Settings
 from config.flags import FlagParser, as_command, whole_number
