@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from app.engine.kvcache.prompt import Placeholder
+from app.engine.kvcache.hashing import Placeholder
 from app.kvindex.backend import BackendUnavailable
 from app.kvindex.scorer import PodScore
 from app.kvindex.service import KvIndex
