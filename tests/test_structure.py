@@ -78,7 +78,7 @@ def test_a_system_imports_only_those_below_it() -> None:
 def test_no_files_import_each_other_in_a_circle() -> None:
     """Whatever does, at whatever place, is one thing in two files."""
     graph = {module: set(imported(path)) - {module} for module, path in MODULES.items()}
-    assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES) > 300
+    assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES) > 200
 
 
 def test_no_file_is_longer_than_a_reader_can_bear() -> None:
