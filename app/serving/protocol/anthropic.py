@@ -39,13 +39,7 @@ class AnthropicBlock(Struct, kw_only=True):
     """One content block; its type decides which fields are used, and all others are ignored."""
 
     type: Literal[
-        "text",
-        "image",
-        "tool_use",
-        "tool_result",
-        "tool_reference",
-        "thinking",
-        "redacted_thinking",
+        "text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking"
     ]
     text: str | None = None
     source: JsonObject | None = None

@@ -14,16 +14,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from app.serving.http.errors import bad_request
 from app.serving.protocol import rules
 from app.serving.protocol.coercion import JsonObject, Misfit, convert, convert_value, param_of
-from app.serving.protocol.common import (
-    ECTransferParams,
-    KVTransferParams,
-    PerRequestMetrics,
-)
+from app.serving.protocol.common import ECTransferParams, KVTransferParams, PerRequestMetrics
 from app.serving.protocol.decoding import RawRequest
-from app.serving.protocol.options import (
-    Effort,
-    SamplingFields,
-)
+from app.serving.protocol.options import Effort, SamplingFields
 from app.serving.protocol.response_tools import (
     ToolParam,
     check_tool_use,
@@ -42,13 +35,7 @@ class ContentPart(Struct, kw_only=True):
     """One part of a content; its type decides which fields are used, and all others are ignored."""
 
     type: Literal[
-        "input_text",
-        "input_image",
-        "input_file",
-        "output_text",
-        "refusal",
-        "summary_text",
-        "reasoning_text",
+        "input_text", "input_image", "input_file", "output_text", "refusal", "summary_text", "reasoning_text"
     ]
     text: str | None = None
     refusal: str | None = None

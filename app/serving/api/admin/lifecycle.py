@@ -290,10 +290,7 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
     posts = (finish_weight_update, update_weight_version, weight_checker, collective_rpc)
     return [
         step(
-            "init_weight_transfer_engine",
-            weights.connect,
-            "Weight transfer initialized",
-            InitTransferRequest,
+            "init_weight_transfer_engine", weights.connect, "Weight transfer initialized", InitTransferRequest
         ),
         step("shutdown_weight_transfer_engine", weights.disconnect, "Weight transfer shut down"),
         step("start_weight_update", weights.start, "Weight update started"),

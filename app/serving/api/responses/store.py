@@ -156,11 +156,7 @@ class Background(Responder):
         return cls(**own, kept=kept, store=store)
 
     def respond(
-        self,
-        requests: Sequence[EngineRequest],
-        writer: ResponseWriter,
-        stream: bool,
-        context: RequestContext,
+        self, requests: Sequence[EngineRequest], writer: ResponseWriter, stream: bool, context: RequestContext
     ) -> Response:
         """Returns the response before its first output; or its events, if they are kept.
 

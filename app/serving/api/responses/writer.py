@@ -21,10 +21,7 @@ from app.serving.http.errors import bad_request
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import GAP, HOLE, ECTransferParams, ItemLogprob, KVTransferParams, encode
 from app.serving.protocol.response_tools import CalledTool, custom_input
-from app.serving.protocol.responses import (
-    ResponseObject,
-    ResponsesRequest,
-)
+from app.serving.protocol.responses import ResponseObject, ResponsesRequest
 
 Logprobs = Sequence[ItemLogprob] | Raw | None
 ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
