@@ -6,7 +6,7 @@ all tokens are read again at each event.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -30,6 +30,7 @@ from app.serving.protocol.generate import (
     DerenderChatRequest,
     DerenderCompletionRequest,
     DerenderStreamRequest,
+    GenerateOutput,
     Logprobs,
     RenderedChoice,
     StreamState,
@@ -41,18 +42,16 @@ NEEDS_PROMPT = "prompt_token_ids are needed beside a parser: they tell whether t
 
 
 def routes(pipeline: RequestPipeline) -> list[Route]:
-    tools = pipeline.settings.tools
-    parses = pipeline.limits.reasons or bool(tools.tool_call_parser and tools.enable_auto_tool_choice)
-    chat, text = Derenderer(pipeline, True, parses), Derenderer(pipeline, False, False)
+    chat, text = Derenderer(pipeline, pipeline.limits.parses), Derenderer(pipeline, False)
 
     def derender_chat(context: RequestContext) -> Response:
         """The chat completion, or one of its chunks, for token ids."""
         kinds = (DerenderStreamRequest, DerenderChatRequest)
         asked = decode_first(pipeline.body.read(context), context.content_type, kinds)
         pipeline.models.resolve(asked.model)
-        return json_response(
-            chat.chunk(asked) if isinstance(asked, DerenderStreamRequest) else chat.chat(asked)
-        )
+        if isinstance(asked, DerenderStreamRequest):
+            return json_response(chat.chunk(asked, "chat.completion.chunk"))
+        return json_response(chat.chat(asked))
 
     def derender_completion(context: RequestContext) -> Response:
         """The text completion, or one of its chunks, for token ids."""
@@ -60,7 +59,7 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         asked = decode_first(pipeline.body.read(context), context.content_type, kinds)
         pipeline.models.resolve(asked.model)
         if isinstance(asked, DerenderStreamRequest):
-            return json_response(text.chunk(asked))
+            return json_response(text.chunk(asked, "text_completion"))
         return json_response(text.completion(asked))
 
     return [
@@ -80,110 +79,114 @@ class Parts(Struct):
 
 
 class Derenderer:
-    """Makes chats (`is_chat`), or text completions; `parses`: the server separates thoughts or calls."""
+    """Reads token ids back; `parses`: the server separates thoughts or calls from a chat's text."""
 
-    def __init__(self, pipeline: RequestPipeline, is_chat: bool, parses: bool) -> None:
-        self._pipeline, self._is_chat, self._parses = pipeline, is_chat, parses
-        self._decode, self._new_id = pipeline.tokenizer.decode, pipeline.identity.fresh_id
+    def __init__(self, pipeline: RequestPipeline, parses: bool) -> None:
+        self._pipeline, self._parses = pipeline, parses
+        self._new_id = pipeline.identity.fresh_id
 
     def chat(self, asked: DerenderChatRequest) -> chats.ChatCompletion:
-        answer, chat = asked.generate_response, asked.chat_request
-        self._check(asked.prompt_token_ids, *(choice.token_ids for choice in answer.choices))
+        answer, chat, choices = asked.generate_response, asked.chat_request, list[chats.ChatChoice]()
+        self._check(asked.prompt_token_ids)
         if self._parses and chat is None:
             raise bad_request(NEEDS_REQUEST)
-        return chats.ChatCompletion(
-            **self._head(answer.request_id, asked.model, "chat.completion"),
-            choices=[
-                chats.ChatChoice(
-                    choice.index,
-                    self._message(chat, self._decode(_ids(choice), self._skips(chat))),
-                    _content(self._named(choice.logprobs)),
-                    choice.finish_reason or "stop",
-                    choice.stop_reason,
-                    choice.token_ids if self._shows_ids(chat) else None,
-                )
-                for choice in answer.choices
-            ],
-            system_fingerprint=None,
-            usage=_usage(asked.prompt_tokens or 0, answer.choices),
-            **{name: getattr(answer, name) for name in ("prompt_logprobs", "kv_transfer_params", "metrics")},
-        )
+        for choice in _ended([answer]):
+            message = self._message(chat, self._read(choice, StreamState(), chat)[1])
+            entries, ids = self._named(choice.logprobs), self._shown_ids(choice, chat)
+            logprobs, finish = _content(entries), choice.finish_reason or ""
+            made = chats.ChatChoice(choice.index, message, logprobs, finish, choice.stop_reason, ids)
+            choices.append(made)
+        same = {name: getattr(answer, name) for name in ("prompt_logprobs", "kv_transfer_params", "metrics")}
+        head = self._head([answer], asked.model, "chat.completion", asked.prompt_tokens or 0)
+        return chats.ChatCompletion(**head, choices=choices, **same)
 
     def completion(self, asked: DerenderCompletionRequest) -> Completion:
         """Returns the choices of all answers, numbered on."""
-        answers = asked.generate_responses
+        answers, choices = asked.generate_responses, list[CompletionChoice]()
         if not answers:
             raise bad_request("generate_responses must not be empty")
-        first, given = answers[0], [choice for answer in answers for choice in answer.choices]
-        self._check(*(asked.prompt_token_ids or ()), *(choice.token_ids for choice in given))
+        self._check(*(asked.prompt_token_ids or ()))
+        for index, choice in enumerate(_ended(answers)):
+            made = self._text_choice(choice, StreamState(), asked.completion_request)
+            choices.append(CompletionChoice(**{**made, "index": index}, prompt_logprobs=None))
         transfers = [answer.kv_transfer_params for answer in answers]
         same: dict[str, Any] = {
             "kv_transfer_params": transfers[0] if transfers.count(transfers[0]) == len(answers) else None,
-            "metrics": first.metrics if len(answers) == 1 else None,
+            "metrics": answers[0].metrics if len(answers) == 1 else None,
         }
-        skips, choices = self._skips(asked.completion_request), []
-        for index, choice in enumerate(given):
-            text, logprobs = self._decode(_ids(choice), skips), _lists(self._named(choice.logprobs), 0)
-            reasons = choice.finish_reason or "stop", choice.stop_reason
-            choices.append(CompletionChoice(index, text, logprobs, *reasons, None, None, None))
-        return Completion(
-            **self._head(first.request_id, asked.model, "text_completion"),
-            choices=choices,
-            system_fingerprint=None,
-            usage=_usage(sum(asked.prompt_tokens or ()), given),
-            **same,
-        )
+        head = self._head(answers, asked.model, "text_completion", sum(asked.prompt_tokens or ()))
+        return Completion(**head, choices=choices, **same)
 
-    def chunk(self, asked: DerenderStreamRequest) -> JsonObject:
+    def _head(
+        self, answers: Sequence[GenerateOutput], model: str | None, kind: str, prompt_tokens: int
+    ) -> dict[str, Any]:
+        choices = [choice for answer in answers for choice in answer.choices]
+        tokens = sum(len(choice.token_ids or ()) for choice in choices)
+        return {
+            "id": answers[0].request_id or self._new_id(),
+            "object": kind,
+            "created": self._pipeline.identity.now_s(),
+            "model": model or self._pipeline.models.names[0],
+            "system_fingerprint": None,
+            "usage": wire.Usage(prompt_tokens, prompt_tokens + tokens, tokens, None, None),
+        }
+
+    def chunk(self, asked: DerenderStreamRequest, kind: str) -> JsonObject:
         event, state, chat = asked.generate_chunk, asked.stream_state or StreamState(), asked.chat_request
         if self._parses and (chat is None or asked.prompt_token_ids is None):
             raise bad_request(NEEDS_REQUEST if chat is None else NEEDS_PROMPT)
         if len(event.choices) > 1:
             raise bad_request(f"an event has one choice at most, got {len(event.choices)}")
         self._check(asked.prompt_token_ids)
-        chunk: JsonObject = {
-            **self._head(event.request_id, asked.model, "text_completion"),
-            "choices": [
-                self._chat_event(choice, state, chat)
-                if self._is_chat
-                else self._text_event(choice, state, asked.completion_request)
-                for choice in event.choices
-            ],
-            "usage": None,
-            "system_fingerprint": None,
-        }
+        chunk: JsonObject = self._head([event], asked.model, kind, 0)
+        chunk |= {"usage": None, "metrics": event.metrics}
         if event.usage is not None:
             given, tokens = event.usage.prompt_tokens, event.usage.completion_tokens or 0
             prompt = given if asked.prompt_tokens is None else asked.prompt_tokens
             chunk["usage"] = wire.Usage(prompt, prompt + tokens, tokens, None, None)
-        if self._is_chat:
-            chunk |= {"object": "chat.completion.chunk", "prompt_token_ids": None, "prompt_text": None}
-        return {"chunk": chunk | {"metrics": event.metrics}, "stream_state": state}
+        if kind == "text_completion":
+            request = asked.completion_request
+            chunk["choices"] = [self._text_choice(it, state, request) for it in event.choices]
+        else:
+            chunk["choices"] = [self._chat_event(it, state, chat) for it in event.choices]
+            chunk |= {"prompt_token_ids": None, "prompt_text": None}
+        return {"chunk": chunk, "stream_state": state}
 
-    def _read(self, choice: RenderedChoice, state: StreamState, skips: bool) -> tuple[str, str]:
+    def _read(
+        self,
+        choice: RenderedChoice,
+        state: StreamState,
+        request: ChatCompletionRequest | CompletionRequest | None,
+    ) -> tuple[str, str]:
         """Returns the text before and behind an event, and adds its tokens to the state.
 
         Half a character waits for its end.
         """
-        ids = choice.token_ids or []
-        before = self._decode(state.output_token_ids, skips).rstrip(BROKEN)
+        ids, decode = choice.token_ids or [], self._pipeline.tokenizer.decode
+        skips = not self._parses and (request is None or request.skip_special_tokens)
+        before = decode(state.output_token_ids, skips).rstrip(BROKEN)
         state.output_token_ids = [*state.output_token_ids, *ids]
         state.output_chunk_lens += [len(ids)] if ids else []
         self._check(state.output_token_ids)
-        text = self._decode(state.output_token_ids, skips)
+        text = decode(state.output_token_ids, skips)
         return before, text.rstrip(BROKEN) if choice.finish_reason is None else text
 
-    def _text_event(
+    def _text_choice(
         self, choice: RenderedChoice, state: StreamState, request: CompletionRequest | None
-    ) -> JsonObject:
-        entries = self._named(choice.logprobs)
-        before, text = self._read(choice, state, self._skips(request))
-        offset = state.logprob_text_offset
+    ) -> dict[str, Any]:
+        entries, (before, text) = self._named(choice.logprobs), self._read(choice, state, request)
+        logprobs, offset = None, state.logprob_text_offset
+        if entries is not None:
+            tokens = [entry.token for entry in entries]
+            tops = [{it.token: it.logprob for it in entry.top_logprobs} or None for entry in entries]
+            offsets = list(accumulate(map(len, tokens), initial=offset))[: len(tokens)]
+            values = [entry.logprob for entry in entries]
+            logprobs = wire.CompletionLogprobs(offsets, values, tokens, tops)
         state.logprob_text_offset += len(text) - len(before)
         return {
             "index": choice.index,
             "text": text[len(before) :],
-            "logprobs": _lists(entries, offset),
+            "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
             "prompt_token_ids": None,
@@ -194,7 +197,7 @@ class Derenderer:
         self, choice: RenderedChoice, state: StreamState, chat: ChatCompletionRequest | None
     ) -> JsonObject:
         entries = None if self._parses else self._named(choice.logprobs)
-        before, text = self._read(choice, state, self._skips(chat))
+        before, text = self._read(choice, state, chat)
         finish = choice.finish_reason
         old, new = self._parts(chat, before, False), self._parts(chat, text, finish is not None)
         delta = self._delta(chat, state, old, new)
@@ -206,7 +209,7 @@ class Derenderer:
             "logprobs": _content(entries),
             "finish_reason": finish,
             "stop_reason": choice.stop_reason,
-            "token_ids": choice.token_ids if self._shows_ids(chat) else None,
+            "token_ids": self._shown_ids(choice, chat),
         }
 
     def _parts(self, chat: ChatCompletionRequest | None, text: str, ends: bool) -> Parts:
@@ -278,21 +281,9 @@ class Derenderer:
             entries.append(wire.ChatLogprob(own.token, own.logprob, own.bytes, tops))
         return entries
 
-    def _head(self, request_id: str, model: str | None, kind: str) -> dict[str, Any]:
-        return {
-            "id": request_id or self._new_id(),
-            "object": kind,
-            "created": self._pipeline.identity.now_s(),
-            "model": model or self._pipeline.models.names[0],
-        }
-
-    def _skips(self, request: ChatCompletionRequest | CompletionRequest | None) -> bool:
-        return not self._parses and (request is None or request.skip_special_tokens)
-
-    def _shows_ids(self, chat: ChatCompletionRequest | None) -> bool:
-        return (
-            chat is not None and bool(chat.return_token_ids) and (not self._parses or chat.include_reasoning)
-        )
+    def _shown_ids(self, choice: RenderedChoice, chat: ChatCompletionRequest | None) -> list[int] | None:
+        shows = chat is not None and chat.return_token_ids and (not self._parses or chat.include_reasoning)
+        return choice.token_ids if shows else None
 
     def _check(self, *lists: Sequence[int] | None) -> None:
         """Raises ApiError 400 for more tokens than a server of this context could have returned."""
@@ -301,26 +292,14 @@ class Derenderer:
             raise bad_request(f"there are more tokens than max_model_len, {most}")
 
 
+def _ended(answers: Sequence[GenerateOutput]) -> Iterator[RenderedChoice]:
+    """Yields the choices of whole answers. ApiError 400 for one without tokens."""
+    for choice in [choice for answer in answers for choice in answer.choices]:
+        if not choice.token_ids:
+            raise bad_request(f"choice {choice.index} has no token_ids")
+        choice.finish_reason = choice.finish_reason or "stop"
+        yield choice
+
+
 def _content(entries: Sequence[wire.ChatLogprob] | None) -> wire.LogprobContent | None:
     return None if entries is None else wire.LogprobContent(entries)
-
-
-def _lists(entries: Sequence[wire.ChatLogprob] | None, offset: int) -> wire.CompletionLogprobs | None:
-    """Converts those of a chat to a completion's lists; `offset`: characters before the first token."""
-    if entries is None:
-        return None
-    tokens = [entry.token for entry in entries]
-    tops = [{it.token: it.logprob for it in entry.top_logprobs} or None for entry in entries]
-    offsets = list(accumulate(map(len, tokens), initial=offset))[: len(tokens)]
-    return wire.CompletionLogprobs(offsets, [entry.logprob for entry in entries], tokens, tops)
-
-
-def _usage(prompt_tokens: int, choices: Sequence[RenderedChoice]) -> wire.Usage:
-    tokens = sum(len(choice.token_ids or ()) for choice in choices)
-    return wire.Usage(prompt_tokens, prompt_tokens + tokens, tokens, None, None)
-
-
-def _ids(choice: RenderedChoice) -> list[int]:
-    if not choice.token_ids:
-        raise bad_request(f"choice {choice.index} has no token_ids")
-    return choice.token_ids
