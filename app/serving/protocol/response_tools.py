@@ -1,6 +1,7 @@
 """Tools and tool choice of ``POST /v1/responses``: conversion, and repetition in the answer.
 
-The answer repeats every field of a tool's type, with null for missing fields, and unknown fields at the end.
+The answer repeats every field of a function, a custom tool, a namespace, a web search, an MCP server and a code
+interpreter, with null for missing fields, and unknown fields at the end. It repeats other tools as they are given.
 A tool of no known type is reported as a wrong function, the first type that vLLM tries.
 """
 
@@ -18,7 +19,7 @@ from msgspec import NODEFAULT, Struct
 
 from app.serving.http.errors import bad_request
 from app.serving.protocol.coercion import JsonObject, Misfit, convert
-from app.serving.protocol.options import Effort, FunctionDefinition
+from app.serving.protocol.options import FunctionDefinition
 
 LATER = "allowed_callers:callers is_async:flag defer_loading:flag description"
 PLACE = "city country region timezone"
@@ -33,22 +34,10 @@ STRUCTS: Mapping[str, str] = {
     "CustomTool": f"name! type=custom {LATER} format:CustomToolFormat",
     "NamespaceFunction": f"name! type=function {LATER} output_schema:object parameters:any strict:flag",
     "NamespaceTool": "description! name! tools!:[NamespaceFunction|CustomTool] type=namespace",
-    "ComparisonFilter": "key! type=eq|ne|gt|gte|lt|lte|in|nin value!:filter_value",
-    "CompoundFilter": "filters!:[any] type=and|or",
-    "HybridSearch": "embedding_weight!:number text_weight!:number",
-    "RankingOptions": "hybrid_search:HybridSearch ranker?=auto|default-2024-11-15 score_threshold:number",
-    "FileSearchTool": "type=file_search vector_store_ids!:texts filters:ComparisonFilter|CompoundFilter "
-    "max_num_results:count ranking_options:RankingOptions",
-    "ComputerTool": "type=computer",
-    "ComputerUsePreviewTool": "display_height!:count display_width!:count "
-    "environment=windows|mac|linux|ubuntu|browser type=computer_use_preview",
     "WebSearchFilters": "allowed_domains:texts",
     "UserLocation": f"{PLACE} type?=approximate",
     "WebSearchTool": "type=web_search|web_search_2025_08_26 external_web_access:flag "
     "filters:WebSearchFilters search_context_size:size user_location:UserLocation",
-    "PreviewLocation": f"type=approximate {PLACE}",
-    "WebSearchPreviewTool": "type=web_search_preview|web_search_preview_2025_03_11 "
-    "search_content_types:[search_content] search_context_size:size user_location:PreviewLocation",
     "McpToolFilter": "read_only:flag tool_names:texts",
     "McpApproval": "always:McpToolFilter never:McpToolFilter",
     "Mcp": "server_label! type=mcp allowed_callers:callers allowed_tools:texts|McpToolFilter authorization "
@@ -59,27 +48,6 @@ STRUCTS: Mapping[str, str] = {
     "NetworkAllowlist": "allowed_domains!:texts type=allowlist domain_secrets:[DomainSecret]",
     "AutoContainer": f"type=auto {CONTAINER}",
     "CodeInterpreter": "container!:text|AutoContainer type=code_interpreter allowed_callers:callers",
-    "SkillReference": "skill_id! type=skill_reference version",
-    "SkillSource": "data! media_type=application/zip type=base64",
-    "InlineSkill": "description! name! source!:SkillSource type=inline",
-    "LocalSkill": "description! name! path!",
-    "ContainerAuto": f"type=container_auto {CONTAINER} skills:[SkillReference|InlineSkill]",
-    "LocalEnvironment": "type=local skills:[LocalSkill]",
-    "ContainerReference": "container_id! type=container_reference",
-    "FunctionShellTool": "type=shell allowed_callers:callers "
-    "environment:ContainerAuto|LocalEnvironment|ContainerReference",
-    "LocalShell": "type=local_shell",
-    "SvgReasoning": "effort:effort",
-    "Svg": "model reasoning:SvgReasoning",
-    "ImageMask": "file_id image_url",
-    "ImageGeneration": "type=image_generation action?=generate|edit|auto background?=transparent|opaque|auto "
-    "complexity:size frame_count:count frame_duration_ms:count input_fidelity?=high|low "
-    "input_image_mask:ImageMask model moderation?=auto|low output_compression:count "
-    "output_format?=png|webp|jpeg|gif|svg partial_images:count quality?=low|medium|high|xhigh|max|auto size "
-    "svg:Svg",
-    "ToolSearchTool": "type=tool_search description execution?=server|client parameters:any",
-    "ProgrammaticToolCalling": "type=programmatic_tool_calling",
-    "ApplyPatchTool": "type=apply_patch allowed_callers:callers",
     "AllowedTools": "mode=auto|required tools!:[object] type=allowed_tools",
     "ChosenFunction": "name! type=function",
     "ChosenMcp": "server_label! type=mcp name",
@@ -96,17 +64,12 @@ HINTS: Mapping[str, Any] = {
     "text": str,
     "texts": list[str],
     "flag": bool,
-    "count": int,
-    "number": float,
     "any": object,
     "object": JsonObject,
     "headers": dict[str, str],
     "callers": list[Literal["direct", "programmatic"]],
     "size": Literal["low", "medium", "high"],
-    "effort": Effort,
     "approval": Literal["always", "never"],
-    "search_content": Literal["text", "image"],
-    "filter_value": str | float | bool | list[str | float],
 }
 
 
@@ -143,16 +106,18 @@ def _by_type(titles: Sequence[str]) -> Mapping[str, type[Struct]]:
 
 BUILT = _build_structs()
 FUNCTION = BUILT["FunctionTool"]
-TOOLS = _by_type(
-    (
-        *("FunctionTool", "FileSearchTool", "ComputerTool", "ComputerUsePreviewTool", "WebSearchTool", "Mcp"),
-        *("CodeInterpreter", "ProgrammaticToolCalling", "ImageGeneration", "LocalShell", "FunctionShellTool"),
-        *("CustomTool", "NamespaceTool", "ToolSearchTool", "WebSearchPreviewTool", "ApplyPatchTool"),
-    )
-)
+TOOLS = _by_type(("FunctionTool", "WebSearchTool", "Mcp", "CodeInterpreter", "CustomTool", "NamespaceTool"))
 """Structs by type. Only functions, also in a namespace, and custom tools are ever called."""
 CHOICES = _by_type(("AllowedTools", "ChosenFunction", "ChosenMcp", "ChosenCustom", "ChosenType"))
 """Structs of `tool_choice` objects, by type."""
+REPEATED_AS_GIVEN = frozenset(
+    (
+        *("file_search", "computer", "computer_use_preview", "web_search_preview", "image_generation"),
+        *("web_search_preview_2025_03_11", "local_shell", "shell", "tool_search", "apply_patch"),
+        "programmatic_tool_calling",
+    )
+)
+"""Types of tools whose fields are not looked at."""
 
 
 ToolParam = JsonObject
@@ -166,6 +131,9 @@ def convert_tools(value: object) -> list[ToolParam]:
 
 
 def _convert_tool(index: int, tool: object) -> ToolParam:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(tool, dict) and isinstance(kind, str) and kind in REPEATED_AS_GIVEN:
+        return tool
     try:
         return _converted(TOOLS, tool)
     except Misfit:
