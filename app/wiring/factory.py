@@ -29,12 +29,13 @@ from app.engine.kvcache.memo import Bounded
 from app.engine.lora import AdapterMemory, LoraResidency, LoRASlots, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import NullModel, SimulatedModel
-from app.serving.api import anthropic, completions, invocations, label_reads, models, pooling, tokens
+from app.serving.api import anthropic, completions, invocations, label_reads, models, pooling
 from app.serving.api.admin import config as admin
 from app.serving.api.admin import lifecycle as lifecycle_routes
 from app.serving.api.admin import reports
 from app.serving.api.admin.config import PeerRanks
 from app.serving.api.chat import completions as chat
+from app.serving.api.chat import prompt
 from app.serving.api.generate import routes as generate
 from app.serving.api.identity import Identity, pod_headers
 from app.serving.api.models import ServedModels
@@ -43,7 +44,7 @@ from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.api.plain import plain_chats, plain_completions
 from app.serving.api.responder import Responder, ServerLoad
 from app.serving.api.responses import routes as responses
-from app.serving.api.responses.store import ResponseStore
+from app.serving.api.responses.routes import ResponseStore
 from app.serving.faults.injector import FaultAudit, FaultInjector
 from app.serving.flask.application import Understudy
 from app.serving.gunicorn import ranks
@@ -484,7 +485,7 @@ class Assembly:
         app.add_routes("decisions", label_reads.decision_routes(pipeline, settings.model))
         app.add_routes("invocations", invocations.routes(body, lambda: app.routes))
         app.add_routes("models", models.routes(pipeline.models, self.identity))
-        app.add_routes("tokens", tokens.routes(pipeline, api.enable_tokenizer_info_endpoint))
+        app.add_routes("tokens", prompt.routes(pipeline, api.enable_tokenizer_info_endpoint))
         if settings.lora.allow_runtime_lora_updating:
             app.add_routes("lora", models.adapter_routes(body, pipeline.models))
         if server.server_dev_mode:

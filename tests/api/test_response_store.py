@@ -7,7 +7,7 @@ from typing import Any
 import gevent
 
 from app.serving.api.identity import ResponseMeta
-from app.serving.api.responses.store import KeptResponse, ResponseStore
+from app.serving.api.responses.routes import KeptResponse, ResponseStore
 from app.serving.api.responses.writer import new_response
 from app.serving.http.errors import ApiError
 from app.serving.protocol.responses import ResponsesRequest

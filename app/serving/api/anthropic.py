@@ -15,13 +15,12 @@ from cachetools import LRUCache
 from msgspec import UNSET, Raw, Struct
 
 from app.engine.core.outputs import Part, Started, Tokens
-from app.serving.api.blocks import BlockWriter, named_event
 from app.serving.api.chat.parts import check_tool_choice
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.errors import as_api_error, forget_frames
 from app.serving.api.identity import ResponseMeta, address_of
 from app.serving.api.pipeline import ChatRules, RequestPipeline
-from app.serving.api.writer import Segment
+from app.serving.api.writer import BlockWriter, Segment, named_event
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response, json_response

@@ -1,8 +1,8 @@
 """Tools and tool choice of ``POST /v1/responses``: conversion, and repetition in the answer.
 
-The answer repeats every field of a function, a custom tool, a namespace, a web search, an MCP server and a code
-interpreter, with null for missing fields, and unknown fields at the end. It repeats other tools as they are given.
-A tool of no known type is reported as a wrong function, the first type that vLLM tries.
+The answer repeats all fields of functions, custom tools, namespaces, web searches, MCP servers and code
+interpreters, with null for missing ones, then unknown fields; it repeats other tools as they are given. A
+tool of no known type is reported as a wrong function, the first type that vLLM tries.
 """
 
 from __future__ import annotations

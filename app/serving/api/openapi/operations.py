@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from app.serving.api import label_reads, models, tokens
+from app.serving.api import label_reads, models
 from app.serving.api.admin import lifecycle
+from app.serving.api.chat import prompt
 from app.serving.api.responses.routes import Retrieval
 from app.serving.protocol import (
     anthropic,
@@ -97,7 +98,7 @@ ANSWERS: Mapping[str, Any] = {
     **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"), ItemList),
     "/generative_scoring": ItemList,
     "/v1/systemone": label_reads.Decisions,
-    "/tokenize": tokens.TokensAnswer,
+    "/tokenize": prompt.TokensAnswer,
     "/score_completions": dict[str, float] | None,
 }
 """Type of the JSON of a success, by path."""

@@ -12,11 +12,10 @@ from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from app.engine.core.outputs import EngineOutput, Started, TokenLogprob, Tokens
-from app.serving.api.blocks import BlockWriter, named_event
 from app.serving.api.errors import as_stream_error
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import TokenNames, rendered
-from app.serving.api.writer import Segment
+from app.serving.api.writer import BlockWriter, Segment, named_event
 from app.serving.http.errors import bad_request
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import GAP, HOLE, ECTransferParams, ItemLogprob, KVTransferParams, encode
