@@ -26,8 +26,8 @@ from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Operations
 from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import EngineClient
-from app.serving.api.admin.config import PeerRanks
 from app.serving.api.admin.lifecycle import routes as lifecycle_routes
+from app.serving.api.admin.server import PeerRanks
 from app.serving.flask.application import Understudy
 from app.serving.http.connection import Connection
 from app.serving.http.context import BodyLimits, RequestContext

@@ -30,10 +30,9 @@ from app.engine.lora import AdapterMemory, LoraResidency, LoRASlots, adapters_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import NullModel, SimulatedModel
 from app.serving.api import anthropic, completions, invocations, label_reads, models, pooling
-from app.serving.api.admin import config as admin
 from app.serving.api.admin import lifecycle as lifecycle_routes
-from app.serving.api.admin import reports
-from app.serving.api.admin.config import PeerRanks
+from app.serving.api.admin import server as admin
+from app.serving.api.admin.server import PeerRanks
 from app.serving.api.chat import completions as chat
 from app.serving.api.chat import prompt
 from app.serving.api.generate import routes as generate
@@ -443,7 +442,7 @@ class Assembly:
             kept["script counters"] = scripts
             app.services.append(scripts)
             app.add_routes("script", admin.script_routes(scripts, self.peers))
-        self.ready = reports.readiness(self.engine, self.clock, self.settings.server.startup_duration)
+        self.ready = admin.readiness(self.engine, self.clock, self.settings.server.startup_duration)
         if self.server.speaks_grpc:
             from app.serving.api.grpc.service import ServerFacts, rpc_service  # imports protobuf
 
@@ -499,26 +498,26 @@ class Assembly:
         """Adds health, metrics, and what operates the server; plugins and the page of all routes last."""
         app, settings, server, replay = self.app, self.settings, self.server, self.replay
         plugins, body = self.plugins, self.pipeline.body
-        health = reports.health_routes(lambda: self.engine.healthy, self.ready, self.load)
+        health = admin.health_routes(lambda: self.engine.healthy, self.ready, self.load)
         exposition = Exposition([*self._families(), self.http_metrics.text], self.http_metrics.process_text)
         first = f"http://{server.pod_ip or socket.gethostname()}:{settings.server.port}"
         app.add_routes("health", health)
-        app.add_routes("metrics", reports.metrics_routes(exposition))
+        app.add_routes("metrics", admin.metrics_routes(exposition))
         if settings.engine.is_real:
-            app.add_routes("stats", reports.statistics_routes(self.recorder.figures))
-        publishes = reports.publisher_routes(self.publishes, self.publisher is not None, server.ranks)
+            app.add_routes("stats", admin.statistics_routes(self.recorder.figures))
+        publishes = admin.publisher_routes(self.publishes, self.publisher is not None, server.ranks)
         app.add_routes("kv_events", publishes)
-        app.add_routes("bootstrap", reports.bootstrap_routes(first, server.data_parallel_size))
+        app.add_routes("bootstrap", admin.bootstrap_routes(first, server.data_parallel_size))
         app.add_routes("admin", admin.routes(self.live, self.lifecycle, self.engine, body, self.peers))
-        app.add_routes("memory", reports.memory_routes(app.caches))
-        app.add_routes("verdict", reports.verdict_routes(self.audit.report, self.audit.restart))
+        app.add_routes("memory", admin.memory_routes(app.caches))
+        app.add_routes("verdict", admin.verdict_routes(self.audit.report, self.audit.restart))
         if replay is not None:
             app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])
         app.add_routes("fake_metrics", admin.fake_metrics_routes(body, self.live))
         if self.console is not None:
             numbers = list(server.ranks)
             self.console.add_to(app, self.tokenizer, self.peers, numbers, body, self.streams)
-        app.add_routes("plugins", reports.plugin_routes(None if plugins is None else plugins.report))
+        app.add_routes("plugins", admin.plugin_routes(None if plugins is None else plugins.report))
         for name, routes in () if plugins is None else plugins.routes(lambda: app.routes):
             app.add_routes(name, routes)
         plays = {"plays": f"vLLM {VLLM_VERSION}", "models": settings.model.served_names}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.serving.api.admin.config import PeerRanks
+from app.serving.api.admin.server import PeerRanks
 from app.serving.http.errors import ApiError
 from tests.running_server import free_port
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.serving.api.admin.config import fake_metrics_routes
+from app.serving.api.admin.server import fake_metrics_routes
 from app.serving.http.context import BodyLimits
 from app.wiring.factory import create_app
 from config.loader import load

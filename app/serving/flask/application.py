@@ -25,7 +25,7 @@ from flask.wrappers import Response as FlaskResponse
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import Map, MapAdapter, Rule
 
-from app.serving.api.admin.reports import Caches, Drains
+from app.serving.api.admin.server import Caches, Drains
 from app.serving.api.errors import forget_frames, respond_to_error
 from app.serving.flask.other_server import OtherServer
 from app.serving.http.context import CONTEXT, RequestContext, context_of, current_request

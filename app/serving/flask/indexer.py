@@ -9,7 +9,7 @@ from app.base.metrics.instruments import Exposition, Families
 from app.engine.kvcache.publisher import Publisher
 from app.kvindex.service import aliases, fed, fed_encoded, index_of
 from app.serving.api import kv_index
-from app.serving.api.admin import reports
+from app.serving.api.admin import server as admin
 from app.serving.api.openapi import document as openapi
 from app.serving.api.pipeline import ChatRules
 from app.serving.api.responder import ServerLoad
@@ -54,10 +54,10 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     app = Understudy(engine, middleware)
     families = add_index(app, live, tokenizer)
     app.caches.append(lambda: tokenizer.caches)
-    ready = reports.readiness(engine, clock, settings.server.startup_duration)
-    app.add_routes("memory", reports.memory_routes(app.caches))
-    app.add_routes("health", reports.health_routes(lambda: True, ready, ServerLoad(False)))
-    app.add_routes("metrics", reports.metrics_routes(Exposition([families, http.text], http.process_text)))
+    ready = admin.readiness(engine, clock, settings.server.startup_duration)
+    app.add_routes("memory", admin.memory_routes(app.caches))
+    app.add_routes("health", admin.health_routes(lambda: True, ready, ServerLoad(False)))
+    app.add_routes("metrics", admin.metrics_routes(Exposition([families, http.text], http.process_text)))
     app.add_routes("root", openapi.root_routes(lambda: app.routes, {"plays": "an index of KV blocks"}))
     if not settings.api.disable_fastapi_docs:
         app.add_routes("openapi", openapi.document_routes(lambda: app.routes, "", settings.model.model))

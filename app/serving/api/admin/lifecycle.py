@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from app.engine.core.lifecycle import Operations, WeightUpdates
 from app.engine.core.wire import DEEPEST_SLEEP, PauseMode
-from app.serving.api.admin.reports import action
+from app.serving.api.admin.server import action
 from app.serving.http.connection import leaving
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request, internal, malformed

@@ -1,0 +1,322 @@
+"""Routes of operators: health, metrics, other reports; settings of all ranks, scripts, draining."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import NAMESPACE_URL, uuid5
+
+import msgspec
+
+from app.base.clock.clock import Clock
+from app.base.metrics.instruments import CONTENT_TYPE, Exposition
+from app.base.metrics.recorder import Figures
+from app.engine.core.lifecycle import Operations
+from app.engine.core.sequence import EngineClient
+from app.engine.kvcache.endpoints import PublisherSettings, of_rank
+from app.engine.kvcache.memo import Bounded
+from app.serving.api.responder import ServerLoad
+from app.serving.faults.injector import AuditReport
+from app.serving.http.context import BodyLimits, RequestContext
+from app.serving.http.errors import ApiError, bad_request, malformed, unavailable
+from app.serving.http.response import Response, json_response
+from app.serving.http.route import Route, post, probe
+from config import VLLM_VERSION, ConfigError
+from config.fake_metrics import FakeMetricsError, merged
+from config.live import LiveSettings
+from config.plugins import API
+
+if TYPE_CHECKING:
+    from urllib3 import PoolManager
+
+    from app.serving.scripts.script_set import ScriptSet
+
+FAKES = "fake-metrics"
+"""The only setting that may be given in parts."""
+TIMEOUT_S = 5.0
+PASSED_ON = ("authorization", "x-admin-key", "content-type")
+"""Headers that are passed on to other ranks."""
+ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+"""vLLM mounts the metrics as a separate application, which ignores the method."""
+Caches = Callable[[], Mapping[str, Bounded]]
+"""The caches of a room, by name; some exist only after the start."""
+Work = Callable[[RequestContext], object]
+
+
+class Drains(Protocol):
+    @property
+    def draining(self) -> bool: ...
+
+    @property
+    def healthy(self) -> bool: ...
+
+    def drain(self) -> None: ...
+
+
+def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], bool]:
+    """Returns a check that is true from `startup_s` seconds after now until the server drains."""
+    ready_at_s = clock.now() + startup_s
+    return lambda: clock.now() >= ready_at_s and service.healthy and not service.draining
+
+
+def action(operation: str, work: Work) -> Route:
+    """Returns the route of "METHOD /path" that answers the JSON that `work` returns, or an empty 200."""
+
+    def handle(context: RequestContext) -> Response:
+        answer = work(context)
+        return Response() if answer is None else json_response(answer)
+
+    handle.__doc__ = work.__doc__
+    method, _, path = operation.partition(" ")
+    return Route(methods=(method,), path=path, handle=handle)
+
+
+def health_routes(healthy: Callable[[], bool], ready: Callable[[], bool], load: ServerLoad) -> list[Route]:
+
+    def health(context: RequestContext) -> Response:
+        """200 as long as the process serves at all; 503 while a separate engine process is gone."""
+        return Response(b"", 200 if healthy() else 503)
+
+    def health_ready(context: RequestContext) -> Response:
+        """200 when requests are welcome; 503 while starting up and while draining."""
+        return Response(b"", 200 if ready() else 503)
+
+    def version(context: RequestContext) -> Response:
+        """The emulated vLLM version."""
+        return json_response({"version": VLLM_VERSION})
+
+    def server_load(context: RequestContext) -> Response:
+        """Requests being answered now; always 0 unless tracking is on."""
+        return json_response({"server_load": load.count})
+
+    return [
+        probe("/health", health),
+        probe("/ping", health, "POST"),
+        probe("/health/ready", health_ready),
+        probe("/ready", health_ready),
+        probe("/version", version),
+        probe("/load", server_load),
+    ]
+
+
+def metrics_routes(exposition: Exposition) -> list[Route]:
+
+    def metrics(context: RequestContext) -> Response:
+        """All families in Prometheus' text format."""
+        return Response(exposition.render(), 200, content_type=CONTENT_TYPE)
+
+    return [Route(methods=ANY_METHOD, path="/metrics", handle=metrics)]
+
+
+def statistics_routes(figures: Callable[[], Figures]) -> list[Route]:
+    """Statistics of a server whose model computes; vLLM has no such route."""
+
+    def stats(context: RequestContext) -> object:
+        """Choices, tokens and mean seconds since the start of this rank, and choices of now."""
+        now = figures()
+        return {
+            "requests_served": int(sum(now.finished.values())),
+            "total_tokens_generated": int(now.generated),
+            "average_response_time": now.e2e.sum / max(1, sum(now.e2e.counts)),
+            "queue_length": int(now.waiting),
+            "active_requests": int(now.running),
+        }
+
+    return [action("GET /stats", stats)]
+
+
+def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
+    """`rooms` is read anew at each request: it may grow."""
+
+    def memory(context: RequestContext) -> object:
+        """Bytes of each cache, and their sum."""
+        caches = {name: cache for room in rooms for name, cache in room().items()}
+        sizes = {
+            name: {"size_bytes": cache.size_bytes, "limit_bytes": cache.limit_bytes}
+            for name, cache in sorted(caches.items())
+        }
+        sums = {key: sum(size[key] for size in sizes.values()) for key in ("size_bytes", "limit_bytes")}
+        return {**sums, "caches": sizes}
+
+    return [action("GET /admin/memory", memory)]
+
+
+def plugin_routes(report: Callable[[], Mapping[str, object]] | None) -> list[Route]:
+    """`report` is None where there are no plugins."""
+
+    def plugins(context: RequestContext) -> object:
+        """The plugins, their settings, and how often each hook was asked, failed or held the event loop."""
+        return report() if report else {"api": API, "plugins": []}
+
+    return [action("GET /admin/plugins", plugins)]
+
+
+def verdict_routes(report: Callable[[bool], AuditReport], restart: Callable[[], None]) -> list[Route]:
+    """Returns the routes; `report(True)` gives the verdict as if no client came back any more."""
+
+    def verdict(context: RequestContext) -> AuditReport:
+        """Verdict on the clients' behaviour; with `?over=true`, as if no client came back any more."""
+        return report(context.argument("over").lower() in ("1", "true", "yes"))
+
+    def begin_anew(context: RequestContext) -> AuditReport:
+        """Restarts the audit, for the next test."""
+        restart()
+        return report(False)
+
+    return [action("GET /admin/verdict", verdict), action("DELETE /admin/verdict", begin_anew)]
+
+
+def publisher_routes(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> list[Route]:
+    """GET /kv_event_sources. `settings` belong to rank 0; the endpoints of all `ranks` follow from them."""
+
+    def source(rank: int) -> dict[str, object]:
+        endpoint, replay = settings.endpoint, settings.replay_endpoint
+        return {
+            "enable_kv_cache_events": enabled,
+            "publisher": "zmq" if enabled else "null",
+            "endpoint": of_rank(endpoint, rank) if endpoint else "",
+            "replay_endpoint": of_rank(replay, rank) if replay else "",
+            "buffer_steps": settings.replay_batches,
+            "hwm": settings.hwm,
+            "max_queue_size": settings.queue_events,
+            "topic": settings.topic,
+        }
+
+    def sources(context: RequestContext) -> object:
+        """The publisher of every rank, by its number."""
+        return {str(rank): source(rank) for rank in ranks}
+
+    return [action("GET /kv_event_sources", sources)]
+
+
+def bootstrap_routes(server: str, ranks: int) -> list[Route]:
+    """GET /query of Mooncake's bootstrap server. All ranks answer the same: ids follow from rank 0's URL."""
+
+    def query(context: RequestContext) -> object:
+        """The engine of every rank, by its number."""
+        return {str(k): {"engine_id": str(uuid5(NAMESPACE_URL, f"{server}/{k}"))} for k in range(ranks)}
+
+    return [action("GET /query", query)]
+
+
+def routes(
+    live: LiveSettings, lifecycle: Operations, service: EngineClient, body: BodyLimits, siblings: PeerRanks
+) -> list[Route]:
+    """Returns the routes. A request with `?ranks=all` concerns all ranks, and is answered by rank."""
+
+    def config(context: RequestContext) -> object:
+        """All settings by name; secrets masked."""
+        return siblings.answers(context, live.current.dump())
+
+    def live_help(context: RequestContext) -> object:
+        """The settings that may change, with their meaning."""
+        return {row.name: row.help for row in live.current.table.rows if row.about.live}
+
+    def change(context: RequestContext) -> object:
+        """Changes some settings, all or none; the answer has all settings. `?check=true` changes nothing."""
+        data = body.read(context)
+        try:
+            values = msgspec.json.decode(data, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise malformed(f"body: {error}", "body") from None
+        try:
+            if FAKES in values:
+                values[FAKES] = merged(live.current.metrics.fake_metrics, values[FAKES])
+            changed = live.changed(values)
+        except (ConfigError, FakeMetricsError) as error:
+            raise bad_request(f"{error}.") from None
+        if context.argument("check") == "true":
+            return changed.dump()
+        if concerns_all(context):  # all ranks must agree before any changes
+            siblings.ask(context.method, "/admin/config?check=true", context.headers, data)
+        return siblings.answers(context, live.change(values).dump(), data)
+
+    def drain(context: RequestContext) -> object:
+        """Stops admitting requests and reports not ready; running requests continue."""
+        lifecycle.drain()
+        counts = {"running": service.running, "waiting": service.waiting}
+        return siblings.answers(context, {"status": "draining", **counts})
+
+    return [
+        action("GET /admin/config", config),
+        action("GET /admin/config/live", live_help),
+        action("POST /admin/config", change),
+        action("POST /admin/drain", drain),
+    ]
+
+
+def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
+    """POST /fake_metrics (simulator.md 2.1); POST /admin/config changes them, too."""
+
+    def change(context: RequestContext) -> Response:
+        """Changes some keys of the fake metrics: 204, or 400 and no change for any wrong key."""
+        update = body.read(context)
+        try:
+            live.change({FAKES: merged(live.current.metrics.fake_metrics, update)})
+        except ValueError as error:
+            raise bad_request(str(error), FAKES) from None
+        return Response(b"", 204)
+
+    return [post("/fake_metrics", change)]
+
+
+def concerns_all(context: RequestContext) -> bool:
+    return context.argument("ranks") == "all"
+
+
+class PeerRanks:
+    """The other ranks of this server, by number and base URL, which requests with `?ranks=all` reach, too."""
+
+    def __init__(self, own: int, others: Sequence[tuple[int, str]]) -> None:
+        self.own = own
+        self._others = others
+        self._pool: PoolManager | None = None
+        if others:
+            from urllib3 import PoolManager  # a slow import, and most servers have one rank
+
+            self._pool = PoolManager(timeout=TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
+
+    def answers(self, context: RequestContext, own: object, body: bytes = b"") -> object:
+        """Returns `own`, our answer; with `?ranks=all` every rank's answer, by rank. Raises like `ask`."""
+        if not concerns_all(context):
+            return own
+        others = self.ask(context.method, context.path, context.headers, body)
+        return dict(sorted({str(self.own): own, **others}.items()))
+
+    def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, Any]:
+        """Returns the JSON answers of the other ranks, by rank.
+
+        ApiError with the status and message of the first rank that refuses; 503 for one that does not answer.
+        """
+        kept = {name: headers[name] for name in PASSED_ON if name in headers}
+        return {str(rank): self._ask(rank, method, url + path, kept, body) for rank, url in self._others}
+
+    def _ask(self, rank: int, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Any:
+        from urllib3.exceptions import HTTPError
+
+        assert self._pool is not None
+        try:
+            answer = self._pool.request(method, url, headers=headers, body=body)
+            told = answer.json()
+        except (HTTPError, ValueError) as error:
+            raise unavailable(f"Rank {rank} does not answer: {error}") from None
+        if answer.status == 200:
+            return told
+        wrong = told.get("error") if isinstance(told, dict) else None
+        known = wrong if isinstance(wrong, dict) else {"message": f"status {answer.status}"}
+        raise ApiError(answer.status, known.get("type", "Error"), f"Rank {rank}: {known.get('message')}")
+
+
+def script_routes(book: ScriptSet, siblings: PeerRanks) -> list[Route]:
+    """Returns routes to read and restart the report of `book`; `?ranks=all` is for all ranks."""
+
+    def report(context: RequestContext) -> object:
+        """Number of answers of each rule of each script."""
+        return siblings.answers(context, book.report())
+
+    def begin_anew(context: RequestContext) -> object:
+        """Restarts the counts of all rules, for the next test."""
+        book.restart()
+        return siblings.answers(context, book.report())
+
+    return [action("GET /admin/script", report), action("DELETE /admin/script", begin_anew)]
