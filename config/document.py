@@ -9,8 +9,8 @@ import msgspec
 
 from config.settings import SECTIONS, TABLE, Setting
 from config.sources import IGNORED, RETIRED
-from config.vllm.options import Option, groups, options
-from config.vllm.serve import DEFAULTS, KEEP_ALIVE, OBSOLETE, effect, names_of
+from config.vllm.options import Option, groups, obsolete, options
+from config.vllm.serve import DEFAULTS, KEEP_ALIVE, effect, names_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 SETTINGS, OPTIONS = DOCS / "configuration.md", DOCS / "serve.md"
@@ -53,7 +53,7 @@ def options_page() -> str:
     tables["defaults"] = "\n".join(defaults)
     tables["variables"] = _table(("variable", "here"), variables)
     tables["unplayed"] = _table(("option", "about"), unplayed)
-    tables["obsolete"] = ", ".join(map(_names, OBSOLETE.values()))
+    tables["obsolete"] = _names(obsolete())
     return MADE.sub(lambda place: f"{place[1]}\n{tables[place[2]]}\n\n{place[3]}", OPTIONS.read_text("utf-8"))
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 FACTS = Path(__file__).with_name("options.json")
 Kind = Literal["switch", "text", "int", "float", "JSON", "size", "size or auto"]
+OBSOLETE = "obsolete"
 NOTHING = frozenset({"", "None"})
 """Texts for no value, in an optional option."""
 DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -34,6 +35,12 @@ class Option(Struct, frozen=True, kw_only=True):
     """Switch with a negative form, --no-NAME."""
     also: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    setting: str = ""
+    """Setting that the option sets, where its name is another."""
+    values: dict[str, str | None] = {}
+    """Value -> value of the setting, where that is another; None sets nothing."""
+    effect: str = ""
+    """Effect, in a sentence, where it is not that of the setting."""
     unplayed: str = ""
     """Effect in vLLM that a client would notice, and that the option does not have here."""
     default: object = msgspec.UNSET
@@ -96,10 +103,19 @@ _KINDS: dict[str, tuple[Callable[[str], object], str]] = {
 
 
 @cache
-def groups() -> dict[str, dict[str, Option]]:
+def _facts() -> dict[str, dict[str, Option]]:
     return msgspec.json.decode(FACTS.read_bytes(), type=dict[str, dict[str, Option]])
+
+
+def groups() -> dict[str, dict[str, Option]]:
+    return {group: members for group, members in _facts().items() if group != OBSOLETE}
 
 
 @cache
 def options() -> dict[str, Option]:
     return {name: option for group in groups().values() for name, option in group.items()}
+
+
+def obsolete() -> dict[str, Option]:
+    """Returns options of earlier versions of vLLM, accepted for old command lines."""
+    return _facts()[OBSOLETE]

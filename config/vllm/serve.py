@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -22,10 +21,10 @@ from config.installation import COMMAND
 from config.settings import BY_NAME, table_of
 from config.sources import Flags, Given
 from config.validation import suggestion
-from config.vllm.options import Option, groups, options
+from config.vllm.options import Option, groups, obsolete, options
 from config.yaml_file import parse_yaml
 
-T = TypeVar("T", bound=Struct)
+T = TypeVar("T")
 JsonObject = dict[str, object]
 
 OURS = "vllm "
@@ -37,19 +36,6 @@ MODEL is the name of the model that is played.
 Takes the command line of `vllm serve` as it is. What each option does here is in docs/serve.md; a setting of
 Understudy's own ({COMMAND} --help) is taken, too, unless vLLM has an option of that name.
 """
-OBSOLETE = {
-    "switch": (
-        ("disable-log-requests", "enable-reasoning", "use-v2-block-manager")
-        + ("disable-frontend-multiprocessing",)
-    ),
-    "text": (
-        ("swap-space", "guided-decoding-backend", "num-scheduler-steps", "max-seq-len-to-capture")
-        + ("rope-scaling", "rope-theta", "preemption-mode", "num-lookahead-slots", "speculative-model")
-        + ("num-speculative-tokens", "max-num-partial-prefills", "max-long-partial-prefills")
-    ),
-}  # fmt: skip
-"""Options of earlier versions of vLLM, accepted for old command lines."""
-NO_LONGER = frozenset(name for names in OBSOLETE.values() for name in names)
 MODEL = "Qwen/Qwen3-0.6B"
 CONTEXT_LENGTH = 32_768
 """Context length, in tokens, of a model without a local config.json; common among current models."""
@@ -90,7 +76,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Line:
     """Parses the command line. ConfigError for words that vLLM's parser would refuse."""
     words = written_out(argv)
     kind = kind_of(words, environ or {})
-    flags = [*setting_flags(table_of(kind)), *(flag for group in _flags().values() for flag in group)]
+    ours = (flag for name, facts in (options() | obsolete()).items() for flag in _forms(name, facts, False))
+    flags = [*setting_flags(table_of(kind)), *ours]
     results, others = read_words(words, flags, shortened=True)
     given = {name.removeprefix(OURS): results.pop(name) for name in list(results) if name.startswith(OURS)}
     if len(others) > 1:
@@ -99,23 +86,14 @@ def read(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Line:
 
 
 def usage() -> str:
-    return ABOUT + help_text(_flags(with_help=True) | {"Others": OTHERS[-1:]})
+    by_group = {
+        group.capitalize(): [flag for name, facts in members.items() for flag in _forms(name, facts)]
+        for group, members in groups().items()
+    }
+    return ABOUT + help_text(by_group | {"Others": OTHERS[-1:]})
 
 
-def _flags(with_help: bool = False) -> dict[str, list[Flag]]:
-    """Returns vLLM's options by group, obsolete ones without a help in the group of the others."""
-    found: dict[str, list[Flag]] = {}
-    for group, members in groups().items():
-        flags = found[group.capitalize()] = []
-        for name, facts in members.items():
-            help = effect(name) or "Accepted; changes nothing." if with_help else ""
-            flags += _forms(name, facts, help)
-    switches = (_forms(name, Option(kind="switch"), "") for name in OBSOLETE["switch"])
-    texts = (_forms(name, Option(kind="text"), "") for name in OBSOLETE["text"])
-    return found | {"Others": [flag for forms in (*switches, *texts) for flag in forms]}
-
-
-def _forms(name: str, facts: Option, help: str) -> Iterator[Flag]:
+def _forms(name: str, facts: Option, with_help: bool = True) -> Iterator[Flag]:
     switch = facts.kind == "switch"
     metavar = "" if switch else "VALUE" if facts.choices else facts.kind.partition(" ")[0].upper()
     yield Flag(
@@ -124,14 +102,14 @@ def _forms(name: str, facts: Option, help: str) -> Iterator[Flag]:
         takes="nothing" if switch else "some" if facts.many else "one",
         read=facts.read,
         metavar=f"{metavar} [{metavar} ...]" if facts.many else metavar,
-        help=help,
+        help=effect(name) or "Accepted; changes nothing." if with_help else "",
     )
     if facts.off:
         yield Flag(name=OURS + name, forms=(f"--no-{name}",), takes="nothing", const="false")
 
 
 def names_of(name: str) -> Iterator[str]:
-    for flag in _forms(name, options()[name], ""):
+    for flag in _forms(name, options()[name], with_help=False):
         yield from flag.forms
 
 
@@ -219,21 +197,12 @@ def _merge(into: JsonObject, more: JsonObject) -> None:
             into[key] = value
 
 
-class Meaning(NamedTuple):
-    """Effect of an option: a text for the help, and a function from the option's text to settings."""
-
-    effect: str
-    act: Callable[[str], Given]
-
-
 def settings_of(line: Line, environ: Mapping[str, str] = os.environ) -> Flags:
     """Converts a vLLM command line; settings on it are stronger than options. May raise ConfigError."""
     flags, given = line.flags, {name: value for name, value in line.given.items() if value != ""}
     values: Given = {}
     for name in (name for name in MEANINGS if name in given):
-        value = given[name]
-        text = None if isinstance(value, list) or name not in SPECIAL else value
-        found = {BY_NAME[name].name: value} if text is None else SPECIAL[name].act(text)
+        found = _effect_of(name, given[name])
         values |= found
         flags.names |= {setting: name for setting in found if setting not in flags.values}
     if idle := sorted(name for name in line.given if name not in MEANINGS):
@@ -242,6 +211,18 @@ def settings_of(line: Line, environ: Mapping[str, str] = os.environ) -> Flags:
     flags.values = values | flags.values
     flags.fallbacks = _fallbacks(flags.values, environ)
     return flags
+
+
+def _effect_of(name: str, value: str | list[str]) -> Given:
+    """Returns the settings that an option sets."""
+    facts = options()[name]
+    if isinstance(value, str) and name in ACTS:
+        try:
+            return ACTS[name](value)
+        except ValueError as error:
+            raise ConfigError(f"flag --{name}: {error}") from None
+    taken = facts.values.get(value, value) if isinstance(value, str) else value
+    return {} if taken is None else {BY_NAME[facts.setting or name].name: taken}
 
 
 def _fallbacks(values: Given, environ: Mapping[str, str]) -> dict[str, str]:
@@ -298,28 +279,21 @@ class KVTransferConfig(Struct, kw_only=True):
     kv_connector_extra_config: dict[str, Any] = {}
 
 
-class WeightTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
-    backend: str = "nccl"
-
-
-class ProfilerConfig(Struct, kw_only=True):
-    profiler: str | None = None
-
-
-def read_config(option: str, text: str, kind: type[T]) -> T:
-    """Parses an option's JSON object. ConfigError, in one line, has the wrong field."""
+def read_config(text: str, kind: type[T]) -> T:
+    """Parses an option's JSON object. ValueError has the wrong field."""
     try:
         return msgspec.convert(msgspec.json.decode(text), kind, strict=False)
     except msgspec.ValidationError as error:
-        unknown = str(error).rpartition("unknown field `")[2].partition("`")[0]
-        close = suggestion(unknown, names=kind.__struct_fields__) if "unknown field" in str(error) else ""
-        raise ConfigError(f"flag --{option}: {error}{close}") from None
+        unknown = str(error).partition("unknown field `")[2].partition("`")[0]
+        raise ValueError(
+            f"{error}{suggestion(unknown, names=getattr(kind, '__struct_fields__', ()))}"
+        ) from None
     except (msgspec.DecodeError, RecursionError):
-        raise ConfigError(f"flag --{option}: {text[:80]!r} must be a JSON object") from None
+        raise ValueError(f"{text[:80]!r} must be a JSON object") from None
 
 
 def _events(text: str) -> Given:
-    config = read_config("kv-events-config", text, KVEventsConfig)
+    config = read_config(text, KVEventsConfig)
     if not config.enable_kv_cache_events or config.publisher == "null":
         return {"zmq-endpoint": ""}
     return {
@@ -341,96 +315,30 @@ CONNECTORS = {
 
 
 def _transfer(text: str) -> Given:
-    config = read_config("kv-transfer-config", text, KVTransferConfig)
+    config = read_config(text, KVTransferConfig)
     inner = config.kv_connector_extra_config.get("connectors")
     several = inner if config.kv_connector == "MultiConnector" and isinstance(inner, list) else []
     names = [config.kv_connector, *(one.get("kv_connector") for one in several if isinstance(one, dict))]
     return {"kv-connector": next((CONNECTORS[name] for name in names if name in CONNECTORS), "")}
 
 
-def _weight_transfer(text: str) -> Given:
-    read_config("weight-transfer-config", text, WeightTransferConfig)
-    return {"weight-transfer": "true"}
-
-
-def _profiling(text: str) -> Given:
-    return {"profiling": str(bool(read_config("profiler-config", text, ProfilerConfig).profiler))}
-
-
-def _to(setting: str, effect: str, words: Mapping[str, str] = MappingProxyType({})) -> Meaning:
-    """Returns the effect of an option that sets a setting; `words` maps values with other names."""
-    return Meaning(f"Setting `{setting}`: {effect}", lambda text: {setting: words.get(text, text)})
-
-
-SPECIAL = {
-    "model": _to("model", "what is played; also given without a name, in front."),
-    "max-model-len": Meaning(
-        f"Setting `max-model-len`. Without it, or with `auto`, what the model's config.json says, if the "
-        f"model is a folder, else {CONTEXT_LENGTH:,} tokens.",
-        lambda text: {} if text == "-1" else {"max-model-len": text},
-    ),
-    "chat-template": Meaning(
-        "Setting `chat-template`. One of vLLM's `examples/` that is not here is reported and not used.",
-        lambda text: {} if _is_example(text) else {"chat-template": text},
-    ),
-    "data-parallel-size": Meaning(
-        f"Setting `data-parallel-size`: each rank has a port of its own; at most {MOST_RANKS} are played.",
-        lambda text: {"data-parallel-size": str(min(int(text), MOST_RANKS))},
-    ),
-    "data-parallel-rank": Meaning(
-        "Setting `data-parallel-rank`: plays this one rank, on its port.",
-        lambda text: {"data-parallel-rank": str(min(int(text), MOST_RANKS - 1))},
-    ),
-    "otlp-traces-endpoint": Meaning(
-        "Setting `otlp-traces-endpoint`: spans are sent by HTTP; another address than http:// is reported "
-        "and not used.",
-        lambda text: {"otlp-traces-endpoint": text} if text.startswith(HTTP) else {},
-    ),
-    "log-level": _to("log-level", "least severe level that is logged.", {"NOTSET": "debug"}),
-    "config": Meaning("YAML file with options, and with settings of Understudy's.", lambda text: {}),
-    "language-model-only": Meaning(
-        "Setting `multimodal`: off.", lambda text: {"multimodal": "false"} if text == "true" else {}
-    ),
-    "tokens-only": _to("enable-scale-out", "opens the same routes."),
-    "uvicorn-log-level": _to("log-level", "where `log-level` is not given.", {"trace": "debug"}),
-    "disable-uvicorn-access-log": _to(
-        "access-log",
-        "off. It is off here without it, too; --no-disable-uvicorn-access-log turns it on.",
-        {"true": "false", "false": "true"},
-    ),
-    "enable-log-requests": _to("log-http", "logs requests and whole answers."),
-    "runner": Meaning(
-        "Setting `task`: `pooling` serves the pooling routes.",
-        lambda text: {"task": text} if text == "pooling" else {},
-    ),
-    "convert": Meaning(
-        "Setting `task`: `embed` or `classify`.",
-        lambda text: {"task": text} if text in ("embed", "classify") else {},
-    ),
-    "kv-events-config": Meaning(
-        "Settings `zmq-endpoint`, `kv-events-topic`, `kv-events-replay-endpoint` and "
-        "`kv-events-replay-queue-size`; without it nothing is published. `hwm` and `max_queue_size` are "
-        "checked only.",
-        _events,
-    ),
-    "kv-transfer-config": Meaning(
-        f"Setting `kv-connector`, for {', '.join(CONNECTORS)}; of a MultiConnector the first of them. With "
-        "another one prefill and decode apart are played for whoever asks.",
-        _transfer,
-    ),
-    "kv-offloading-size": Meaning(
-        "Setting `kv-connector`: `offloading`, whatever the size.",
-        lambda text: {"kv-connector": "offloading"},
-    ),
-    "profiler-config": Meaning("Setting `profiling`: on with a `profiler`.", _profiling),
-    "weight-transfer-config": Meaning(
-        "Setting `weight-transfer`: on; every backend is played.", _weight_transfer
-    ),
-    "shutdown-timeout": Meaning(
-        "Setting `graceful-timeout`, in seconds.", lambda text: {"graceful-timeout": f"{text}s"}
-    ),
+ACTS: Mapping[str, Callable[[str], Given]] = {
+    "chat-template": lambda text: {} if _is_example(text) else {"chat-template": text},
+    "config": lambda text: {},
+    "data-parallel-size": lambda text: {"data-parallel-size": str(min(int(text), MOST_RANKS))},
+    "data-parallel-rank": lambda text: {"data-parallel-rank": str(min(int(text), MOST_RANKS - 1))},
+    "kv-events-config": _events,
+    "kv-offloading-size": lambda text: {"kv-connector": "offloading"},
+    "kv-transfer-config": _transfer,
+    "otlp-traces-endpoint": lambda text: {"otlp-traces-endpoint": text} if text.startswith(HTTP) else {},
+    "profiler-config": lambda text: {"profiling": str(bool(read_config(text, dict).get("profiler")))},
+    "shutdown-timeout": lambda text: {"graceful-timeout": f"{text}s"},
+    "weight-transfer-config": lambda text: {
+        "weight-transfer": str(isinstance(read_config(text, dict), dict))
+    },
 }
-MEANINGS = (*(name for name in options() if name in SPECIAL and name not in BY_NAME),) + (
+"""Options whose effect is more than the value of one setting."""
+MEANINGS = (*(name for name, facts in options().items() if facts.effect and name not in BY_NAME),) + (
     *(name for name in options() if name in BY_NAME),
 )
 """Options with an effect, in order of application: later effects on the same setting win."""
@@ -438,6 +346,5 @@ MEANINGS = (*(name for name in options() if name in SPECIAL and name not in BY_N
 
 def effect(name: str) -> str:
     """Returns the effect of an option, in a sentence; empty without one."""
-    if name in SPECIAL:
-        return SPECIAL[name].effect
-    return f"Setting `{BY_NAME[name].name}`: {BY_NAME[name].help}" if name in BY_NAME else ""
+    row, known = BY_NAME.get(name), options().get(name)
+    return known.effect if known and known.effect else f"Setting `{row.name}`: {row.help}" if row else ""

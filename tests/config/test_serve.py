@@ -18,8 +18,8 @@ from config.document import OPTIONS, options_page
 from config.loader import load, resolve
 from config.settings import BY_NAME
 from config.sources import Flags, as_environment
-from config.vllm.options import Option, options
-from config.vllm.serve import CONTEXT_LENGTH, MEANINGS, NO_LONGER, names_of, read, settings_of
+from config.vllm.options import Option, obsolete, options
+from config.vllm.serve import CONTEXT_LENGTH, MEANINGS, names_of, read, settings_of
 
 Write = Callable[[str], str]
 ISSUE = [
@@ -128,7 +128,7 @@ def test_the_page_is_not_stale_and_has_a_row_for_every_option() -> None:
 
 def test_an_option_with_the_name_of_a_setting_sets_it() -> None:
     assert set(BY_NAME) & set(options()) <= set(MEANINGS)
-    assert not NO_LONGER & set(options()) and not NO_LONGER & set(BY_NAME)
+    assert not set(obsolete()) & {*options(), *BY_NAME}
 
 
 # What acts
