@@ -44,7 +44,6 @@ TEST_CLIENT = "understudy.test_client"
 """Key in the environ of a test client."""
 _VARIABLE = re.compile(r"\{(\w+)\}")
 _CONVERTER = re.compile(r"<(?:[^<>:]+:)?([^<>]+)>")
-StaticRules = dict[tuple[str, str], Rule]
 
 
 class BackgroundService(Protocol):
@@ -66,15 +65,23 @@ class ExactRule(Rule):
             self.methods = {method.upper() for method in methods}
 
 
-class DirectAdapter(MapAdapter):
-    """Looks static rules up in `rules`; all other paths, and errors, go through Werkzeug's search."""
+class RouteMap(Map):
+    @cached_property
+    def static_rules(self) -> dict[tuple[str, str], Rule]:
+        """Rules without variable parts, by path and method."""
+        rules = [rule for rule in self.iter_rules() if not rule.arguments]
+        return {(rule.rule, method): rule for rule in rules for method in rule.methods or ()}
 
-    def __init__(self, routes: Map, rules: StaticRules, scheme: str, path: str, method: str) -> None:
-        super().__init__(routes, "localhost", "/", "", scheme, path, method)
-        self._rules = rules
+
+class DirectAdapter(MapAdapter):
+    """Looks static rules up directly; all other paths, and errors, go through Werkzeug's search."""
+
+    map: RouteMap
 
     def match(self, *args: Any, return_rule: bool = False, **options: Any) -> Any:
-        rule = self._rules.get((self.path_info, self.default_method)) if return_rule and not args else None
+        rule = None
+        if return_rule and not args:
+            rule = self.map.static_rules.get((self.path_info, self.default_method))
         if rule is not None:
             return rule, {}
         if self.path_info.startswith("//"):  # Werkzeug would merge the two slashes
@@ -89,6 +96,7 @@ class Understudy(Flask):
     """
 
     url_rule_class: type[Rule] = ExactRule
+    url_map_class: type[Map] = RouteMap
 
     def __init__(
         self, engine: Drains, middleware: MiddlewareStack, ids: Random | None = None, prefix: str = ""
@@ -134,11 +142,6 @@ class Understudy(Flask):
             blueprint.add_url_rule(path, endpoint, view, methods=list(route.methods))
         self.register_blueprint(blueprint)
 
-    @cached_property
-    def _static_rules(self) -> StaticRules:
-        rules = [rule for rule in self.url_map.iter_rules() if not rule.arguments]
-        return {(rule.rule, method): rule for rule in rules for method in rule.methods or ()}
-
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Returns an adapter for path and method alone: no route depends on more."""
         if request is None:
@@ -152,7 +155,7 @@ class Understudy(Flask):
             context.path = context.path.removeprefix(self.prefix)
         # vLLM mounts an application at /metrics that ignores the rest of the path.
         path = METRICS if context.path.startswith(METRICS) else context.path
-        return DirectAdapter(self.url_map, self._static_rules, context.scheme, path, context.method)
+        return DirectAdapter(self.url_map, "localhost", "/", "", context.scheme, path, context.method)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if CONTEXT in environ or TEST_CLIENT in environ:

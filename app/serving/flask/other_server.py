@@ -15,6 +15,7 @@ thread calls the server's functions: uWSGI identifies a request by its thread.
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import socket
 import sys
@@ -38,7 +39,8 @@ from app.serving.http.connection import BrokenOffError, Connection, reset_when_c
 from app.serving.http.context import CONTEXT, context_of
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+    from flask import Flask
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,11 +65,11 @@ log = logging.getLogger(__name__)
 class OtherServer:
     """Serves `app`, which belongs to one loop, under a server without hooks for this application.
 
-    `begin` is called before the first request, `end` after the last one. For a server with threads, the loop
+    `begin` is called before each request, `end` after the last one. For a server with threads, the loop
     starts with the first request, after every fork, and ends with the process.
     """
 
-    def __init__(self, app: WSGIApplication, begin: Callable[[], None], end: Callable[[], None]) -> None:
+    def __init__(self, app: Flask, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._app, self._begin, self._end = app, begin, end
         self._starting = Lock()
         self._run: RunInLoop | None = None
@@ -77,32 +79,29 @@ class OtherServer:
         """Serves a WSGI request; adds its context to `environ`."""
         if WERKZEUG in environ:  # Werkzeug's server provides an input without an end
             environ["wsgi.input"] = get_input_stream(environ)
-        context = environ[CONTEXT] = context_of(environ)
-        sock = client_socket(environ)
-        if sock is not None and context.connection is None and context.scheme == "http":
-            kind = ShownConnection if WAITRESS in environ else Connection
-            resets = UWSGI in environ or context.http_version == "HTTP/1.0"
-            context.connection = kind(sock, resets)
         if environ.get("wsgi.multiprocess") and GUNICORN not in environ and not self._has_warned:
             self._has_warned = True  # gunicorn's workers have been counted at its start
             log.warning(SEVERAL)
-        end, cut = end_of_answer(environ), sock if UWSGI in environ else None
-        call: Callable[..., Any] = _call
+        context = environ[CONTEXT] = context_of(environ)
+        sock, end = shown_by(environ)
+        if sock is not None and context.connection is None and context.scheme == "http":
+            kind = ShownConnection if WAITRESS in environ else Connection
+            context.connection = kind(sock, UWSGI in environ or context.http_version == "HTTP/1.0")
+        call: Callable[..., Any] = operator.call
+        body: Iterable[bytes]
         if not environ.get("wsgi.multithread") or monkey.is_module_patched("threading"):
             self._begin()
-            body = self._app(environ, start_response)
-            return body if end is None else BreakableBody(body, call, end, cut)
-        with self._starting:
-            request = ThreadRequest(self._run or self._started(), environ["wsgi.input"], sock)
-        context.source = environ["wsgi.input"] = request
-        head: list[Any] = []
-        in_loop: Callable[..., Any] = partial(request.call, copy_context().run)  # type: ignore[arg-type]
-        answer: Iterable[bytes] = in_loop(self._app, environ, lambda *given: head.extend(given))
-        start_response(*head)
-        is_whole = isinstance(answer, list)
-        if is_whole and end is None:
-            return answer
-        return BreakableBody(answer, call if is_whole else in_loop, end, cut)
+            body = self._app.wsgi_app(environ, start_response)
+        else:
+            with self._starting:
+                request = ThreadRequest(self._run or self._started(), environ["wsgi.input"], sock)
+            context.source = environ["wsgi.input"] = request
+            head: list[Any] = []
+            in_loop: Callable[..., Any] = partial(request.call, copy_context().run)  # type: ignore[arg-type]
+            call = in_loop
+            body = call(self._app.wsgi_app, environ, lambda *given: head.extend(given))
+            start_response(*head)
+        return body if isinstance(body, list) else BreakableBody(body, call, end, sock)
 
     def _started(self) -> RunInLoop:
         sys.setswitchinterval(SWITCH_S)
@@ -127,14 +126,17 @@ class OtherServer:
         return in_loop
 
 
-def client_socket(environ: WSGIEnvironment) -> socket.socket | None:
-    """Returns the client's socket if the server exposes it. uWSGI's is a duplicate that the caller closes."""
-    sock: socket.socket | None = environ.get(GUNICORN)
+def shown_by(environ: WSGIEnvironment) -> tuple[socket.socket | None, BaseException | None]:
+    """Returns the client's socket, and what ends an answer under this server without a traceback.
+
+    Both may be None. uWSGI's socket is a duplicate.
+    """
+    if UWSGI in environ:
+        return socket.socket(fileno=os.dup(import_module("uwsgi").connection_fd())), StopIteration()
     if WAITRESS in environ:
-        sock = environ[WAITRESS].__self__.socket
-    elif UWSGI in environ:
-        sock = socket.socket(fileno=os.dup(import_module("uwsgi").connection_fd()))
-    return sock
+        gone: BaseException = import_module("waitress.channel").ClientDisconnected()
+        return environ[WAITRESS].__self__.socket, gone
+    return environ.get(GUNICORN), SystemExit("broken off on purpose") if MOD_WSGI in environ else None
 
 
 class ShownConnection(Connection):
@@ -144,25 +146,11 @@ class ShownConnection(Connection):
         """Does nothing: `BreakableBody` ends the answer, and waitress sends its held bytes first."""
 
 
-def end_of_answer(environ: WSGIEnvironment) -> BaseException | None:
-    """Returns what ends an answer under this server without a traceback; None for an unknown server."""
-    if UWSGI in environ:
-        return StopIteration()
-    if WAITRESS in environ:
-        disconnected: BaseException = import_module("waitress.channel").ClientDisconnected()
-        return disconnected
-    return SystemExit("broken off on purpose") if MOD_WSGI in environ else None
-
-
-def _call(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)
-
-
 class BreakableBody:
     """An answer's body, which signals a break to the server; the server's thread iterates and closes it.
 
-    `call` runs functions where the application belongs. A break raises `end`, if there is one, and resets the
-    connection `resets`, which is closed with the body.
+    `call` runs functions where the application belongs. A break raises `end`, if there is one. uWSGI, whose
+    `end` looks like any other, sends no chunks: only a reset of `sock` shows the client the break.
     """
 
     def __init__(
@@ -170,10 +158,10 @@ class BreakableBody:
         body: Iterable[bytes],
         call: Callable[..., Any],
         end: BaseException | None,
-        cut: socket.socket | None,
+        sock: socket.socket | None,
     ) -> None:
         self._body, self._pieces, self._call = body, iter(body), call
-        self._end, self._sock = end, cut
+        self._end, self._sock = end, sock if isinstance(end, StopIteration) else None
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -182,7 +170,7 @@ class BreakableBody:
         try:
             piece: bytes | None = self._call(next, self._pieces, None)
         except Exception as error:
-            if self._sock is not None:  # uWSGI sends no chunks: only a reset shows the client the break
+            if self._sock is not None:
                 reset_when_closed(self._sock)
             if self._end is None or not isinstance(error, BrokenOffError):
                 raise
@@ -202,7 +190,7 @@ class BreakableBody:
 
 
 class ThreadRequest:
-    """A server's thread with one request: calls into the loop, and calls from the loop into the thread.
+    """A server's thread with one request: calls into the loop, and reads the body for it.
 
     It is also the request's body, which its thread reads from `source`, and the client's socket `sock`.
     """
@@ -231,24 +219,19 @@ class ThreadRequest:
             errand()
         return outcome.result()
 
-    def send(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Greenlet: runs `function` in the waiting thread; returns or raises its outcome."""
+    def read(self, size: int = -1, /) -> bytes:
+        """Greenlet: see `RequestContext.source`. The waiting thread reads."""
         done = AsyncResult()
 
         def errand() -> None:
             try:
-                self._in_loop(done.set, function(*args, **kwargs))
+                self._in_loop(done.set, self._source.read(size))
             except BaseException as error:
                 self._in_loop(done.set_exception, error)
 
         self._errands.put(errand)
-        result: T = done.get()
-        return result
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Greenlet: see `RequestContext.source`."""
         try:
-            data: bytes = self.send(self._source.read, size)
+            data: bytes = done.get()
             return data
         except gevent.Timeout:
             # The answer needs the thread, which might read for ever.

@@ -239,11 +239,11 @@ def headers_of(environ: Environ) -> dict[str, str]:
 
     Copied, because an environ that holds a context that holds the environ is cyclic garbage.
     """
-    return {
-        _BARE.get(key) or key[5:].replace("_", "-").lower(): value
-        for key, value in environ.items()
-        if key.startswith("HTTP_") or (key in _BARE and value)
-    }
+    headers = {}
+    for key, value in environ.items():
+        if key.startswith("HTTP_") or (key in _BARE and value):
+            headers[_BARE.get(key) or key[5:].replace("_", "-").lower()] = value
+    return headers
 
 
 def environ_of(context: RequestContext) -> dict[str, object]:

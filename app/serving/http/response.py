@@ -123,7 +123,8 @@ class Response:
                 close()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        start_response(self.status_line, list(self.headers.items()))
+        status = STATUS_LINES.get(self.status) or self.status_line
+        start_response(status, list(self.headers.items()))
         if not isinstance(self.body, bytes):
             return AnswerBody(self.body, self)
         return [self.body] if self.callbacks is None else AnswerBody([self.body], self)
