@@ -66,12 +66,13 @@ def into_index(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, messages:
     pool = Pool(index, PoolSettings(most_messages=1 << 30, most_bytes=1 << 40))
     settings = SubscriberSettings(bind=None, hwm=0)
     targets = TargetSource([PodEndpoint(endpoint)])
-    subscriber = Subscriber(pool, index.losses, settings, [targets])
+    subscriber = Subscriber(pool, settings, [targets])
     subscriber.open(context)
     took = _until_all(lambda: subscriber.step(0.0) | _work(pool), lambda: _applied(pool), messages)
     subscriber.close()
-    if index.losses.messages or index.losses.events:
-        raise RuntimeError(f"not all was used: {index.losses.messages} {index.losses.events}")
+    lost = index.metrics.skipped_messages + index.metrics.skipped_events
+    if lost:
+        raise RuntimeError(f"not all was used: {lost}")
     return took
 
 

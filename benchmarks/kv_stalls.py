@@ -108,7 +108,7 @@ class Fleet:
         """Wait until all that was published is applied. RuntimeError when it takes minutes."""
         metrics = self.index.index.metrics
         with gevent.Timeout(300, RuntimeError("the index is not done")):
-            while metrics.received.value < self._published or self.index.queued:
+            while metrics.received.value < self._published or self.index.stats()["queued"]:
                 gevent.sleep(0.02)
 
     def meet(self) -> None:
@@ -165,7 +165,7 @@ def only_nils(pods: Fleet) -> Callable[[], None]:
 
     def work() -> None:
         _publish(pods, [payload], {})
-        expect(pods.index.stats().skipped_messages.get("unreadable"), 1)
+        expect(pods.index.index.metrics.skipped_messages["unreadable"], 1)
 
     return work
 
@@ -236,7 +236,7 @@ def _publish(pods: Fleet, payloads: Iterable[bytes], skipped: Mapping[str, int])
     for payload in payloads:
         pods.publish("busy", payload)
         pods.until_applied()
-    expect(pods.index.stats().skipped_events, skipped)
+    expect(pods.index.index.metrics.skipped_events, skipped)
 
 
 def expect(found: object, expected: object) -> None:

@@ -24,14 +24,7 @@ MessageLoss: TypeAlias = Literal[
     "too_many_pods",
     "failed",
 ]
-"""Reasons for an unused message.
-
-`bad_frames`: not three frames, or a sequence number of other than 8 bytes. `bad_topic`: the topic has no pod.
-`too_large`: too many bytes, or more than 65,536 events. `unreadable`: the payload is no batch, or nested too
-deeply. `duplicate`: applied before. `gap`: neither received nor replayed (counted in messages).
-`foreign_replay`: another pod or rank answered a replay, which then ends. `too_many_pods`: beyond the limit
-of pods or engines. `failed`: an error of the index itself, which is logged.
-"""
+"""Reasons for an unused message; docs/kv-index.md explains each."""
 
 EventLoss: TypeAlias = Literal[
     "malformed_event",
@@ -43,14 +36,7 @@ EventLoss: TypeAlias = Literal[
     "unknown_block",
     "too_many_tiers",
 ]
-"""Reasons for an unused event; further reasons are `bad_<field>` for each field.
-
-`malformed_event`: neither a map nor an array with a name. `unknown_event`: another name. `token_count`: the
-number of tokens does not fit the blocks. `extra_keys_count`: not one entry for each block. `unknown_parent`:
-the block before is unknown. `unaligned_parent`: starts inside an index block whose first tokens are
-forgotten. `unknown_block`: offload or removal of unknown blocks (counted in blocks). `too_many_tiers`: a
-storage medium beyond the limit.
-"""
+"""Reasons for an unused event, beside `bad_<field>` for each field; docs/kv-index.md explains each."""
 
 MESSAGE_LOSSES: tuple[MessageLoss, ...] = get_args(MessageLoss)
 EVENT_LOSSES: tuple[EventLoss, ...] = get_args(EventLoss)
@@ -59,23 +45,6 @@ EVENT_LOSSES: tuple[EventLoss, ...] = get_args(EventLoss)
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 FAST_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, *SECONDS)
 """Buckets of lookups, in seconds. llm-d's buckets begin at 5 ms, more than most lookups take."""
-
-
-class Losses:
-    """Counts of unused messages and events, by reason."""
-
-    def __init__(self) -> None:
-        self.messages: Counts[str] = Counts()
-        self.events: Counts[str] = Counts()
-
-    def message(self, reason: MessageLoss, count: int = 1) -> None:
-        self.messages[reason] += count
-
-    def count(self, lost: Iterable[str], unknown_blocks: int) -> None:
-        """Counts the losses of a batch: events by `EventLoss` or `bad_` and a field, and unknown blocks."""
-        self.events.update(lost)
-        if unknown_blocks:
-            self.events["unknown_block"] += unknown_blocks
 
 
 COUNTERS = {
@@ -133,8 +102,20 @@ class IndexMetrics:
         self._counters["index_max_pod_hit_count"].add(self._hits, {})
         self._backend_losses = self._counter("index_backend_losses")
         self._seconds = self._latencies["index_lookup"].labels()
+        self.skipped_messages: Counts[str] = Counts()
+        """Unused messages, by reason."""
+        self.skipped_events: Counts[str] = Counts()
         self._set("events_messages_skipped", dict.fromkeys(MESSAGE_LOSSES, 0))
         self._set("events_skipped", dict.fromkeys((*EVENT_LOSSES, *reasons), 0))
+
+    def skip_message(self, reason: MessageLoss, count: int = 1) -> None:
+        self.skipped_messages[reason] += count
+
+    def skip_events(self, lost: Iterable[str], unknown_blocks: int) -> None:
+        """Counts what was not used of a batch: events by reason, and unknown blocks."""
+        self.skipped_events.update(lost)
+        if unknown_blocks:
+            self.skipped_events["unknown_block"] += unknown_blocks
 
     def looked_up(self, seconds: float, matched: int) -> None:
         """Counts a scored prompt; the best pod has `matched` of the prompt's blocks."""
@@ -152,19 +133,13 @@ class IndexMetrics:
     def replayed(self, result: Literal["complete", "failed"]) -> None:
         self._counter("events_replays", result=result).inc()
 
-    def render(
-        self,
-        gauges: Mapping[str, float],
-        messages: Mapping[str, int],
-        events: Mapping[str, int],
-        times_lost: int = 0,
-    ) -> str:
-        """Returns the text of all families, with these values of gauges and of losses by reason."""
+    def render(self, gauges: Mapping[str, float], times_lost: int = 0) -> str:
+        """Returns the text of all families, with these values of gauges and of losses of the backend."""
         for name, value in gauges.items():
             self._gauges[name].labels().set(value)
         self._backend_losses.value = times_lost
-        self._set("events_messages_skipped", messages)
-        self._set("events_skipped", events)
+        self._set("events_messages_skipped", self.skipped_messages)
+        self._set("events_skipped", self.skipped_events)
         families: list[Family[Counter] | Family[Histogram] | Family[Gauge]] = []
         families += (*self._counters.values(), *self._latencies.values(), *self._gauges.values())
         return "".join(family.render() for family in families)

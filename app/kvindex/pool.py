@@ -214,7 +214,7 @@ class Pool:
                 continue
             except Exception:  # only this message is lost
                 log.exception("a message of pod %s is left out", pod.name)
-                self.index.losses.message("failed")
+                self.index.metrics.skip_message("failed")
             shard.queue.popleft()
             shard.size_bytes -= 0 if message is None else message.size_bytes
             wait_s = BACK_OFF_S[0]
@@ -255,13 +255,13 @@ class Pool:
             stream = pod.streams.get(source)
             if stream is None:
                 if self._engines >= self.settings.most_engines:
-                    self.index.losses.message("too_many_pods")
+                    self.index.metrics.skip_message("too_many_pods")
                     return
                 stream = pod.streams[source] = EngineStream(self, source)
                 self._engines += 1
             stream.receive(message, batch)
         except Unreadable as error:
-            self.index.losses.message(error.reason)
+            self.index.metrics.skip_message(error.reason)
             # Its number is skipped for the pod's first engine that awaits this number.
             awaiting = (it for it in pod.streams.values() if not it.held and it.next == message.sequence)
             if (stream := next(awaiting, None)) is not None:
@@ -310,7 +310,7 @@ class EngineStream:
         self._notice_loss()
         if not self.held:
             if self._is_repeated(message.sequence, batch.ts):
-                self._index.losses.message("duplicate")
+                self._index.metrics.skip_message("duplicate")
                 return
             if message.sequence <= self.next or not self._can_ask(message):
                 self._apply(message.sequence, batch)
@@ -377,7 +377,7 @@ class EngineStream:
             self._missing = tuple(number for number in self._missing if number != sequence)
         else:
             if missing := sequence - self.next:
-                self._index.losses.message("gap", missing)
+                self._index.metrics.skip_message("gap", missing)
                 if self.applied is not None:
                     late = range(max(self.next, sequence - REMEMBERED), sequence)
                     self._missing = (*self._missing, *late)[-REMEMBERED:]
@@ -396,7 +396,7 @@ class EngineStream:
                 wait_s = self._pool.back_off(error, wait_s)
             except Exception:
                 log.exception("a message of pod %s is left out", self._source.pod)
-                self._index.losses.message("failed")
+                self._index.metrics.skip_message("failed")
                 self._hold(-self.held.pop(0)[0].size_bytes)
             self._pool.pace()
 
@@ -440,7 +440,7 @@ class EngineStream:
         except (zmq.ZMQError, TimeoutError):
             return "failed"
         except ForeignReplay:
-            self._index.losses.message("foreign_replay")
+            self._index.metrics.skip_message("foreign_replay")
             text = "KV events: %s is not the replay address of %s, or not of its rank %d"
             log.warning(text, address, self._source.pod, self._source.rank)
             return "failed"
@@ -458,7 +458,7 @@ class EngineStream:
         try:
             batch = decode(replayed.payload)
         except Unreadable as error:
-            self._index.losses.message(error.reason)
+            self._index.metrics.skip_message(error.reason)
             self.skip(replayed.sequence)
             return
         if batch.rank != self._source.rank:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from app.kvindex.backend import CPU, GPU, Copies, EngineGroup, Holders, IndexedEngine, anywhere, bits
 
@@ -37,39 +37,22 @@ class Prefix(Struct, gc=False):
     lower: dict[int, int]
 
 
-class TierWeights(Struct, frozen=True):
-    """Weights of blocks by tier; `unknown` is for tiers that are not listed. ValueError below 0."""
-
-    by_tier: Mapping[str, float] = field(default_factory=lambda: DEFAULT_WEIGHTS)
-    unknown: float = DEFAULT_WEIGHT
-
-    def __post_init__(self) -> None:
-        if min([*self.by_tier.values(), self.unknown]) < 0:
-            raise ValueError("the weight of a tier is not negative")
-
-    def of(self, tier: str) -> float:
-        return self.by_tier.get(tier, self.unknown)
-
-    def order(self, tiers: Sequence[str]) -> list[int]:
-        return sorted(range(len(tiers)), key=lambda at: -self.of(tiers[at]))
-
-
 def score_prefixes(
     found: Sequence[Copies],
     blocks: int,
     candidates: int,
     holders: Holders,
     tiers: Sequence[str],
-    weights: TierWeights,
+    weights: Mapping[str, float],
 ) -> list[PodScore]:
     """Scores the engines that have the first block, best first.
 
     `found` has the masks of the prompt's first blocks; `blocks` is the prompt's number of full blocks;
     `candidates` are the holders to score. With several scored groups, an engine's shortest prefix counts.
     """
-    order, seats = weights.order(tiers), holders.seats()
-    prefixes = longest_prefixes(found, candidates, order)
-    values, best = [weights.of(tier) for tier in tiers], order[0]
+    values, seats = [weights.get(tier, DEFAULT_WEIGHT) for tier in tiers], holders.seats()
+    order = sorted(range(len(tiers)), key=lambda at: -values[at])
+    prefixes, best = longest_prefixes(found, candidates, order), order[0]
     worths: dict[int, tuple[float, float, dict[str, int]]] = {}
     scores = []
     for source, prefix in _engines(prefixes, seats, holders):

@@ -13,19 +13,17 @@ from types import MappingProxyType
 import gevent
 import zmq
 from gevent.pool import Group
-from msgspec import Struct
 
 from app.base.clock.pause import PAUSE_S
 from app.engine.kvcache.events import encoder
 from app.engine.kvcache.memo import Bounded
 from app.engine.kvcache.publisher import IO_THREADS, Listener, end_context
 from app.engine.lora import adapters_of
-from app.kvindex.backend import Backend, BackendUnavailable, IndexSize
+from app.kvindex.backend import Backend, BackendUnavailable
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.pods import TargetSource, parse_topic, target_sources
-from app.kvindex.pool import Pool, PoolSettings, Position, PublishedMessage
-from app.kvindex.scorer import TierWeights
+from app.kvindex.pool import Pool, PoolSettings, PublishedMessage
 from app.kvindex.subscriber import LOOK_AGAIN_S, Context, Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import Discovery, Tokenization, TokenizerLibrary
 from app.text.base import Tokenizer
@@ -42,21 +40,6 @@ LISTEN_S = 0.25
 JOIN_S = 5.0
 RETRY_S = 1.0
 """Seconds between two attempts to bind an address in use."""
-
-
-class Stats(Struct, frozen=True):
-    """Figures of the index: size, progress of each engine's stream, and losses by reason.
-
-    `size` and `pods` are None while the backend does not answer.
-    """
-
-    size: IndexSize | None
-    pods: list[str] | None
-    streams: list[Position]
-    queued: int
-    targets: list[str]
-    skipped_messages: dict[str, int]
-    skipped_events: dict[str, int]
 
 
 MOST_COPIES, MOST_MIB = 10_000_000, 2048
@@ -99,7 +82,7 @@ class KvIndex:
         self._further_caches, self._now = caches, now
         self._sources = target_sources(targets)
         self._pool = Pool(index, pool, now, wall)
-        self._subscriber = Subscriber(self._pool, index.losses, subscriber, self._sources)
+        self._subscriber = Subscriber(self._pool, subscriber, self._sources)
         self._greenlets = Group()
 
     @property
@@ -114,10 +97,6 @@ class KvIndex:
         if isinstance(self.index.backend, MemoryBackend):
             kept["index blocks"] = self.index.backend
         return kept | {"index messages": self._pool}
-
-    @property
-    def queued(self) -> int:
-        return len(self._pool)
 
     def open(self) -> None:
         """Opens sockets and spawns greenlets. ZMQError for an invalid address, or an address in use."""
@@ -154,29 +133,29 @@ class KvIndex:
         if not self._pool.full:
             self._pool.put(message)
 
-    def stats(self) -> Stats:
-        losses = self.index.losses
-        held: tuple[IndexSize | None, list[str] | None] = None, None
+    def stats(self) -> dict[str, object]:
+        """Figures of the index, as in `GET /kv/index`; size and pods are None while the backend is away."""
+        metrics, size, pods = self.index.metrics, None, None
         with suppress(BackendUnavailable):
-            held = self.index.backend.size(), sorted(self.index.backend.pods())
-        return Stats(
-            size=held[0],
-            pods=held[1],
-            streams=self._pool.positions(),
-            queued=self.queued,
-            targets=[target.endpoint for target in self._subscriber.targets],
-            skipped_messages=dict(losses.messages),
-            skipped_events=dict(losses.events),
-        )
+            size, pods = self.index.backend.size(), sorted(self.index.backend.pods())
+        return {
+            "block_size": self.block_size,
+            "listens_at": self.address,
+            "size": size,
+            "pods": pods,
+            "streams": self._pool.positions(),
+            "sources": [target.endpoint for target in self._subscriber.targets],
+            "queued": len(self._pool),
+            "skipped": {"messages": metrics.skipped_messages, "events": metrics.skipped_events},
+        }
 
     def metrics_text(self) -> str:
         """The `kvcache_` families in the Prometheus text format."""
-        backend, losses = self.index.backend, self.index.losses
-        gauges = {"events_queue_depth": float(self.queued)}
+        backend, gauges = self.index.backend, {"events_queue_depth": float(len(self._pool))}
         with suppress(BackendUnavailable):
             size, pods = backend.size(), backend.pods()
             gauges |= {"index_blocks": size.blocks, "index_copies": size.copies, "events_pods": len(pods)}
-        return self.index.metrics.render(gauges, losses.messages, losses.events, backend.times_lost)
+        return self.index.metrics.render(gauges, backend.times_lost)
 
     def _open_when_free(self, retry_s: float) -> None:
         complained = False
@@ -241,7 +220,7 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         model=model.model,
         replay_port=at.kv_index_replay_port,
     )
-    weights = TierWeights(tier_weights(at.kv_index_tier_weights))
+    weights = tier_weights(at.kv_index_tier_weights)
     keys = IndexSettings(at.kv_index_block_size, seed=at.kv_index_hash_seed, weights=weights)
     caches = {"index tokenizers": library}
     try:

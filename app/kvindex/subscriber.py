@@ -17,7 +17,6 @@ from zmq.utils.monitor import parse_monitor_message
 from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.endpoints import is_ipv6, is_name
 from app.engine.kvcache.publisher import address_of, affinity
-from app.kvindex.metrics import Losses
 from app.kvindex.pods import (
     PREFIX,
     PodEndpoint,
@@ -87,13 +86,12 @@ class Subscriber:
     def __init__(
         self,
         pool: Pool,
-        losses: Losses,
         settings: SubscriberSettings = SubscriberSettings(),  # noqa: B008 (immutable)
         sources: Sequence[TargetSource] = (),
         resolve: Resolve = resolve_host,
     ) -> None:
         self._resolve = resolve
-        self._pool, self._losses = pool, losses
+        self._pool, self._metrics = pool, pool.index.metrics
         self._context: Context | None = None
         self._settings, self._sources = settings, sources
         self._presence = PodTracker(settings.grace_s)
@@ -215,12 +213,12 @@ class Subscriber:
 
     def _take(self, frames: Sequence[Frame], target: PodEndpoint | None, now: float) -> None:
         if len(frames) != 3 or len(frames[1]) != SEQUENCE_BYTES:
-            self._losses.message("bad_frames")
+            self._metrics.skip_message("bad_frames")
             return
         name = frames[0].bytes
         topic = parse_topic(name)
         if topic is None and (target is None or name):
-            self._losses.message("bad_topic")
+            self._metrics.skip_message("bad_topic")
             return
         connection, host = _peer(frames[0]) if target is None else (target, target.host)
         message = self._message(frames, topic, target, host)

@@ -129,7 +129,7 @@ class Station:
         settings.setdefault("bind", f"{LOCAL}:*")
         made = SubscriberSettings(**settings)  # type: ignore[arg-type]
         self.sources = sources
-        self.subscriber = Subscriber(self.pool, self.index.losses, made, sources)
+        self.subscriber = Subscriber(self.pool, made, sources)
         self.subscriber.open(self.context)
         return self.subscriber
 
@@ -167,10 +167,10 @@ class Station:
         """Until messages of the engine arrive: those that it sends before a subscription are lost."""
         before = self.received()
         self.until(lambda: self.received() > before, self._now_and_then(engine, b"kv@a@m", b"hello"))
-        lost = self.index.losses.messages
+        lost = self.index.metrics.skipped_messages
         last_hello = self._now_and_then(engine, b"kv@", bytes(8), b"that was the last hello")
         self.until(lambda: lost.get("bad_topic", 0) > 0, last_hello)
-        self.index.losses.messages.clear()
+        self.index.metrics.skipped_messages.clear()
 
     def _now_and_then(self, engine: FakeEngine, *frames: bytes) -> Callable[[], object]:
         """Sends these frames at first and then rarely, so that they do not pile up."""
@@ -178,11 +178,11 @@ class Station:
         return lambda: next(steps) % 500 == 0 and engine.send_frames(*frames)
 
     def received(self) -> int:
-        return self.index.losses.messages.get("bad_frames", 0)
+        return self.index.metrics.skipped_messages.get("bad_frames", 0)
 
     def ended_replays(self) -> dict[str, int]:
         """How many there were, by how they ended."""
-        lines = self.index.metrics.render({}, {}, {}).splitlines()
+        lines = self.index.metrics.render({}).splitlines()
         counts = {line.split('"')[1]: float(line.split()[-1]) for line in lines if "replays_total{" in line}
         return {result: int(count) for result, count in counts.items() if count}
 

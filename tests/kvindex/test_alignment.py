@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.hashing import Placeholder
-from app.kvindex.index import Index, IndexSettings
-from app.kvindex.ingest import NUMBER_BYTES, TAIL_BYTES, Tail
+from app.kvindex.index import NUMBER_BYTES, TAIL_BYTES, Index, IndexSettings, Tail
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import ingest, removed, stored
 from tests.kvindex.held import matched, source
@@ -43,7 +42,7 @@ def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:
     stores.tails = type(stores.tails)(2000)
     ingest(index, "a", stored([1, 2], list(range(32)), size=16))
     ingest(index, "a", stored([3], list(range(16)), 1, 16))
-    assert index.losses.events == {"unaligned_parent": 1}
+    assert index.metrics.skipped_events == {"unaligned_parent": 1}
 
 
 def test_an_image_is_met_by_engines_whose_blocks_divide_the_index_s() -> None:
@@ -83,7 +82,7 @@ def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_
     for step in [[event] for event in events] if apart else [events]:
         ingest(index, "a", *step)
     full = len(tokens) // size
-    assert index.losses.events == {}
+    assert index.metrics.skipped_events == {}
     assert matched(index, tokens, salt=salt) == ({"a": full} if full else {})
     if full:
         gone = data.draw(st.integers(1, blocks))
@@ -91,7 +90,7 @@ def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_
         left = (gone - 1) * engine_size // size
         assert matched(index, tokens, salt=salt) == ({"a": left} if left else {})
         ingest(index, "a", removed([n for n in range(1, blocks + 1) if n != gone]))
-    assert index.losses.events == {}
+    assert index.metrics.skipped_events == {}
     assert index.size().copies == 0
 
 

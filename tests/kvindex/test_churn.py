@@ -143,5 +143,5 @@ def test_after_a_day_the_index_is_the_union_of_the_caches(backend: Backend) -> N
     everything = sorted(set().union(*expected.values()))
     assert held_by_index(backend, everything) == expected
     assert backend.size().copies == sum(map(len, expected.values())) > PODS * 10
-    assert set(index.losses.messages) <= {"duplicate"}
-    assert index.losses.messages["duplicate"] > 10 and index.losses.events == {}
+    assert set(index.metrics.skipped_messages) <= {"duplicate"}
+    assert index.metrics.skipped_messages["duplicate"] > 10 and index.metrics.skipped_events == {}

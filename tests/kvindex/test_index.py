@@ -12,7 +12,6 @@ from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.keys import SLICE_BLOCKS
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.scorer import TierWeights
 from tests.kvindex.engines import ingest, offloaded, removed, stored
 from tests.kvindex.held import matched
 
@@ -30,7 +29,7 @@ def index(backend: Backend) -> Index:
 
 
 def losses(index: Index) -> dict[str, int]:
-    return dict(index.losses.events)
+    return dict(index.metrics.skipped_events)
 
 
 def test_pods_are_scored_by_the_start_of_the_prompt_that_they_have(index: Index) -> None:
@@ -68,13 +67,11 @@ def test_blocks_count_by_the_best_tier_that_they_are_in(index: Index) -> None:
 
 
 def test_weights_of_tiers_are_a_setting(backend: Backend) -> None:
-    index = make_index(backend, weights=TierWeights({"gpu": 0.2, "cpu": 0.9}, unknown=0.0))
+    index = make_index(backend, weights={"gpu": 0.2, "cpu": 0.9, "disk": 0.0})
     ingest(index, "a", stored([1, 2, 3], PROMPT[:12]), offloaded([1]), removed([3]), offloaded([3], "disk"))
     (score,) = index.score("m", PROMPT)
     assert score.tiers == {"cpu": 1, "gpu": 1}
     assert (score.score, score.matched) == (pytest.approx(1.1), 2)
-    with pytest.raises(ValueError):
-        TierWeights({"gpu": -1.0})
 
 
 def test_models_do_not_meet(index: Index) -> None:

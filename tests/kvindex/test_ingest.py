@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
-from app.kvindex import ingest as module
-from app.kvindex.index import Index, IndexSettings
-from app.kvindex.ingest import Ingest
+from app.kvindex import index as module
+from app.kvindex.index import Index, IndexSettings, Ingest
 from app.kvindex.keys import RequestKeys
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import PROMPT, block, ingest, offloaded, removed, stored
@@ -21,10 +20,10 @@ def test_blocks_that_come_and_go_are_counted_and_those_that_nobody_has() -> None
     index = Index(MemoryBackend(), IndexSettings(block_size=4))
     ingest(index, "a", block(0), block(1), block(2), removed([2, 7, 8]), removed([9]))
     index.clear("a")
-    lines = index.metrics.render({}, {}, {}).splitlines()
+    lines = index.metrics.render({}).splitlines()
     for name, value in (("admissions", 3), ("evictions", 3)):
         assert f"kvcache_index_{name}_total {value}.0" in lines
-    assert index.losses.events == {"unknown_block": 3}
+    assert index.metrics.skipped_events == {"unknown_block": 3}
 
 
 @pytest.mark.parametrize("most", [2, 3, 7])
@@ -45,7 +44,7 @@ def test_parts_of_a_batch_leave_what_the_whole_batch_leaves(
         index = Index(MemoryBackend(), IndexSettings(block_size=4))
         outcome = ingest(index, "a", *events)
         (best,) = index.score("m", PROMPT)
-        outcomes.append((outcome, index.size(), index.losses.events, best))
+        outcomes.append((outcome, index.size(), index.metrics.skipped_events, best))
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][0] is not None and (outcomes[0][0].added, outcomes[0][0].removed) == (10 + 2 + 5, 5)
     assert outcomes[0][2] == {"unknown_block": 2, "unknown_parent": 1}
@@ -114,4 +113,4 @@ def state(batches: list[list[KVEvent]]) -> tuple[Any, ...]:
     outcomes = [ingest(index, "a", *each) for each in batches]
     maps = {number: (map_.owned, map_.repeats) for number, map_ in backend._maps.items()}
     held = dict(backend.table), maps, index.size()
-    return outcomes, held, index.losses.events
+    return outcomes, held, index.metrics.skipped_events

@@ -51,7 +51,7 @@ def test_more_pods_than_there_is_room_for_are_refused_and_counted() -> None:
         pool.put(message(f"pod{number}", 0, stored([1], PROMPT[:4])))
     work(pool)
     assert len(matched(index, PROMPT)) == 10
-    assert index.losses.messages == {"too_many_pods": 20}
+    assert index.metrics.skipped_messages == {"too_many_pods": 20}
     assert len(pool.positions()) == 20
 
 
@@ -81,7 +81,7 @@ def test_a_restart_is_counted_once_though_the_backend_is_away(monkeypatch: pytes
     work(pool)
     assert backend.calls == 6
     assert index.size().copies == 1
-    assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({}, {}, {})
+    assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({})
 
 
 def test_an_error_of_the_index_itself_costs_one_message(caplog: pytest.LogCaptureFixture) -> None:
@@ -98,7 +98,7 @@ def test_an_error_of_the_index_itself_costs_one_message(caplog: pytest.LogCaptur
         pool.put(message(pod, 0, stored([1], PROMPT[:4])))
     work(pool)
     assert matched(index, PROMPT) == {"a": 1}
-    assert index.losses.messages == {"failed": 1} and "a fault" in caplog.text
+    assert index.metrics.skipped_messages == {"failed": 1} and "a fault" in caplog.text
 
 
 frames = st.lists(st.binary(max_size=40), max_size=5)
@@ -122,8 +122,8 @@ def test_no_frames_do_harm(sent: list[list[bytes]], seed: int) -> None:
                 sequence += 1
         engine.publish(stored([77], PROMPT[:4]), ts=1e6)
         place.until(lambda: matched(place.index, PROMPT).get("a") == 1)
-        assert "failed" not in place.index.losses.messages
-        assert "gap" not in place.index.losses.messages
+        assert "failed" not in place.index.metrics.skipped_messages
+        assert "gap" not in place.index.metrics.skipped_messages
 
 
 def test_an_engine_goes_on_where_another_indexer_has_seen_it() -> None:
@@ -133,7 +133,7 @@ def test_an_engine_goes_on_where_another_indexer_has_seen_it() -> None:
     for sequence in (6, 7, 9):
         pool.put(message("a", sequence, block(sequence - 6)))
     work(pool)
-    assert index.losses.messages == {"duplicate": 1, "gap": 1}
+    assert index.metrics.skipped_messages == {"duplicate": 1, "gap": 1}
 
 
 def test_a_backend_that_tells_its_epoch_late_has_lost_nothing() -> None:
@@ -143,7 +143,7 @@ def test_a_backend_that_tells_its_epoch_late_has_lost_nothing() -> None:
         backend.epoch = epoch
         pool.put(message("a", sequence, block(sequence)))
         work(pool)
-    assert index.losses.messages == {"duplicate": 1, "gap": 2}
+    assert index.metrics.skipped_messages == {"duplicate": 1, "gap": 2}
 
 
 @pytest.mark.parametrize("unread", [b"garbage", bytes(2000)], ids=["unreadable", "too large"])
@@ -159,13 +159,13 @@ def test_a_number_that_cannot_be_read_is_that_of_one_engine_that_awaits_it(unrea
     pool.put(PublishedMessage("a", "m", 4, unread))
     pool.put(PublishedMessage("b", "m", 4, unread))
     work(pool)
-    index.losses.messages.pop("gap")
+    index.metrics.skipped_messages.pop("gap")
     for sequence, rank in ((5, 0), (5, 1), (5, 2)):
         put(sequence, rank, 2)
     work(pool)
     assert {each.rank: each.sequence for each in pool.positions()} == {0: 5, 1: 5, 2: 5}
-    assert index.losses.messages["gap"] == 1
-    assert sum(index.losses.messages.values()) == 1 + 2
+    assert index.metrics.skipped_messages["gap"] == 1
+    assert sum(index.metrics.skipped_messages.values()) == 1 + 2
 
 
 def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.Monke
     work(pool)
     most = max(abs(after - before) for before, after in pairwise([*copies, index.size().copies]))
     assert max(copies) > 4_000 and index.size().copies == 0 and most <= 2048
-    assert index.losses.events == {}
+    assert index.metrics.skipped_events == {}
 
 
 def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
@@ -192,7 +192,7 @@ def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
         )
     work(pool)
     assert set(matched(index, PROMPT)) == {"a", "d", "e"}
-    assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({}, {}, {})
+    assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({})
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 5])
@@ -208,4 +208,4 @@ def test_what_is_lost_is_counted_once_though_the_backend_fails_halfway(
     pool.put(PublishedMessage("a", "m", 0, encode(batch(*events, ts=1000.0))))
     work(pool)
     assert backend.calls > 5 and index.size().copies == 6_000
-    assert index.losses.events == {"token_count": 1, "unknown_block": 1}
+    assert index.metrics.skipped_events == {"token_count": 1, "unknown_block": 1}

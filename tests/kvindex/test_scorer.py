@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kvindex.backend import Copies, Holders, anywhere, bits, count_copies, with_holder, without_holder
-from app.kvindex.scorer import TierWeights, longest_prefixes, score_prefixes
+from app.kvindex.scorer import longest_prefixes, score_prefixes
 from tests.kvindex.held import source
 
 TIERS = ["gpu", "cpu", "disk"]
@@ -23,7 +23,7 @@ def holders(*pods: str) -> Holders:
 def test_the_example_of_llm_d() -> None:
     """Blocks 1001 to 1006: a on gpu has 1, 2, 3 (also cpu) and 6; b on cpu has 4 and 5."""
     found = [(0b01,), (0b01,), (0b01, 0b01), (0, 0b10), (0, 0b10), (0b01,)]
-    weights = TierWeights({"gpu": 1.0, "cpu": 0.5})
+    weights = {"gpu": 1.0, "cpu": 0.5}
     (score,) = score_prefixes(found, 6, 0b11, holders("a", "b"), TIERS[:2], weights)
     assert (score.pod, score.score, score.tiers) == ("a", 3.0, {"gpu": 3})
     found[2] = (0, 0b01)
@@ -44,7 +44,7 @@ def test_prefixes_of_ten_thousand_pods_are_counted() -> None:
     assert prefixes[9_999].lower == {1: 1}
 
 
-EXACT = TierWeights({"gpu": 1.0, "cpu": 0.75}, unknown=0.5)
+EXACT = {"gpu": 1.0, "cpu": 0.75, "disk": 0.5}
 grouped = st.lists(st.booleans(), min_size=12, max_size=12)
 
 
@@ -74,7 +74,7 @@ def test_of_an_engine_the_group_counts_that_has_least(
 
 def alone(found: list[tuple[int, ...]], number: int) -> tuple[int, float]:
     """How many blocks a holder has from the first one on, and what they are worth."""
-    weights = [EXACT.of(tier) for tier in TIERS]
+    weights = [EXACT[tier] for tier in TIERS]
     matched, worth = 0, 0.0
     for copies in found:
         here = [weight for weight, mask in zip(weights, copies, strict=False) if mask >> number & 1]

@@ -40,7 +40,7 @@ def ask(place: Station, engine: FakeEngine, sequence: int, *events: KVEvent) -> 
 
 
 def losses(place: Station) -> dict[str, int]:
-    return dict(place.index.losses.messages)
+    return dict(place.index.metrics.skipped_messages)
 
 
 def test_batches_out_of_order_are_all_applied(place: Station) -> None:
@@ -74,7 +74,7 @@ def test_a_gap_is_filled_by_a_replay_before_what_comes_after_it(place: Station, 
     assert losses(place) == {}
     assert engine.asked == [2, 6]
     complete = 'kvcache_events_replays_total{result="complete"} 2.0'
-    place.until(lambda: complete in place.index.metrics.render({}, {}, {}))  # its end comes after its batches
+    place.until(lambda: complete in place.index.metrics.render({}))  # its end comes after its batches
 
 
 def test_an_address_that_is_none_fails_at_once(place: Station) -> None:
@@ -399,7 +399,7 @@ def test_whatever_is_lost_on_the_way_is_filled_in_its_order(lost: list[str], ste
         assert place.index.size().copies == len(left)
         (position,) = place.pool.positions()
         assert position.sequence == len(lost) and position.lag_s == 2000.0 - 1000.0 - len(lost)
-        found = place.index.losses.messages
+        found = place.index.metrics.skipped_messages
         assert found.get("gap", 0) == lost.count("is lost on both ways")
         assert set(found) <= {"gap", "duplicate"}  # a replay may bring what then comes by itself
         assert place.pool.replays == place.pool.held_bytes == 0

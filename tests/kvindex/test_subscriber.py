@@ -35,7 +35,7 @@ def test_pods_connect_and_are_heard(place: Station) -> None:
     a.publish(FIRST, SECOND)
     b.publish(FIRST)
     place.until(lambda: place.matched(PROMPT) == {"a": 2} and place.matched(PROMPT, "org/m@v1") == {"b": 1})
-    assert place.index.losses.messages == {}
+    assert place.index.metrics.skipped_messages == {}
 
 
 def test_topics_of_others_do_not_arrive(place: Station) -> None:
@@ -47,7 +47,7 @@ def test_topics_of_others_do_not_arrive(place: Station) -> None:
     mine.publish(FIRST)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
     place.settle()
-    assert place.index.losses.messages == {}
+    assert place.index.metrics.skipped_messages == {}
     assert place.matched(PROMPT) == {"a": 1}
 
 
@@ -139,7 +139,7 @@ def test_what_is_no_message_is_counted_and_the_next_is_read(place: Station) -> N
     a.publish(FIRST)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
     before = {"gap": 4}  # nobody can tell whose numbers the four were
-    assert place.index.losses.messages == {"bad_frames": 6, "bad_topic": 6, "unreadable": 4} | before
+    assert place.index.metrics.skipped_messages == {"bad_frames": 6, "bad_topic": 6, "unreadable": 4} | before
 
 
 def test_a_payload_of_100_megabytes_is_refused_by_name_and_the_next_is_read(place: Station) -> None:
@@ -150,7 +150,7 @@ def test_a_payload_of_100_megabytes_is_refused_by_name_and_the_next_is_read(plac
     a.send(bytes(100_000_000))
     a.publish(SECOND)
     place.until(lambda: place.matched(PROMPT) == {"a": 2})
-    assert place.index.losses.messages == {"too_large": 1}
+    assert place.index.metrics.skipped_messages == {"too_large": 1}
 
 
 def test_a_subscriber_that_stops_reading_finds_the_gap_and_fills_it(place: Station) -> None:
@@ -171,8 +171,8 @@ def test_a_subscriber_that_stops_reading_finds_the_gap_and_fills_it(place: Stati
     a.publish(stored([9_000], [1, 2, 3, 4]))
     place.until(lambda: place.index.size().copies == 4_001, lambda: a.publish())
     assert place.matched(tokens) == whole
-    assert place.index.losses.events == {}
-    assert not place.index.losses.messages.get("gap")
+    assert place.index.metrics.skipped_events == {}
+    assert not place.index.metrics.skipped_messages.get("gap")
 
 
 def test_a_target_with_an_address_that_zmq_refuses_is_left_out(place: Station) -> None:
@@ -234,7 +234,7 @@ def test_a_message_of_many_parts_is_read_with_pauses(place: Station, monkeypatch
     engine.send_frames(b"kv@a@m", *[b"part"] * 11)
     engine.publish()
     assert step(place) and len(pauses) == 2
-    assert place.index.losses.messages == {"bad_frames": 1} and len(place.pool) == 0
+    assert place.index.metrics.skipped_messages == {"bad_frames": 1} and len(place.pool) == 0
     assert step(place) and len(place.pool) == 1 and not step(place)
 
 

@@ -26,11 +26,7 @@ def routes(index: KvIndex, backend: str) -> list[Route]:
 
     def kv_index(context: RequestContext) -> Response:
         """The state of the index; sizes and pods are null while its backend does not answer."""
-        stats = index.stats()
-        skipped = {"messages": stats.skipped_messages, "events": stats.skipped_events}
-        state = {"backend": backend, "block_size": index.block_size, "listens_at": index.address}
-        state |= {"size": stats.size, "pods": stats.pods, "streams": stats.streams}
-        return json_response({**state, "sources": stats.targets, "queued": stats.queued, "skipped": skipped})
+        return json_response({"backend": backend, **index.stats()})
 
     return [get("/kv/index", kv_index)]
 

@@ -165,7 +165,7 @@ def test_nothing_is_lost_while_redis_is_away(own_server: RedisServer) -> None:
         until(lambda: len(place.pool) == 0)
         gevent.killall(workers)
         assert place.matched(PROMPT) == {"a": 6}
-        assert place.index.losses.messages == {} == place.index.losses.events
+        assert place.index.metrics.skipped_messages == {} == place.index.metrics.skipped_events
         assert place.index.backend.times_lost == 0
 
 
@@ -181,8 +181,8 @@ def test_a_redis_that_comes_back_empty_is_filled_by_replays(own_server: RedisSer
         put(place, 3, replay=engine.replay)
         place.until(lambda: place.matched(PROMPT) == {"a": 4})
         assert place.index.backend.times_lost == 1
-        assert "index_backend_losses_total 1.0" in place.index.metrics.render({}, {}, {}, 1)
-        assert place.index.losses.events == {}
+        assert "index_backend_losses_total 1.0" in place.index.metrics.render({}, 1)
+        assert place.index.metrics.skipped_events == {}
 
 
 def test_an_indexer_that_starts_again_fills_what_it_missed(own_server: RedisServer) -> None:
@@ -198,7 +198,7 @@ def test_an_indexer_that_starts_again_fills_what_it_missed(own_server: RedisServ
         put(place, 6, replay=engine.replay)
         place.until(lambda: place.matched(PROMPT) == {"a": 7})
         assert engine.asked == [3]
-        assert place.index.losses.messages == {}
+        assert place.index.metrics.skipped_messages == {}
 
 
 def test_scripts_that_redis_has_forgotten_are_sent_again(redis_process: RedisServer, namespace: str) -> None:
