@@ -59,9 +59,6 @@ class ClientLoop(StepLoop[OfflineRequest]):
         self.send(request, request.send_s)
         return True
 
-    def step_made(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
-        """Nothing is told of it."""
-
     def step_over(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
         for place, request in enumerate((*batch.decodes, *batch.prefilled)):
             request.last_s = first_s + place * gap_s

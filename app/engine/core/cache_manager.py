@@ -78,6 +78,16 @@ class KVCacheManager(KVCache):
         if self.pending:
             self._steps.append(self.take_events())
 
+    def step_over(self, due: Sequence[tuple[SequenceState, int]]) -> None:
+        """Adds the reply tokens of a step, and publishes its events."""
+        size = self.block_size
+        for sequence, count in due:
+            sequence.handed += count
+            if (sequence.prompt_tokens + sequence.handed - 1) // size > sequence.cached_blocks:
+                self.cache_reply(sequence)
+        if self.pending or self._steps:
+            self.publish()
+
     def publish(self) -> None:
         if self.pending:
             self._steps.append(self.take_events())

@@ -223,7 +223,7 @@ class Scheduler(Generic[S]):
         if not (self._decoding or self.prefilling or self.waiting.members):
             return None
         batch: Batch[S] = Batch()
-        preempted = self._continue(batch)
+        preempted = bool(self.running) and self._continue(batch)
         if not preempted and not self.paused and self.waiting.members:
             self._admit(batch)
         if batch.tokens:
@@ -393,7 +393,7 @@ class Scheduler(Generic[S]):
     def _admit(self, batch: Batch[S]) -> None:
         """Admits waiting sequences (rule 3b)."""
         limits, blocks, size = self.limits, self.blocks, self._block_size
-        while len(self.running) < limits.max_num_seqs:
+        while self.waiting.members and len(self.running) < limits.max_num_seqs:
             budget = limits.max_num_batched_tokens - batch.tokens
             sequence = self.waiting.head() if budget > 0 else None
             if sequence is None:

@@ -8,9 +8,10 @@ agree.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from heapq import heappop, heappush
 from math import exp, inf, nextafter
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 
 from app.engine.core.batch import Batch, S
 from app.engine.core.scheduler import Scheduler
@@ -78,6 +79,9 @@ class StepCost:
         return cost
 
 
+WatchStep: TypeAlias = Callable[[Batch[S], float, float], None]
+
+
 class StepLoop(Generic[S]):
     """Keeps at most `depth` steps under way: two with vLLM's async scheduling, one without.
 
@@ -105,6 +109,8 @@ class StepLoop(Generic[S]):
         self._transfers: list[tuple[float, int, S]] = []
         """A heap: arrival time of each remote prefill's cache, arrival number, sequence."""
         self._seen_s = -inf
+        self.watch_step: WatchStep[S] | None = None
+        """Receives each new step, with its start and its end in seconds."""
 
     def seen(self, sequence: S, at_s: float) -> bool:
         """Called when the scheduler would see a sequence; returns whether to schedule it."""
@@ -113,9 +119,8 @@ class StepLoop(Generic[S]):
     def transfer_s(self, sequence: S) -> float:
         return 0.0
 
-    def step_made(self, batch: Batch[S], start_s: float, end_s: float) -> None:
-        """Called for each new step, which runs from `start_s` to `end_s`."""
-        raise NotImplementedError
+    def admitted(self, batch: Batch[S]) -> None:
+        """Called for each new step that admits sequences."""
 
     def step_over(self, batch: Batch[S], first_s: float, gap_s: float) -> None:
         """Called when a step's tokens are ready; stream j gets its token at `first_s + j * gap_s`."""
@@ -166,7 +171,10 @@ class StepLoop(Generic[S]):
             self._end_s = end_s = start_s + self._cost.seconds(batch, start_s, self._end_s <= now_s)
             under_way.append((end_s, batch))
             self.steps += 1
-            self.step_made(batch, start_s, end_s)
+            if self.watch_step is not None:
+                self.watch_step(batch, start_s, end_s)
+            if batch.admitted:
+                self.admitted(batch)
         if under_way:
             self.next_s = under_way[0][0]
         else:

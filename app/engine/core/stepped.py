@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from itertools import repeat
 from math import inf
 from random import Random
@@ -117,9 +116,6 @@ class SteppedSequence(ReplySequence):
                 return
 
 
-WatchStep = Callable[[Batch[SteppedSequence], float, float], None]
-
-
 class DueTokens(Struct):
     """Tokens of a step, due one sequence after another; `next_s` is the time of the first one left."""
 
@@ -149,7 +145,6 @@ class StepExecutor(StepLoop[SteppedSequence]):
             enable_chunked_prefill=at.enable_chunked_prefill,
             by_priority=scheduling.scheduling_policy == "priority",
         )
-        self.watch_step: WatchStep | None = None
         self.context, self._cache = context, context.cache
         counted = CountedBlocks(kvcache.kv_cache_size, kvcache.block_size, caching=False)
         self.blocks: Blocks[SteppedSequence] = context.cache or counted
@@ -239,9 +234,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
     def transfer_s(self, sequence: SteppedSequence) -> float:
         return self._timing.time_to_first_token(sequence.prompt_tokens, remote=True)
 
-    def step_made(self, batch: Batch[SteppedSequence], start_s: float, end_s: float) -> None:
-        if self.watch_step is not None:
-            self.watch_step(batch, start_s, end_s)
+    def admitted(self, batch: Batch[SteppedSequence]) -> None:
         for sequence in batch.admitted:
             if sequence.over:
                 continue
@@ -258,10 +251,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
             for drafted, accepted in drafts.values():
                 recorder.drafted(drafted, accepted)
         if cache is not None:
-            for sequence, count in due:
-                if sequence.running and not sequence.over:
-                    cache.extend(sequence, count)
-            cache.publish()
+            cache.step_over([it for it in due if it[0].running and not it[0].over])
         for sequence in batch.ends:
             if sequence.adapter is not None and not sequence.over:
                 recorder.adapter_moved(sequence, sequence.adapter, None)

@@ -229,6 +229,9 @@ class KVCache:
     def extend(self, sequence: SequenceState, count: int) -> None:
         """Adds reply tokens to assigned blocks; a block is cached once the token after it exists."""
         sequence.handed += count
+        self.cache_reply(sequence)
+
+    def cache_reply(self, sequence: SequenceState) -> None:
         first, size = sequence.cached_blocks, self.block_size
         full = (sequence.prompt_tokens + sequence.handed - 1) // size
         if full > first and sequence.caches:

@@ -176,6 +176,7 @@ class Pod(StepLoop[OfflineRequest]):
         self.due_s = inf
         """Time of the next work, as far as the simulation knows; inf without any."""
         self._timeline, self._watch, self._ended = timeline, watch, ended
+        self.watch_step = self._note
 
     @property
     def cached_tokens(self) -> int:
@@ -192,7 +193,7 @@ class Pod(StepLoop[OfflineRequest]):
         # Tails are evicted first, so the last block implies all earlier ones.
         return len(keys) if find(keys[-1:]) else len(find(keys))
 
-    def step_made(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
+    def _note(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
         blocks = self.blocks
         self._timeline.add(start_s, end_s, batch.sequences, blocks.capacity - blocks.free)
         if self._watch is not None:

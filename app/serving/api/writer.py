@@ -347,6 +347,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
     _head = b""
     _texts: Sequence[bytes] = ()
     """Beginning of each choice's plain chunks, up to the text."""
+    _hides_markup = False
+    """True where tokens of a call that add no text to it have no chunk."""
 
     def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
         super().__init__(choices)
@@ -373,7 +375,13 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             chunks.append(self.plain_text.events(self._texts[index], texts[:number]))
         elif number:
             chunks.append(self._plain_thoughts(output, number))
-        for i in range(number, max(len(texts), output.finish is not None)):
+        rest: Sequence[int] = range(number, max(len(texts), output.finish is not None))
+        if part is not None and part.kind == "call" and self._hides_markup:
+            # The first token begins the call, and the last one may end the choice.
+            shown = [i for i in rest if i in (rest[0], rest[-1]) or texts[i]]
+            self.choices[index].tokens += len(rest) - len(shown)
+            rest = shown
+        for i in rest:
             chunks.append(self._special(output, i))
         return b"".join(chunks)
 

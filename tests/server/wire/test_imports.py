@@ -30,10 +30,10 @@ WAY = re.compile(
     r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
 )
 MOST = {
-    "fast, no latency": (92, 26, 50),
-    "fast, --profile": (330, 41, 190),
-    "Flask, no latency": (172, 41, 93),
-    "a required tool": (470, 57, 275),
+    "fast, no latency": (90, 23, 50),
+    "fast, --profile": (275, 35, 185),
+    "Flask, no latency": (172, 37, 92),
+    "a required tool": (365, 53, 200),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
 INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")

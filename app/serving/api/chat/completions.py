@@ -78,6 +78,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             options.token_ids or options.continuous_usage or options.blocks or options.parsed is not None
         )
         super().__init__(meta, options, options.n, options.top_logprobs is None and not special)
+        self._hides_markup = options.hides or options.top_logprobs is None and not options.token_ids
         if options.top_logprobs is not None and not options.hides:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
 
