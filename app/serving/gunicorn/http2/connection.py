@@ -1,10 +1,18 @@
-"""An HTTP/2 connection served from the hub: reads frames in fair turns, and creates calls."""
+"""An HTTP/2 connection and its gRPC calls, served from the hub in fair turns.
+
+A call is a stream of HTTP/2, from its headers to the status after its last message.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 import time
+from collections.abc import Callable, Mapping
+from urllib.parse import quote
 
 import gevent.socket
+import msgspec
 from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
@@ -15,18 +23,30 @@ from h2.events import (
     TrailersReceived,
     WindowUpdated,
 )
+from h2.stream import H2Stream
 
+from app.base.clock.clock import Watcher
+from app.serving.api.errors import as_api_error, forget_frames
 from app.serving.gunicorn.connections import Address, FastPath
-from app.serving.gunicorn.http2.call import (
+from app.serving.gunicorn.http2.transport import (
     FRAME_HEAD,
+    MOST_CALLS,
     MOST_FRAME_BYTES,
+    MOST_HEADER_BYTES,
     SLICE_S,
     CallTransport,
+    ConnectionFailed,
     Headers,
-    RpcCall,
+    read_headers,
 )
-from app.serving.gunicorn.http2.protocol import MOST_CALLS, MOST_HEADER_BYTES, ConnectionFailed, read_headers
+from app.serving.gunicorn.logs import log_exchange
+from app.serving.http.connection import StreamSource
+from app.serving.http.context import RequestContext, current_request
+from app.serving.http.errors import ApiError, internal, not_implemented
+from app.serving.http.response import CLIENT_GONE, Response, StreamingBody
+from app.serving.http.rpc import PREFIX_BYTES, RpcCode, RpcMethod, RpcOutcome, RpcResponse, error_response
 
+log = logging.getLogger(__name__)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """First bytes of a client with prior knowledge of HTTP/2 (RFC 9113, section 3.4)."""
 HEAD_BYTES = FRAME_HEAD.size
@@ -43,6 +63,17 @@ MOST_SETTINGS = 64
 """Most settings kept for a client, unknown ones included."""
 UNSUPPORTED: Headers = [(b":status", b"415"), (b"content-type", b"text/plain")]
 """The answer to requests that are no gRPC calls (grpc/doc/PROTOCOL-HTTP2.md)."""
+MOST_EACH_BYTES = 1 << 16
+"""Most bytes of waiting messages in a call whose messages are answered one by one."""
+BROKEN_OFF = (RpcCode.INTERNAL, "The answer broke off.")
+OK: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+LONGEST_MESSAGE = 2000
+"""Most characters of a status message."""
+PLAIN = " !#$&'()*+,/:;=?@[]"
+"""Characters of a status message sent unescaped, besides letters and digits."""
+TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
+LONGEST_S = 1e9
+UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
 class Http2Connection(CallTransport):
@@ -54,6 +85,9 @@ class Http2Connection(CallTransport):
         assert rpc is not None  # only a server with gRPC upgrades
         super().__init__(path, client, address, rpc)
         self._methods = rpc.methods
+        self.calls: dict[int, RpcCall] = {}
+        self.stalled: dict[RpcCall, None] = {}
+        """Calls without room in the client's windows, the longest waiting first."""
         self._in = data
         self._settled = self._is_behind = False
         self._resets = self._block_bytes = 0
@@ -62,11 +96,11 @@ class Http2Connection(CallTransport):
         self._wait()
 
     def _readable(self) -> None:
-        if not self.path.turns.has_time():
-            self._wait()
-        elif data := self._receive():
-            self._in = self._in + data if self._in else data
+        if self.path.turns.has_time():
+            self._in += self._receive()
             self.guarded(self._read)
+        else:
+            self._wait()
 
     def _wait(self) -> None:
         self._is_behind = True
@@ -74,30 +108,29 @@ class Http2Connection(CallTransport):
         self.soon(self._go_on)
 
     def _go_on(self) -> None:
-        if not self.is_open:
-            return
-        self._is_behind = False
-        self._reader.start(self._readable)
-        if self._in:
-            self._read()
-        if self.is_open and not self._is_behind and (data := self._receive()):
-            self._in += data
+        if self.is_open:
+            self._is_behind = False
+            self._reader.start(self._readable)
+            if len(self._in) < MOST_FRAME_BYTES + HEAD_BYTES:
+                self._in += self._receive()
             self._read()
 
     def _read(self) -> None:
         data, at, until_s = self._in, 0, time.monotonic() + SLICE_S
         if not self._settled:
-            if not self._settle(data):
+            if len(data) < len(PREFACE) + HEAD_BYTES:
                 return
-            at = len(PREFACE)
+            self.h2.receive_data(data[: len(PREFACE)])
+            _, _, kind, flags, _ = FRAME_HEAD.unpack_from(data, len(PREFACE))
+            if kind != SETTINGS or flags & ACK:
+                raise ConnectionFailed(ErrorCodes.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            self._settled, at = True, len(PREFACE)
         while self.is_open and len(data) - at >= HEAD_BYTES:
             high, low, kind, flags, stream = FRAME_HEAD.unpack_from(data, at)
             size = high << 16 | low
             # h2 would wait for the first of these, and refuse the other with the wrong error.
-            if size > MOST_FRAME_BYTES:
+            if size > MOST_FRAME_BYTES or kind == SETTINGS and flags & ACK and size:
                 raise ConnectionFailed(ErrorCodes.FRAME_SIZE_ERROR, "a frame is too long")
-            if kind == SETTINGS and flags & ACK and size:
-                raise ConnectionFailed(ErrorCodes.FRAME_SIZE_ERROR, "an acknowledgement has a payload")
             end = at + HEAD_BYTES + size
             if end > len(data):
                 break
@@ -109,18 +142,6 @@ class Http2Connection(CallTransport):
                 self._wait()
                 break
         self._in = data[at:]
-
-    def _settle(self, data: bytes) -> bool:
-        if not data.startswith(PREFACE[: len(data)]):
-            raise ConnectionFailed(ErrorCodes.PROTOCOL_ERROR, "no preface of HTTP/2")
-        if len(data) < len(PREFACE) + HEAD_BYTES:
-            return False
-        _, _, kind, flags, _ = FRAME_HEAD.unpack_from(data, len(PREFACE))
-        if kind != SETTINGS or flags & ACK:
-            raise ConnectionFailed(ErrorCodes.PROTOCOL_ERROR, "the first frame is not SETTINGS")
-        self.h2.receive_data(PREFACE)
-        self._settled = True
-        return True
 
     def _take(self, kind: int, flags: int, frame: bytes) -> None:
         if kind in (HEADERS, CONTINUATION):
@@ -144,8 +165,7 @@ class Http2Connection(CallTransport):
                 call.take(event.data, event.stream_ended is not None)
         elif isinstance(event, TrailersReceived) and call is not None:
             if read_headers(event.headers, is_trailer=True) is None:
-                self.reset(call.id, ErrorCodes.PROTOCOL_ERROR)
-                call.gone()
+                call.cut_off(ErrorCodes.PROTOCOL_ERROR)
             else:
                 call.take(b"", True)
         elif isinstance(event, WindowUpdated):
@@ -167,25 +187,22 @@ class Http2Connection(CallTransport):
     def _begin_call(self, event: RequestReceived) -> None:
         stream, is_end = event.stream_id, event.stream_ended is not None
         self.is_new = False
-        found = read_headers(event.headers)
-        if found is None:
+        if (found := read_headers(event.headers)) is None:
             self.reset(stream, ErrorCodes.PROTOCOL_ERROR)
             return
         size = sum(len(name) + len(value) + PER_HEADER for name, value in found.items())
         has_room = self.buffered + size <= self.most_buffered_bytes and len(self.calls) < MOST_CALLS
         if self._is_leaving or not has_room:
             self.reset(stream, ErrorCodes.REFUSED_STREAM)
-            return
-        if found[":method"] != "POST" or not found.get("content-type", "").startswith("application/grpc"):
+        elif found[":method"] != "POST" or not found.get("content-type", "").startswith("application/grpc"):
             self.send_headers(stream, UNSUPPORTED, ends=True)
             if not is_end:
                 self.reset(stream, ErrorCodes.NO_ERROR)
-            return
-        method = self._methods.get(found[":path"])
-        call = self.calls[stream] = RpcCall(self, self.h2.streams[stream], method, found, size)
-        self.busy = True
-        if is_end:
-            call.take(b"", True)
+        else:
+            method, self.busy = self._methods.get(found[":path"]), True
+            call = self.calls[stream] = RpcCall(self, self.h2.streams[stream], method, found, size)
+            if is_end:
+                call.take(b"", True)
 
     def _feed(self) -> None:
         for call in list(self.stalled):
@@ -214,7 +231,7 @@ class Http2Connection(CallTransport):
         late_s = now_s - self.path.read_timeout_s
         for late in self.calls.values():
             if not late.has_request and late.since_s < late_s:
-                self.soon(late.give_up)
+                self.soon(late.expire)
 
     def leave(self) -> None:
         """Refuses new calls by GOAWAY; running calls go on, endless ones end."""
@@ -239,3 +256,321 @@ class Http2Connection(CallTransport):
         for call in list(self.calls.values()):
             self.soon(call.gone)
         self._work()
+
+
+class RpcCall:
+    """A call of `method` (None: unknown method), with the interface of `StreamTransport` for its source.
+
+    `has_request`: the client has sent its last message. `since_s`: start of the wait for the rest of the
+    request, or for room for the answer (monotonic seconds). `size`: memory of the call's headers, in bytes.
+    """
+
+    def __init__(
+        self,
+        connection: Http2Connection,
+        stream: H2Stream,
+        method: RpcMethod | None,
+        headers: dict[str, str],
+        size: int,
+    ) -> None:
+        self._connection, self._stream, self.id = connection, stream, stream.stream_id
+        self._method, self._headers, self._size = method, headers, size
+        connection.buffered += size
+        self._is_each = method is not None and method.each
+        self._body = bytearray()
+        """Received bytes of the next messages."""
+        self._context: RequestContext | None = None
+        self._response: RpcResponse | None = None
+        self._source: StreamSource | None = None
+        self._next_slice: Callable[[], tuple[bytes, bool, bool]] | None = None
+        """Returns the next bytes of the answer; see `StreamSource`."""
+        self._unsent = b""
+        """Bytes that the client's windows have no room for."""
+        self._begun = self._last = self._lagging = self.has_request = False
+        self.since_s, self.is_open = time.monotonic(), True
+        self._deadline: Watcher | None = None
+        if given := TIMEOUT.fullmatch(headers.get("grpc-timeout", "")):
+            limit_s = min(LONGEST_S, int(given[1]) * UNITS_S[given[2]])
+            self._deadline = gevent.get_hub().loop.timer(limit_s)
+            self._deadline.start(connection.soon, self.expire)
+
+    def take(self, data: bytes, is_end: bool) -> None:
+        """Hub: receives the next bytes of the client's messages."""
+        connection = self._connection
+        most = MOST_EACH_BYTES if self._is_each else connection.most_message_bytes
+        self.has_request |= is_end
+        self._body += data
+        connection.buffered += len(data)
+        wanted = max(len(self._body), self._end_of_message)
+        if wanted > most + PREFIX_BYTES or connection.buffered > connection.most_buffered_bytes:
+            text = f"A message of {wanted - PREFIX_BYTES} bytes is too long: at most {most} are read."
+            self.fail(RpcCode.RESOURCE_EXHAUSTED, text)
+        elif self._context is not None:
+            self.lag()
+        elif self._is_each or is_end:
+            message = b"" if self._is_each else self._message()
+            if message is not None and self._body and not self._is_each:
+                self.fail(RpcCode.INTERNAL, "The call has more than one message.")
+            elif message is not None:
+                self._context = self._new_context(message)
+                gevent.spawn(self._handle, self._context, self._method)
+
+    def _message(self) -> bytes | None:
+        body, end = self._body, self._end_of_message
+        if len(body) < end:
+            if self.has_request and (body or not self._begun):
+                self.fail(RpcCode.INTERNAL, "The call has ended within a message, or without any.")
+            return None
+        if body[0]:
+            self.fail(RpcCode.UNIMPLEMENTED, "Compressed messages are not read: send them as identity.")
+            return None
+        message = bytes(memoryview(body)[PREFIX_BYTES:end])
+        self._connection.buffered -= end
+        del body[:end]
+        return message
+
+    @property
+    def _end_of_message(self) -> int:
+        """Size of the next message with its prefix, in bytes; 5 until the prefix is complete."""
+        body = self._body
+        return PREFIX_BYTES + (
+            int.from_bytes(body[1:PREFIX_BYTES], "big") if len(body) >= PREFIX_BYTES else 0
+        )
+
+    def _new_context(self, message: bytes) -> RequestContext:
+        headers, path = self._headers, self._headers[":path"]
+        headers["content-length"] = str(len(message))
+        return RequestContext(
+            method="POST",
+            path=path,
+            target=path,
+            headers=headers,
+            client=self._connection.address[0],
+            arrival_s=time.monotonic(),
+            body=message,
+            http_version="HTTP/2",
+            host=headers.get(":authority", ""),
+            new_id=self._connection.path.new_id,
+            route=self._method,
+            label="" if self._method is None else path,
+            way="grpc",
+        )
+
+    def _handle(self, context: RequestContext, method: RpcMethod | None) -> None:
+        connection = self._connection
+        connection.path.turns.wait(connection.share)
+        if not self.is_open:
+            return
+        current_request.set(context)
+        try:
+            response: Response | None = connection.path.middleware.begin(context)
+            if response is None and method is None:
+                raise not_implemented(f"There is no method {context.path[:200]}.")
+            if response is None and method is not None and not method.each:
+                response = method.handle(context)
+        except Exception as error:
+            response = _response_to(error)
+        try:
+            connection.guarded(self._answer, response, context)
+        except Exception:  # rendering failed
+            log.exception("an answer broke off")
+            connection.guarded(self.fail, *BROKEN_OFF)
+
+    def _answer(self, response: Response | None, context: RequestContext) -> None:
+        """Runs the middleware on the answer, and sends it. None: each message has its own answer."""
+        answer = RpcResponse() if response is None else _as_rpc(response)
+        if not self.is_open:  # the client left meanwhile
+            answer.status = CLIENT_GONE
+        try:
+            self._connection.path.middleware.end(context, answer)
+        except Exception as error:
+            _response_to(error)
+            answer = error_response(internal("The answer could not be finished."))
+        if not self.is_open:
+            answer.close()
+            return
+        self._response, body = answer, answer.body
+        if response is None or body:
+            self._begun = True
+            self._connection.send_headers(self.id, _metadata(answer))
+        if isinstance(body, StreamingBody):
+            body.attach(self)  # type: ignore[arg-type]
+        elif response is None:
+            self._next_slice = self._answer_next
+            self.lag()
+        else:
+            answer.body = body if isinstance(body, bytes) else b"".join(body)
+            self.write(answer.body, last=True)
+
+    def _answer_next(self) -> tuple[bytes, bool, bool]:
+        """Answers the next message; see `StreamSource`."""
+        assert self._method is not None and self._response is not None
+        if (message := self._message()) is None:
+            return b"", False, self.has_request
+        self.since_s = time.monotonic()
+        try:
+            data = bytes(self._method.handle(self._new_context(message)).body)  # type: ignore[arg-type]
+        except Exception as error:
+            self._response.outcome = _response_to(error).outcome
+            return b"", False, True
+        return data, self.has_request or len(self._body) >= self._end_of_message, False
+
+    @property
+    def lags(self) -> bool:
+        """True while pieces wait in the source until `ask` takes them."""
+        return self._lagging or self._connection.lags
+
+    def start(self, source: StreamSource) -> None:
+        self._source, self._next_slice = source, source.next_slice
+
+    def send_soon(self, data: bytes) -> None:
+        if self._unsent or len(data) > self._connection.room(self._stream):
+            self.write(data)
+        else:
+            self._connection.send_data(self._stream, data)
+
+    def write(self, data: bytes, last: bool = False) -> None:
+        """Sends messages as windows allow; `last` ends the call with its status."""
+        self._last |= last
+        connection, unsent = self._connection, self._unsent + data if self._unsent else data
+        size = min(len(unsent), connection.room(self._stream))
+        if size > 0:
+            connection.send_data(self._stream, unsent[:size])
+            unsent = unsent[size:]
+        self._unsent = unsent
+        if size > 0 or not unsent:
+            connection.stalled.pop(self, None)
+        if unsent:
+            if self not in connection.stalled:  # the client's time limit starts anew
+                self.since_s = time.monotonic()
+                connection.stalled[self] = None
+            self._lagging = True
+        elif self._last:
+            self._finish()
+
+    def lag(self) -> None:
+        if self._next_slice is not None:
+            self._lagging = True
+            self._connection.soon(self.ask)
+
+    def go_on(self) -> None:
+        """Sends what waits for room in the client's windows, and then goes on with the source."""
+        if self._unsent and self.is_open:
+            self.write(b"")
+            if not self._unsent and self.is_open:
+                self.lag()
+
+    def ask(self) -> None:
+        """Takes a slice of the answer now, and another one in the next turn."""
+        connection = self._connection
+        if self._unsent or connection.lags or self._next_slice is None or not self.is_open:
+            return
+        try:
+            data, more, last = self._next_slice()
+        except Exception:  # rendering failed
+            log.exception("an answer broke off")
+            self.fail(*BROKEN_OFF)
+            return
+        if self.is_open:
+            self.write(data, last)
+        if not self._unsent and self.is_open:
+            self._lagging = more
+            if more:
+                connection.soon(self.ask)
+
+    def _finish(self) -> None:
+        assert self._response is not None
+        outcome, headers = self._response.outcome, [] if self._begun else _metadata(self._response)
+        headers.append((b"grpc-status", b"%d" % outcome.code))
+        if outcome.message:
+            headers.append((b"grpc-message", quote(outcome.message[:LONGEST_MESSAGE], safe=PLAIN).encode()))
+        self._connection.send_headers(self.id, headers, ends=True)
+        if not self.has_request:
+            self._connection.reset(self.id, ErrorCodes.NO_ERROR)
+        self._close()
+
+    def fail(self, code: RpcCode, text: str) -> None:
+        """Ends the call with this status, at any stage."""
+        if self.is_open:
+            self._leave_source()
+            self._response = self._response or RpcResponse()
+            self._response.outcome = RpcOutcome(code, text)
+            self._unsent = b""
+            self._finish()
+
+    def expire(self) -> None:
+        self.fail(RpcCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def cut_off(self, code: ErrorCodes = ErrorCodes.CANCEL) -> None:
+        if self.is_open:
+            self._connection.reset(self.id, code)
+            self.gone()
+
+    def shut_down(self) -> None:
+        """Ends an endless answer: the server shuts down, or is replaced."""
+        if self._response is not None and getattr(self._response.body, "endless", False):
+            self.fail(RpcCode.UNAVAILABLE, "The server is shutting down.")
+
+    def break_off(self) -> None:
+        self._connection.close()
+
+    def gone(self) -> None:
+        """Ends the call: the client has given it up, or has left."""
+        if self.is_open:
+            self._leave_source()
+            self._close()
+
+    def _leave_source(self) -> None:
+        source, self._source, self._next_slice = self._source, None, None
+        if source is not None:
+            source.leave()
+
+    def _close(self) -> None:
+        connection, self.is_open = self._connection, False
+        self._source = self._next_slice = None
+        if self._deadline is not None:
+            self._deadline.stop()
+            self._deadline.close()
+        connection.buffered -= len(self._body) + self._size
+        self._body.clear()
+        connection.calls.pop(self.id, None)
+        connection.stalled.pop(self, None)
+        if not connection.calls:
+            connection.busy, connection.since_s = False, time.monotonic()
+        response, self._response = self._response, None
+        if response is not None and self._context is not None:
+            if connection.path.logs_access:
+                log_exchange(connection.path.log, self._context, response)
+            response.close()
+
+
+def _metadata(response: Response) -> Headers:
+    """Returns the metadata before the first message: the response's headers without those of HTTP."""
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    told = [
+        (name, value) for name, value in headers.items() if name not in ("content-type", "content-length")
+    ]
+    return [
+        *OK,
+        *((name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in told),
+    ]
+
+
+def _response_to(error: Exception) -> RpcResponse:
+    known = as_api_error(error)
+    forget_frames(error)
+    return error_response(known)
+
+
+def _as_rpc(response: Response) -> RpcResponse:
+    """Converts a middleware's HTTP response; the error message in its body becomes the status message."""
+    if isinstance(response, RpcResponse):
+        return response
+    try:
+        error = msgspec.json.decode(response.body)["error"]  # type: ignore[arg-type]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        error = ""
+    text = error.get("message", "") if isinstance(error, Mapping) else error
+    answer = error_response(ApiError(response.status, "", str(text)))
+    answer.headers.update(response.headers)
+    return answer
