@@ -477,11 +477,10 @@ class Assembly:
             app.add_routes("responses", responses.routes(pipeline, store))
             routes = generate.routes(pipeline, api.enable_scale_out, weights, server.server_dev_mode)
             app.add_routes("generate", routes)
-            app.add_routes("generative_scoring", label_reads.routes(pipeline))
             app.add_routes("elastic", lifecycle_routes.elastic_routes(body, count))
         if pooling_routes := pooling.routes(pipeline, settings.model):
             app.add_routes("pooling", pooling_routes)
-        app.add_routes("decisions", label_reads.decision_routes(pipeline, settings.model))
+        app.add_routes("label_reads", label_reads.routes(pipeline, settings.model))
         app.add_routes("invocations", invocations.routes(body, lambda: app.routes))
         app.add_routes("models", models.routes(pipeline.models, self.identity))
         app.add_routes("tokens", prompt.routes(pipeline, api.enable_tokenizer_info_endpoint))

@@ -158,16 +158,21 @@ def label_chances(prompt: TokenIds, labels: Sequence[int]) -> list[float]:
     return [weights[label] / whole for label in labels]
 
 
-def routes(pipeline: RequestPipeline) -> list[Route]:
+def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
+    named, generates = model_config(settings.model).get("architectures"), settings.task == "generate"
+    may_decide = not isinstance(named, list) or not ARCHITECTURES.isdisjoint(named)
+
+    @cache
+    def known() -> LabelTokens | None:
+        return label_tokens(pipeline) if generates and may_decide else None
 
     def generative_scoring(context: RequestContext) -> Response:
         """The probability of the first label behind each item."""
         request = pipeline.decode(context, GenerativeScoringRequest)
         labels = request.label_token_ids
         accepted = pipeline.admit(request.as_completion(labels), context)
-        prompts = _prompts(pipeline, request)
-        name, identity = "generative-scoring", pipeline.identity
-        meta = identity.response_meta(name, context, request.request_id, accepted.model)
+        prompts, identity = _prompts(pipeline, request), pipeline.identity
+        meta = identity.response_meta("generative-scoring", context, request.request_id, accepted.model)
 
         def answer(choices: Sequence[ChoiceState]) -> ItemList:
             tokens = sum(choice.tokens for choice in choices)
@@ -179,11 +184,18 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
             usage = Usage(count, count + tokens, tokens, None, None)
             return ItemList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
 
-        writer = WholeWriter(len(prompts), answer)
         built = [BuiltPrompt(ids, "") for ids in prompts]
-        return pipeline.submit(accepted, meta, built, writer, context)
+        return pipeline.submit(accepted, meta, built, WholeWriter(len(prompts), answer), context)
 
-    return [post("/generative_scoring", generative_scoring)]
+    def systemone(context: RequestContext) -> Response:
+        """An answer with its probabilities for each question."""
+        request = pipeline.decode(context, DecisionRequest)
+        if (tokens := known()) is None:
+            raise not_implemented("The model does not support structured decisions.")
+        return _decide(pipeline, *tokens, request, context)
+
+    decisions = post("/v1/systemone", systemone)
+    return [post("/generative_scoring", generative_scoring), decisions] if generates else [decisions]
 
 
 def _prompts(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> list[TokenIds]:
@@ -210,30 +222,8 @@ def _prompts(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> li
     return made
 
 
-class LabelTokens(NamedTuple):
-    """The token of each label, and the end of a prompt behind which labels encode to these tokens."""
-
-    ids: Mapping[str, int]
-    tail: TokenIds
-
-
-def decision_routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
-    named = model_config(settings.model).get("architectures")
-    may_decide = not isinstance(named, list) or not ARCHITECTURES.isdisjoint(named)
-    decides = settings.task == "generate" and may_decide
-
-    @cache
-    def known() -> LabelTokens | None:
-        return label_tokens(pipeline) if decides else None
-
-    def systemone(context: RequestContext) -> Response:
-        """An answer with its probabilities for each question."""
-        request = pipeline.decode(context, DecisionRequest)
-        if (tokens := known()) is None:
-            raise not_implemented("The model does not support structured decisions.")
-        return _decide(pipeline, tokens, request, context)
-
-    return [post("/v1/systemone", systemone)]
+LabelTokens = tuple[Mapping[str, int], TokenIds]
+"""The token of each label, and the end of a prompt behind which labels encode to these tokens."""
 
 
 def label_tokens(pipeline: RequestPipeline) -> LabelTokens | None:
@@ -252,27 +242,31 @@ def label_tokens(pipeline: RequestPipeline) -> LabelTokens | None:
         if before != tail or own in ids.values():
             return None
         ids[label] = own
-    return LabelTokens(ids, tail)
+    return ids, tail
 
 
 def _decide(
-    pipeline: RequestPipeline, tokens: LabelTokens, request: DecisionRequest, context: RequestContext
+    pipeline: RequestPipeline,
+    tokens: Mapping[str, int],
+    tail: TokenIds,
+    request: DecisionRequest,
+    context: RequestContext,
 ) -> Response:
-    accepted = pipeline.admit(request.as_completion(list(tokens.ids.values())), context)
+    accepted = pipeline.admit(request.as_completion(list(tokens.values())), context)
     if not 0 < len(request.questions) <= MOST_QUESTIONS:
         raise bad_request(f"questions: 1 to {MOST_QUESTIONS} are possible, got {len(request.questions)}")
     questions = {name: _question(name, given) for name, given in request.questions.items()}
     for name in ("images", "audio", "videos"):
         if getattr(request, name):
             raise bad_request(f"This model does not take {name}.")
-    prompts = [_prompt(pipeline, request, question, tokens.tail) for question in questions.values()]
+    prompts = [_prompt(pipeline, request, question, tail) for question in questions.values()]
     meta = pipeline.identity.response_meta("decision", context, request.request_id, accepted.model)
 
     def answer(choices: Sequence[ChoiceState]) -> Decisions:
         generated = sum(choice.tokens for choice in choices)
         answers, diagnostics = dict[str, JsonObject](), dict[str, JsonObject]()
         for (name, question), ids in zip(questions.items(), prompts, strict=True):
-            chances = label_chances(ids, [tokens.ids[label] for label in question.labels])
+            chances = label_chances(ids, [tokens[label] for label in question.labels])
             answers[name], diagnostics[name] = question.answer(chances)
         return Decisions(
             id=meta.id,
@@ -283,9 +277,8 @@ def _decide(
             diagnostics=diagnostics,
         )
 
-    writer = WholeWriter(len(prompts), answer)
     built = [BuiltPrompt(ids, "") for ids in prompts]
-    return pipeline.submit(accepted, meta, built, writer, context)
+    return pipeline.submit(accepted, meta, built, WholeWriter(len(prompts), answer), context)
 
 
 class Question(NamedTuple):
