@@ -25,7 +25,6 @@ from app.engine.vectors import TASKS, Bag, PoolingModel, logit, packing, sigmoid
 from app.serving.api.chat.prompt import own_template
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline, priority_of
-from app.serving.api.responder import ResponseCollector
 from app.serving.api.writer import ChoiceState, WholeWriter
 from app.serving.faults.fault import Fault, damage
 from app.serving.http.context import RequestContext
@@ -262,7 +261,8 @@ class PoolingRunner:
                 raise bad_request(f"{field} is for models that take more than text.", field)
         name, identity = self.pipeline.models.resolve(request.model, param=None), self.pipeline.identity
         self.pipeline.responder.engine.check_accepting(1)
-        keep, most, width = request.truncate_prompt_tokens, self._most_tokens, _width(request)
+        keep, most = request.truncate_prompt_tokens, self._most_tokens
+        width: int | None = getattr(request, "dimensions", None)
         if keep is not None and keep > most:
             raise bad_request(f"truncate_prompt_tokens={keep} is more than the context of {most} tokens")
         if width is not None and not self._is_matryoshka:
@@ -401,33 +401,27 @@ class PoolingRunner:
             observers=context.observers,
             delays=(*((0, longest_s),) * bool(longest_s), *(() if fault is None else fault.delays)),
         )
-        load, prompts, is_first = self.pipeline.responder.load, iter(prompts), True
-        load.begin()
-        try:
-            for ids in prompts:
-                room = max(1, min(engine.room(first.adapter), BATCH))
-                group = self._paced(chain([ids], islice(prompts, room - 1)))
-                requests = [replace(first, index=at, prompt_ids=each) for at, each in enumerate(group)]
-                collector = self._submit(requests, is_first)
-                if collector.unfinished:
-                    collector.wait(context.connection)
-                if collector.gone:
-                    raise CallerLeft()
-                collector.body()
-                is_first = False
-        finally:
-            load.end()
+        prompts, is_first = iter(prompts), True
+        for ids in prompts:
+            room = max(1, min(engine.room(first.adapter), BATCH))
+            group = self._paced(chain([ids], islice(prompts, room - 1)))
+            requests = [replace(first, index=at, prompt_ids=each) for at, each in enumerate(group)]
+            while not self._has_run(requests, is_first, context):
+                gevent.sleep(RETRY_S)
+            is_first = False
 
-    def _submit(self, requests: Sequence[EngineRequest], is_first: bool) -> ResponseCollector:
-        """Submits prompts, and sleeps until there is room; EngineError if these are the first ones."""
-        while True:
-            try:
-                writer = WholeWriter(len(requests), _check_ends)
-                return ResponseCollector(self.pipeline.responder.engine, requests, writer)
-            except (QueueFull, TooManyRequests):
-                if is_first:
-                    raise
-            gevent.sleep(RETRY_S)
+    def _has_run(self, requests: Sequence[EngineRequest], is_first: bool, context: RequestContext) -> bool:
+        """Sleeps until the engine has run the prompts. Returns False where others have taken the room."""
+        writer = WholeWriter(len(requests), _check_ends)
+        try:
+            body = self.pipeline.responder.collect(requests, writer, context.connection)
+        except (QueueFull, TooManyRequests):
+            if is_first:
+                raise
+            return False
+        if body is None:
+            raise CallerLeft()
+        return True
 
     def rows(self, request: ClassificationRequest, job: PoolingJob, task: str) -> Rows:
         """Returns the output of `task` for each input, or the row that a script decides.
@@ -435,7 +429,8 @@ class PoolingRunner:
         Texts are embedded as they came, or decoded where they came as tokens or were truncated. ApiError 400
         for more numbers than one answer holds.
         """
-        model, activation, width = self._model, request.use_activation, _width(request)
+        model, activation = self._model, request.use_activation
+        width: int | None = getattr(request, "dimensions", None)
         scripted = list(map(_scripted, job.answers)) or [None] * len(job.inputs)
         if width is not None and any(isinstance(own, array) and len(own) != width for own in scripted):
             raise bad_request(f"A script gives a vector of other dimensions than {width}.", "dimensions")
@@ -500,10 +495,6 @@ def _check_ends(prompts: Sequence[ChoiceState]) -> Struct:
     return Struct()
 
 
-def _width(request: PoolingFields) -> int | None:
-    return request.dimensions if isinstance(request, EmbeddingRequest) else None
-
-
 def _scripted(answer: ScriptedAnswer | None) -> array[float] | str | None:
     """Returns the row that a script gives an input; a text to embed instead; or None."""
     if answer is None:
@@ -524,15 +515,12 @@ def check_count(given: int, param: str) -> None:
 def _metadata(
     request: EncodedRequest, job: PoolingJob, shapes: Iterable[tuple[int, ...]], packed: Iterable[bytes]
 ) -> str:
-    """Returns the header that describes a body of bytes: JSON in ASCII.
-
-    The numbers of an input are from byte `start` up to `end`.
-    """
+    """Returns the header of a body of bytes: where the numbers of each input are, as JSON in ASCII."""
     same = {"embed_dtype": request.embed_dtype, "endianness": request.endianness}
-    places = pairwise(accumulate(map(len, packed), initial=0))
+    places = zip(count(), pairwise(accumulate(map(len, packed), initial=0)), shapes, strict=False)
     items = [
         {"index": index, **same, "start": start, "end": end, "shape": shape}
-        for index, ((start, end), shape) in enumerate(zip(places, shapes, strict=True))
+        for index, (start, end), shape in places
     ]
     meta, usage = job.meta, {"prompt_tokens": job.prompt_tokens, "total_tokens": job.prompt_tokens}
     told = {"id": meta.id, "created": meta.created, "model": meta.model, "data": items, "usage": usage}

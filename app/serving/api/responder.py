@@ -127,6 +127,13 @@ class Responder:
     def _whole(
         self, requests: Sequence[EngineRequest], writer: ResponseWriter, connection: Connection | None
     ) -> Response:
+        body = self.collect(requests, writer, connection)
+        return json_response(body or b"", CLIENT_GONE if body is None else 200, self.headers)
+
+    def collect(
+        self, requests: Sequence[EngineRequest], writer: ResponseWriter, connection: Connection | None
+    ) -> bytes | None:
+        """Sleeps until all choices are over, and returns the answer; None when the client has left."""
         collector = ResponseCollector(self.engine, requests, writer)
         if collector.unfinished:
             self.load.begin()
@@ -134,9 +141,7 @@ class Responder:
                 collector.wait(connection)
             finally:
                 self.load.end()
-        if collector.gone:
-            return json_response(b"", CLIENT_GONE)
-        return json_response(collector.body(), 200, self.headers)
+        return None if collector.gone else collector.body()
 
 
 class ResponseCollector:
