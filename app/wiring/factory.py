@@ -444,18 +444,13 @@ class Assembly:
             app.add_routes("script", admin.script_routes(scripts, self.peers))
         self.ready = admin.readiness(self.engine, self.clock, self.settings.server.startup_duration)
         if self.server.speaks_grpc:
-            from app.serving.api.grpc.service import ServerFacts, rpc_service  # imports protobuf
+            from app.serving.api.grpc.service import EngineService  # imports protobuf
 
-            facts = ServerFacts(
-                lambda: self.live.current,
-                self.engine,
-                self.lifecycle,
-                self.tokenizer,
-                self.rank,
-                lambda: self.recorder.figures().cache_usage,
-                self.clock.now(),
+            figures = self.recorder.figures
+            service = EngineService(
+                self.pipeline, self.lifecycle, self.ready, lambda: figures().cache_usage, publisher
             )
-            app.rpc = rpc_service(self.pipeline, facts, self.ready, publisher)
+            app.rpc = service.methods()
 
     def _add_model_routes(self) -> None:
         """Adds vLLM's routes: families that generate text, families that pool, and control of the model."""

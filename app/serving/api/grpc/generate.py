@@ -13,7 +13,7 @@ from app.engine.core.outputs import EngineOutput, Failed, Finish, TakeToken, Tok
 from app.engine.core.request import EngineRequest
 from app.serving.api.chat.media import BuiltPrompt, Features
 from app.serving.api.errors import as_stream_error
-from app.serving.api.grpc.messages import SERVICE, MessageFeed, Proto, engine, framed_message, read
+from app.serving.api.grpc.messages import MessageFeed, Proto, engine, framed_message
 from app.serving.api.identity import ResponseMeta, address_of
 from app.serving.api.logprobs import ALL
 from app.serving.api.pipeline import RequestPipeline, check_repeated
@@ -21,9 +21,9 @@ from app.serving.api.responder import EventStream, Responder
 from app.serving.api.writer import ResponseWriter
 from app.serving.faults.fault import DamagedStream, Fault
 from app.serving.http.context import RequestContext
-from app.serving.http.errors import ApiError, bad_request
+from app.serving.http.errors import ApiError, bad_request, not_implemented
 from app.serving.http.response import Response
-from app.serving.http.rpc import PREFIX_BYTES, RpcMethod, RpcOutcome, RpcResponse, framed
+from app.serving.http.rpc import PREFIX_BYTES, RpcOutcome, RpcResponse, framed
 from app.serving.protocol import rules
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import KVTransferParams
@@ -53,38 +53,38 @@ COMPLETE = b"\x12"
 """First byte of a message that ends a choice."""
 
 
-def generate_method(pipeline: RequestPipeline) -> RpcMethod:
-    at = pipeline.responder
-    responder = RpcResponder(at.engine, at.load, at.headers, 0.0)
+class Generator:
+    def __init__(self, pipeline: RequestPipeline) -> None:
+        at = pipeline.responder
+        self._pipeline, self._responder = pipeline, RpcResponder(at.engine, at.load, at.headers, 0.0)
 
-    def generate(context: RequestContext) -> RpcResponse:
-        message = read(context, engine.GenerateRequest)
+    def generate(self, message: Proto, context: RequestContext) -> RpcResponse:
+        pipeline = self._pipeline
+        if pipeline.settings.model.task != "generate":
+            raise not_implemented("This model pools; it does not generate.")
         request = completion_of(message, pipeline.limits.max_model_len)
         accepted = pipeline.admit(request, context)
         if message.HasField("data_parallel_rank") and message.data_parallel_rank != pipeline.rank:
             text = f"data_parallel_rank is {message.data_parallel_rank}, but this is rank {pipeline.rank}."
             raise bad_request(text, "data_parallel_rank")
-        built = _built_prompt(pipeline, message, request)
+        built = self._built_prompt(message, request)
         check_repeated("prompt_logprobs", 0, len(built.ids) * accepted.entries_per_prompt_token)
         request_id = message.request_id or pipeline.identity.fresh_id()
         meta = ResponseMeta(request_id, pipeline.identity.now_s(), accepted.model, "")
         transfer = address_of(request, pipeline.identity, meta, len(built.ids))
         writer = RpcWriter(accepted.n, request, built.ids, transfer)
-        response = pipeline.submit(accepted, meta, [built], writer, context, responder=responder)
+        response = pipeline.submit(accepted, meta, [built], writer, context, responder=self._responder)
         return cast(RpcResponse, response)
 
-    return RpcMethod(f"/{SERVICE}/Generate", generate)
-
-
-def _built_prompt(pipeline: RequestPipeline, message: Proto, request: CompletionRequest) -> BuiltPrompt:
-    given, tokenizer = request.prompt, pipeline.tokenizer
-    if isinstance(given, str):
-        features_of(message, 0)
-        pipeline.check_text(given)
-        ids = pipeline.fit(request, tokenizer.encode(given, True))
-        return BuiltPrompt(ids, given, (("user", given),) if pipeline.keeps_turns else ())
-    ids = pipeline.fit(request, cast("list[int]", given))
-    return BuiltPrompt(ids, tokenizer.decode(ids, False), (), features_of(message, len(ids)))
+    def _built_prompt(self, message: Proto, request: CompletionRequest) -> BuiltPrompt:
+        given, pipeline = request.prompt, self._pipeline
+        if isinstance(given, str):
+            features_of(message, 0)
+            pipeline.check_text(given)
+            ids = pipeline.fit(request, pipeline.tokenizer.encode(given, True))
+            return BuiltPrompt(ids, given, (("user", given),) if pipeline.keeps_turns else ())
+        ids = pipeline.fit(request, cast("list[int]", given))
+        return BuiltPrompt(ids, pipeline.tokenizer.decode(ids, False), (), features_of(message, len(ids)))
 
 
 def completion_of(message: Proto, most: int) -> CompletionRequest:

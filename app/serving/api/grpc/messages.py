@@ -5,7 +5,7 @@ protoc makes the messages: their fields have no types that a checker would know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 import gevent
@@ -18,7 +18,7 @@ from app.serving.http.connection import BrokenOffError, StreamTransport
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import StreamingBody
-from app.serving.http.rpc import RpcMethod, RpcResponse, framed
+from app.serving.http.rpc import framed
 
 Proto: TypeAlias = Any
 """A message of protobuf, or a module of its messages, which ship no types."""
@@ -87,15 +87,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 def framed_message(message: Message) -> bytes:
     return framed(message.SerializeToString())
-
-
-def answer(message: Message) -> RpcResponse:
-    return RpcResponse(framed_message(message))
-
-
-def unary(path: str, kind: type[Message], handle: Callable[[Proto], Message]) -> RpcMethod:
-    """Returns a method whose `handle` answers a message of type `kind` with a message."""
-    return RpcMethod(path, lambda context: answer(handle(read(context, kind))))
 
 
 class MessageFeed(StreamingBody):

@@ -8,53 +8,50 @@ import os
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import gevent
 from gevent.lock import BoundedSemaphore
 from gevent.queue import Queue
 from google.protobuf import descriptor_pool
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from app.base.clock.pause import call_off_hub
 from app.engine.core.lifecycle import Operations
-from app.engine.core.sequence import EngineClient
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.engine.kvcache.hashing import low64
 from app.engine.kvcache.publisher import EventSender
-from app.serving.api.grpc.generate import generate_method
+from app.serving.api.grpc.generate import Generator
 from app.serving.api.grpc.messages import (
     LOOK_S,
     MOST_MESSAGE_BYTES,
     SERVICE,
     EndlessFeed,
     Proto,
-    answer,
     common,
     engine,
     framed_message,
     read,
-    unary,
 )
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.pooling import EMBEDDINGS, PoolingRunner, served_routes
 from app.serving.http.context import RequestContext
-from app.serving.http.errors import ApiError, bad_request, not_found
+from app.serving.http.errors import ApiError, bad_request, not_found, not_implemented
 from app.serving.http.rpc import RpcCode, RpcMethod, RpcOutcome, RpcResponse, RpcService
 from app.serving.protocol.pooling import EmbeddingRequest
 from app.serving.protocol.validation import check_prompt_length
-from app.text.base import Tokenizer
 from config import VLLM_VERSION
-from config.settings import ModelSettings, Settings
 
 health: Proto = health_pb2
 reflected: Proto = reflection_pb2
 HEALTH = "grpc.health.v1.Health"
+POOL: Proto = descriptor_pool.Default()
 REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 """The same messages under two names: newer clients try the first, and then the other."""
 MOST_WATCHERS = 256
@@ -71,49 +68,81 @@ MOST_BYTES = 64 << 20
 LOOK_AGAIN_S = 0.01
 LONGEST_WAIT_S = 60.0
 """Longest wait, in seconds, until a server is idle and its cache can be flushed."""
+Told: TypeAlias = Message | RpcResponse
 
 
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """The server as gateways see it. `usage` is the share of the KV cache in use, from 0 to 1."""
+class EngineService:
+    """All methods of one server. `usage` is the share of the KV cache in use, from 0 to 1.
 
-    settings: Callable[[], Settings]
-    engine: EngineClient
-    lifecycle: Operations
-    tokenizer: Tokenizer
-    rank: int
-    usage: Callable[[], float]
-    started_s: float
-    """Start of the server, in seconds of the monotonic clock."""
+    Calls that the served model cannot answer are UNIMPLEMENTED.
+    """
 
-    def methods(self) -> list[RpcMethod]:
-        handlers: dict[str, tuple[type[Message], Callable[[Proto], Message]]] = {
-            "HealthCheck": (engine.HealthCheckRequest, self._health_check),
-            "Abort": (engine.AbortRequest, self._abort),
-            "GetModelInfo": (engine.GetModelInfoRequest, self._model_info),
-            "GetServerInfo": (engine.GetServerInfoRequest, self._server_info),
-            "GetLoads": (engine.GetLoadsRequest, self._loads),
-            "FlushCache": (common.FlushCacheRequest, self._flush_cache),
-            "StartProfile": (common.StartProfileRequest, self._profile),
-            "StopProfile": (common.StopProfileRequest, self._profile),
+    def __init__(
+        self,
+        pipeline: RequestPipeline,
+        lifecycle: Operations,
+        is_ready: Callable[[], bool],
+        usage: Callable[[], float],
+        publisher: EventSender | None,
+    ) -> None:
+        self._pipeline, self._engine, self._lifecycle = pipeline, pipeline.responder.engine, lifecycle
+        self._is_ready, self._usage, self._publisher = is_ready, usage, publisher
+        self._started_s = time.monotonic()
+        self._generate, self._runner = Generator(pipeline), PoolingRunner(pipeline, pipeline.settings.model)
+        self._archive: list[bytes] = []
+        self._one_at_a_time = BoundedSemaphore(1)
+        self._watchers, self._subscribers = set[RpcResponse](), set[RpcResponse]()
+
+    def methods(self) -> RpcService:
+        handlers: dict[str, Callable[[Proto, RequestContext], Told]] = {
+            f"{SERVICE}/Generate": self._generate.generate,
+            f"{SERVICE}/Embed": self._embed,
+            f"{SERVICE}/HealthCheck": self._health_check,
+            f"{SERVICE}/Abort": self._abort,
+            f"{SERVICE}/GetModelInfo": self._model_info,
+            f"{SERVICE}/GetServerInfo": self._server_info,
+            f"{SERVICE}/GetLoads": self._loads,
+            f"{SERVICE}/GetTokenizer": self._tokenizer,
+            f"{SERVICE}/SubscribeKvEvents": self._subscribe,
+            f"{SERVICE}/FlushCache": self._flush_cache,
+            f"{SERVICE}/StartProfile": self._profile,
+            f"{SERVICE}/StopProfile": self._profile,
+            f"{HEALTH}/Check": self._check,
+            f"{HEALTH}/Watch": self._watch,
+            **{f"{service}/ServerReflectionInfo": self._reflect for service in REFLECTIONS},
         }
-        return [unary(f"/{SERVICE}/{name}", *handler) for name, handler in handlers.items()]
+        most = min(MOST_MESSAGE_BYTES, self._pipeline.settings.server.max_request_body_size_mb << 20)
+        return RpcService({f"/{name}": _method(name, handler) for name, handler in handlers.items()}, most)
 
-    def _health_check(self, asked: Message) -> Message:
-        healthy = self.engine.healthy
-        return engine.HealthCheckResponse(
-            healthy=healthy, message="Health" if healthy else "Engine is not alive"
+    def _embed(self, asked: Proto, context: RequestContext) -> Message:
+        """The vector that POST /v1/embeddings gives for the same tokens."""
+        given, runner = asked.tokenized.input_ids, self._runner
+        if EMBEDDINGS not in served_routes(self._pipeline.settings.model):
+            raise not_implemented("This model does not embed: that needs --task embed.")
+        if not given:
+            raise bad_request("tokenized input is needed", "tokenized")
+        check_prompt_length(len(given), self._pipeline.limits.max_model_len)
+        request = EmbeddingRequest(input=list(given), request_id=asked.request_id)
+        job = runner.pool(context, request, "", "embed")
+        [[vector]] = runner.rows(request, job, "embed")
+        return engine.EmbedResponse(
+            prompt_tokens=job.prompt_tokens, embedding_dim=len(vector), embedding=vector
         )
 
-    def _abort(self, asked: Proto) -> Message:
+    def _health_check(self, asked: Message, context: RequestContext) -> Message:
+        healthy = self._engine.healthy
+        text = "Health" if healthy else "Engine is not alive"
+        return engine.HealthCheckResponse(healthy=healthy, message=text)
+
+    def _abort(self, asked: Proto, context: RequestContext) -> Message:
         """Ends requests by their ids, with the reason `abort`. Unknown ids are ignored."""
         if asked.request_ids:
-            self.engine.interrupt(frozenset(asked.request_ids))
+            self._engine.interrupt(frozenset(asked.request_ids))
         return engine.AbortResponse()
 
-    def _model_info(self, asked: Message) -> Message:
-        settings = self.settings()
-        model, tokenizer = settings.model, self.tokenizer
+    def _model_info(self, asked: Message, context: RequestContext) -> Message:
+        settings = self._pipeline.settings
+        model, tokenizer = settings.model, self._pipeline.tokenizer
         return engine.GetModelInfoResponse(
             model_path=model.model,
             is_generation=model.task == "generate",
@@ -125,13 +154,13 @@ class ServerFacts:
             max_req_input_len=model.max_model_len,
         )
 
-    def _server_info(self, asked: Message) -> Message:
+    def _server_info(self, asked: Message, context: RequestContext) -> Message:
         """The server, as a router needs to know it. There is no connector, and no processor of media."""
-        settings = self.settings()
+        settings = self._pipeline.settings
         return engine.GetServerInfoResponse(
-            active_requests=self.engine.running + self.engine.waiting,
-            is_paused=self.lifecycle.paused,
-            uptime_seconds=time.monotonic() - self.started_s,
+            active_requests=self._engine.running + self._engine.waiting,
+            is_paused=self._lifecycle.paused,
+            uptime_seconds=time.monotonic() - self._started_s,
             server_type="vllm-grpc",
             data_parallel_size=settings.server.data_parallel_size,
             kv_cache_dtype="auto",
@@ -142,16 +171,16 @@ class ServerFacts:
             constrained_decoding_start="first_token",
         )
 
-    def _loads(self, asked: Proto) -> Message:
+    def _loads(self, asked: Proto, context: RequestContext) -> Message:
         """Running and waiting requests; `include` has only `core`. ApiError 400 for another rank."""
-        settings = self.settings()
-        if asked.HasField("dp_rank") and asked.dp_rank != self.rank:
-            text = f"dp_rank is {asked.dp_rank}, but this port serves rank {self.rank} only."
+        settings = self._pipeline.settings
+        if asked.HasField("dp_rank") and asked.dp_rank != self._pipeline.rank:
+            text = f"dp_rank is {asked.dp_rank}, but this port serves rank {self._pipeline.rank} only."
             raise bad_request(text, "dp_rank")
-        running, waiting, usage = self.engine.running, self.engine.waiting, self.usage()
+        running, waiting, usage = self._engine.running, self._engine.waiting, self._usage()
         capacity, most = settings.kvcache.kv_cache_size * settings.kvcache.block_size, settings.scheduling
         load = engine.SchedulerLoad(
-            dp_rank=self.rank,
+            dp_rank=self._pipeline.rank,
             num_running_reqs=running,
             num_waiting_reqs=waiting,
             num_total_reqs=running + waiting,
@@ -164,67 +193,103 @@ class ServerFacts:
         now = datetime.now(UTC).isoformat()
         return engine.GetLoadsResponse(timestamp=now, version=VLLM_VERSION, dp_rank_count=1, loads=[load])
 
-    def _flush_cache(self, asked: Proto) -> Message:
+    def _flush_cache(self, asked: Proto, context: RequestContext) -> Message:
         """Empties the cache once nothing runs. Waits up to `timeout_s`, at most `LONGEST_WAIT_S`."""
         until_s = time.monotonic() + min(max(0.0, asked.timeout_s), LONGEST_WAIT_S)
-        while self.engine.running and time.monotonic() < until_s:
+        while self._engine.running and time.monotonic() < until_s:
             gevent.sleep(LOOK_AGAIN_S)
-        done = not self.engine.running and self.lifecycle.reset_prefix_cache()
+        done = not self._engine.running and self._lifecycle.reset_prefix_cache()
         message = "" if done else "Requests are running: the cache is kept."
         return common.FlushCacheResponse(success=done, message=message)
 
-    def _profile(self, asked: Message) -> Message:
-        profiling = self.settings().server.profiling
+    def _profile(self, asked: Message, context: RequestContext) -> Message:
+        profiling = self._pipeline.settings.server.profiling
         message = "" if profiling else "The server was started without profiling."
         return common.ProfileResponse(success=profiling, message=message)
 
+    def _tokenizer(self, asked: Message, context: RequestContext) -> RpcResponse:
+        """The files for a gateway that tokenizes itself, in chunks; made once for all clients."""
+        settings = self._pipeline.settings
+        with self._one_at_a_time:
+            if not self._archive:
+                folder = Path(settings.tokenizer.tokenizer or settings.model.model)
+                self._archive.append(call_off_hub(zipped, folder))
+        return RpcResponse(self._archive[0])
 
-def embed_method(pipeline: RequestPipeline, settings: ModelSettings) -> RpcMethod:
-    path = f"/{SERVICE}/Embed"
-    if EMBEDDINGS not in served_routes(settings):
-        return unimplemented(path, "This model does not embed: that needs --task embed.")
-    runner = PoolingRunner(pipeline, settings)
+    def _subscribe(self, asked: Proto, context: RequestContext) -> RpcResponse:
+        """Every batch from now on, numbered as on the ZMQ socket. Older batches are not kept here."""
+        first, publisher = asked.start_sequence_number, self._publisher
+        if publisher is None:
+            raise not_implemented(NO_EVENTS)
+        if first not in (0, publisher.next_sequence):
+            text = f"Batch {first} is not kept; the next one is {publisher.next_sequence}."
+            raise ApiError(412, "PreconditionFailed", text, "start_sequence_number")
+        outcome, waiting = RpcOutcome(), Queue[tuple[int, EventBatch]]()
 
-    def embed(context: RequestContext) -> RpcResponse:
-        """The vector that POST /v1/embeddings gives for the same tokens."""
-        message = read(context, engine.EmbedRequest)
-        given = message.tokenized.input_ids
-        if not given:
-            raise bad_request("tokenized input is needed", "tokenized")
-        check_prompt_length(len(given), pipeline.limits.max_model_len)
-        request = EmbeddingRequest(input=list(given), request_id=message.request_id)
-        job = runner.pool(context, request, "", "embed")
-        [[vector]] = runner.rows(request, job, "embed")
-        found = engine.EmbedResponse(prompt_tokens=job.prompt_tokens, embedding_dim=len(vector))
-        found.embedding.extend(vector)
-        return answer(found)
+        def take(topic: str, sequence: int, batch: EventBatch) -> None:
+            if waiting.qsize() <= MOST_WAITING:
+                waiting.put((sequence, batch))
 
-    return RpcMethod(path, embed)
+        response = RpcResponse(EndlessFeed(_batches(waiting, outcome)), None, outcome)
+        _counted(self._subscribers, MOST_SUBSCRIBERS, response)
+        publisher.listen(take)
+        response.on_close(partial(publisher.forget, take))
+        return response
+
+    def _status(self, service: str) -> int:
+        """Returns the health of the server as a whole (""), or of the engine's service."""
+        response = health.HealthCheckResponse
+        known = response.SERVING if self._is_ready() else response.NOT_SERVING
+        return int(known if service in ("", SERVICE) else response.SERVICE_UNKNOWN)
+
+    def _check(self, asked: Proto, context: RequestContext) -> Message:
+        found = self._status(asked.service)
+        if found == health.HealthCheckResponse.SERVICE_UNKNOWN:
+            raise not_found("No such service is known here.")
+        return health.HealthCheckResponse(status=found)
+
+    def _watch(self, asked: Proto, context: RequestContext) -> RpcResponse:
+        """The health now, and at every change."""
+
+        def changes() -> Iterator[Message]:
+            told = None
+            while True:
+                if (found := self._status(asked.service)) != told:
+                    told = found
+                    yield health.HealthCheckResponse(status=found)
+                gevent.sleep(LOOK_S)
+
+        return _counted(self._watchers, MOST_WATCHERS, RpcResponse(EndlessFeed(changes())))
+
+    def _reflect(self, asked: Proto, context: RequestContext) -> Message:
+        """Answers one question for `grpcurl`: names of services, or the files that declare them."""
+        kind, files = asked.WhichOneof("message_request"), dict[str, bytes]()
+        name = getattr(asked, kind or "host")
+        told: Proto = reflected.ServerReflectionResponse(valid_host=asked.host, original_request=asked)
+        if kind == "list_services":
+            for service in (SERVICE, HEALTH, *REFLECTIONS):
+                told.list_services_response.service.add(name=service)
+            return told
+        try:
+            _add_file(_file_of(kind, name), files)
+            told.file_descriptor_response.file_descriptor_proto.extend(files.values())
+        except KeyError:
+            told.error_response.error_code = int(RpcCode.NOT_FOUND)
+            told.error_response.error_message = "This is not known here."
+        return told
 
 
-def rpc_service(
-    pipeline: RequestPipeline, facts: ServerFacts, is_ready: Callable[[], bool], publisher: EventSender | None
-) -> RpcService:
-    """Returns all methods; calls that the served model cannot answer are UNIMPLEMENTED."""
-    settings = facts.settings()
-    generate = unimplemented(f"/{SERVICE}/Generate", "This model pools; it does not generate.")
-    methods = [
-        generate_method(pipeline) if settings.model.task == "generate" else generate,
-        embed_method(pipeline, settings.model),
-        events_method(publisher),
-        tokenizer_method(settings),
-        *facts.methods(),
-        *health_methods(is_ready),
-        *reflection_methods([SERVICE, HEALTH, *REFLECTIONS]),
-    ]
-    most = min(MOST_MESSAGE_BYTES, settings.server.max_request_body_size_mb << 20)
-    return RpcService({method.path: method for method in methods}, most)
+def _method(name: str, handler: Callable[[Proto, RequestContext], Told]) -> RpcMethod:
+    """Returns the method that reads the message which its service declares."""
+    service, _, own = name.partition("/")
+    declared = POOL.FindServiceByName(service.replace("v1.ServerR", "v1alpha.ServerR"))
+    kind = GetMessageClass(declared.methods_by_name[own].input_type)
 
+    def handle(context: RequestContext) -> RpcResponse:
+        told = handler(read(context, kind), context)
+        return told if isinstance(told, RpcResponse) else RpcResponse(framed_message(told))
 
-def unimplemented(path: str, text: str) -> RpcMethod:
-    return RpcMethod(
-        path, lambda context: RpcResponse(b"", None, RpcOutcome(RpcCode.UNIMPLEMENTED, text), 501)
-    )
+    return RpcMethod(f"/{name}", handle, each=service in REFLECTIONS)
 
 
 def _counted(open_streams: set[RpcResponse], most: int, response: RpcResponse) -> RpcResponse:
@@ -234,35 +299,6 @@ def _counted(open_streams: set[RpcResponse], most: int, response: RpcResponse) -
     open_streams.add(response)
     response.on_close(partial(open_streams.discard, response))
     return response
-
-
-def events_method(publisher: EventSender | None) -> RpcMethod:
-    """SubscribeKvEvents; UNIMPLEMENTED without a publisher."""
-    path = f"/{SERVICE}/SubscribeKvEvents"
-    if publisher is None:
-        return unimplemented(path, NO_EVENTS)
-    subscribers: set[RpcResponse] = set()
-
-    def subscribe(context: RequestContext) -> RpcResponse:
-        """Every batch from now on, numbered as on the ZMQ socket. Older batches are not kept here."""
-        first = read(context, common.SubscribeKvEventsRequest).start_sequence_number
-        following = publisher.next_sequence
-        if first not in (0, following):
-            text = f"Batch {first} is not kept; the next one is {following}."
-            raise ApiError(412, "PreconditionFailed", text, "start_sequence_number")
-        outcome, waiting = RpcOutcome(), Queue[tuple[int, EventBatch]]()
-
-        def take(topic: str, sequence: int, batch: EventBatch) -> None:
-            if waiting.qsize() <= MOST_WAITING:
-                waiting.put((sequence, batch))
-
-        response = RpcResponse(EndlessFeed(_batches(waiting, outcome)), None, outcome)
-        _counted(subscribers, MOST_SUBSCRIBERS, response)
-        publisher.listen(take)
-        response.on_close(partial(publisher.forget, take))
-        return response
-
-    return RpcMethod(path, subscribe)
 
 
 def _batches(waiting: Queue[tuple[int, EventBatch]], outcome: RpcOutcome) -> Iterator[Message]:
@@ -315,23 +351,6 @@ def _signed(name: int | bytes) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
-def tokenizer_method(settings: Settings) -> RpcMethod:
-    """GetTokenizer, for a gateway that tokenizes itself. As in vLLM it needs a local folder."""
-    folder = Path(settings.tokenizer.tokenizer or settings.model.model)
-    made: list[bytes] = []
-    one_at_a_time = BoundedSemaphore(1)
-
-    def get_tokenizer(context: RequestContext) -> RpcResponse:
-        """The archive in chunks, which is made once for all clients."""
-        read(context, common.GetTokenizerRequest)
-        with one_at_a_time:
-            if not made:
-                made.append(call_off_hub(zipped, folder))
-        return RpcResponse(made[0])
-
-    return RpcMethod(f"/{SERVICE}/GetTokenizer", get_tokenizer)
-
-
 def zipped(folder: Path) -> bytes:
     """Returns an archive of the tokenizer's files as messages; the last has its SHA-256.
 
@@ -355,80 +374,20 @@ def zipped(folder: Path) -> bytes:
     return b"".join(map(framed_message, chunks))
 
 
-def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
-    """Check and Watch, of the server as a whole ("") and of the engine's service."""
-    watchers: set[RpcResponse] = set()
-    response = health.HealthCheckResponse
-
-    def status(service: str) -> int:
-        if service not in ("", SERVICE):
-            return int(response.SERVICE_UNKNOWN)
-        return int(response.SERVING if is_ready() else response.NOT_SERVING)
-
-    def check(asked: Proto) -> Message:
-        found = status(asked.service)
-        if found == response.SERVICE_UNKNOWN:
-            raise not_found("No such service is known here.")
-        return response(status=found)
-
-    def changes(service: str) -> Iterator[Message]:
-        told = None
-        while True:
-            if (found := status(service)) != told:
-                told = found
-                yield response(status=found)
-            gevent.sleep(LOOK_S)
-
-    def watch(context: RequestContext) -> RpcResponse:
-        """The health now, and at every change."""
-        service = read(context, health.HealthCheckRequest).service
-        return _counted(watchers, MOST_WATCHERS, RpcResponse(EndlessFeed(changes(service))))
-
-    checked = unary(f"/{HEALTH}/Check", health.HealthCheckRequest, check)
-    return [checked, RpcMethod(f"/{HEALTH}/Watch", watch)]
-
-
-def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
-    """Reflection, for `grpcurl`: the names of `services`, and the files that declare them."""
-    pool: Proto = descriptor_pool.Default()
-
-    def found(kind: str, name: str) -> dict[str, object]:
-        if kind == "list_services":
-            return {"list_services_response": {"service": [{"name": name} for name in services]}}
-        try:
-            files = _with_imports(
-                pool.FindFileByName(name) if kind == "file_by_filename" else _of(pool, name)
-            )
-            return {"file_descriptor_response": {"file_descriptor_proto": [*files.values()]}}
-        except KeyError:
-            code, text = RpcCode.NOT_FOUND, "This is not known here."
-            return {"error_response": {"error_code": int(code), "error_message": text}}
-
-    def answered(context: RequestContext) -> RpcResponse:
-        """Answers one question of a call that may have many."""
-        asked = read(context, reflected.ServerReflectionRequest)
-        kind = asked.WhichOneof("message_request")
-        told = found(kind, getattr(asked, kind or "host"))
-        return answer(
-            reflected.ServerReflectionResponse(valid_host=asked.host, original_request=asked, **told)
-        )
-
-    paths = [f"/{service}/ServerReflectionInfo" for service in REFLECTIONS]
-    return [RpcMethod(path, answered, each=True) for path in paths]
-
-
-def _of(pool: Proto, symbol: object) -> Proto:
-    """Returns the file that declares a symbol, which may be a method of a service. KeyError without one."""
-    name = symbol if isinstance(symbol, str) else ""  # extensions are not used here
+def _file_of(kind: str, name: str) -> Proto:
+    """Returns a file by its name, or the one that declares a symbol. KeyError without one."""
+    if kind == "file_by_filename":
+        return POOL.FindFileByName(name)
+    if kind != "file_containing_symbol":
+        raise KeyError(kind)  # extensions are not used here
     try:
-        return pool.FindFileContainingSymbol(name)
-    except KeyError:
-        return pool.FindServiceByName(name.rpartition(".")[0]).file
+        return POOL.FindFileContainingSymbol(name)
+    except KeyError:  # perhaps a method of a service
+        return POOL.FindServiceByName(name.rpartition(".")[0]).file
 
 
-def _with_imports(file: Proto) -> dict[str, bytes]:
-    """Returns a file and all its imports by their names."""
-    found = {file.name: file.serialized_pb}
+def _add_file(file: Proto, files: dict[str, bytes]) -> None:
+    """Adds a file and all its imports by their names."""
+    files[file.name] = file.serialized_pb
     for imported in file.dependencies:
-        found |= _with_imports(imported)
-    return found
+        _add_file(imported, files)
