@@ -1,1 +1,15 @@
-"""Clocks, metrics, traces."""
+"""What all systems use: clocks, metrics, spans; and what a container tells of its memory."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Bounded(Protocol):
+    """A container that grows with traffic: its size and its limit, in estimated bytes."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def limit_bytes(self) -> int: ...

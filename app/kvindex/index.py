@@ -18,10 +18,11 @@ from typing import TypeAlias, cast
 
 from msgspec import Struct, field
 
+from app.base import Bounded
 from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
 from app.engine.kvcache.hashing import Placeholder
-from app.engine.kvcache.memo import Bounded, Memo
+from app.engine.kvcache.memo import Memo
 from app.kvindex.backend import (
     GPU,
     MOST_TIERS,

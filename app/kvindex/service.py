@@ -14,9 +14,9 @@ import gevent
 import zmq
 from gevent.pool import Group
 
+from app.base import Bounded
 from app.base.clock.pause import PAUSE_S
 from app.engine.kvcache.events import encoder
-from app.engine.kvcache.memo import Bounded
 from app.engine.kvcache.publisher import IO_THREADS, Listener, end_context
 from app.engine.lora import adapters_of
 from app.kvindex.backend import Backend, BackendUnavailable

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+from app.base import Bounded
 
 Message = Mapping[str, object]
 """One chat message as JSON: `role`, `content` (a string, a list of parts or null) and other fields."""
@@ -52,16 +53,6 @@ class ChatOptions:
 PLAIN_CHAT = ChatOptions()
 
 
-class BoundedCache(Protocol):
-    @property
-    def size_bytes(self) -> int:
-        """Estimated memory of the entries."""
-
-    @property
-    def limit_bytes(self) -> int:
-        """Most memory of the entries."""
-
-
 class Tokenizer:
     """Converts text to token ids and back. Every method may raise `TokenizerError`."""
 
@@ -76,7 +67,7 @@ class Tokenizer:
     """Ids of added tokens, which are not learned; None if unknown, as for a remote service."""
     tells_time = False
     """True when chat prompts contain the time, so that equal conversations give different prompts."""
-    caches: Mapping[str, BoundedCache] = {}
+    caches: Mapping[str, Bounded] = {}
 
     @property
     def longest_token(self) -> int | None:

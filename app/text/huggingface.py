@@ -19,10 +19,10 @@ import msgspec
 import tokenizers
 from tokenizers import decoders, models
 
+from app.base import Bounded
 from app.base.clock.pause import call_off_hub
 from app.text.base import (
     PLAIN_CHAT,
-    BoundedCache,
     ChatOptions,
     Message,
     TokenIdError,
@@ -153,7 +153,7 @@ class LocalTokenizer(Tokenizer):
         self._words = WordEncoder(backend) if knows_words(backend) else None
         self._has_frame = backend.num_special_tokens_to_add(False) > 0
         self.tells_time = self._templates.tells_time
-        words: dict[str, BoundedCache] = {} if self._words is None else {"words": self._words}
+        words: dict[str, Bounded] = {} if self._words is None else {"words": self._words}
         self.caches = {"chat templates": self._templates, **words}
 
     @classmethod

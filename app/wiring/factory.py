@@ -8,6 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from app.base import Bounded
 from app.base.clock.clock import LiveClock
 from app.base.clock.streams import Streams
 from app.base.clock.timer_wheel import TimerWheel
@@ -25,7 +26,6 @@ from app.engine.kvcache.block_pool import Residency
 from app.engine.kvcache.cache import store_of
 from app.engine.kvcache.endpoints import PublisherSettings, of_rank
 from app.engine.kvcache.hashing import BlockHasher
-from app.engine.kvcache.memo import Bounded
 from app.engine.lora import AdapterMemory, LoraResidency, LoRASlots, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import NullModel, SimulatedModel

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
+from app.base import Bounded
 from app.base.clock.pause import pause_if_possible
 from app.engine.core.batch import SequenceState
 from app.engine.kvcache.block_pool import BlockObserver, BlockPool
@@ -23,7 +24,7 @@ from app.engine.kvcache.hashing import (
     Prompt,
     all_low64,
 )
-from app.engine.kvcache.memo import Bounded, Memo
+from app.engine.kvcache.memo import Memo
 
 LIMIT_BYTES = 32 << 20
 DIGEST_BYTES = 16

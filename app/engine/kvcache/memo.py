@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 ENTRY_BYTES = 200
 """Memory of an entry besides key and value, in bytes: a place in a dictionary, a pair, and the size."""
-
-
-class Bounded(Protocol):
-    """A container that grows with traffic: its size and its limit, in estimated bytes."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    @property
-    def limit_bytes(self) -> int: ...
 
 
 class Memo(Generic[K, V]):

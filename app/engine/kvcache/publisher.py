@@ -18,10 +18,10 @@ import zmq
 from gevent.event import Event
 from msgspec import Struct
 
+from app.base import Bounded
 from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.endpoints import PublisherSettings, is_bound, is_ipv6, is_name, of_rank
 from app.engine.kvcache.events import EventBatch, KVEvent, encoder, event_bytes
-from app.engine.kvcache.memo import Bounded
 
 MORE = zmq.SNDMORE | zmq.NOBLOCK
 """Flags for sending frame by frame, at half the cost of `send_multipart`."""

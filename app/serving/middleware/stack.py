@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from app.engine.kvcache.memo import Bounded
+from app.base import Bounded
 from app.serving.http.context import Ending, RequestContext
 from app.serving.http.response import Response
 from config.settings import Settings

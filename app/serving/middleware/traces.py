@@ -16,9 +16,9 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from app.base import Bounded
 from app.base.clock.clock import Clock
 from app.engine.core.request import EngineRequest, SequenceOutcome, Watch
-from app.engine.kvcache.memo import Bounded
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response
 from app.serving.middleware.http_metrics import METHODS

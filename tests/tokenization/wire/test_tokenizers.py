@@ -87,6 +87,6 @@ def test_offline_only_the_cache_is_asked(tmp_path: Path) -> None:
 
 
 def test_the_hub_library_is_not_imported_for_nothing() -> None:
-    program = "import sys; from app.text import load_tokenizer; load_tokenizer('m')"
+    program = "import sys; from app.text.huggingface import load_tokenizer; load_tokenizer('m')"
     program += "; assert 'huggingface_hub' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -8,13 +8,13 @@ from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 
+from app.base import Bounded
 from app.base.clock.clock import Clock
 from app.base.metrics.instruments import CONTENT_TYPE, Exposition
 from app.base.metrics.recorder import Figures
 from app.engine.core.lifecycle import Operations
 from app.engine.core.sequence import EngineClient
 from app.engine.kvcache.endpoints import PublisherSettings, of_rank
-from app.engine.kvcache.memo import Bounded
 from app.serving.api.responder import ServerLoad
 from app.serving.faults.injector import AuditReport
 from app.serving.http.context import BodyLimits, RequestContext
