@@ -7,15 +7,18 @@ Decodes are computed together from a dense copy; prefill chunks are computed one
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence as Listed
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy
 import torch
 import torch.nn.functional as F
 
 from app.llm.config import ModelConfig
+
+if TYPE_CHECKING:
+    from app.llm.sequence import Sequence
 
 MANY_ROWS: Final = 8
 """Rows from which plain matrix products in float32 on a CPU are faster than torch's attention."""
@@ -44,7 +47,7 @@ class PagedStore:
     def size_bytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers)
 
-    def slots(self, blocks: Sequence[int], start: int, end: int) -> torch.Tensor:
+    def slots(self, blocks: Listed[int], start: int, end: int) -> torch.Tensor:
         """Returns the slots of a sequence's tokens from `start` to `end` (exclusive)."""
         size = self.block_size
         first, last = start // size, -(-end // size)
@@ -56,11 +59,11 @@ class PagedStore:
 class Chunk:
     """Consecutive tokens of one sequence; a decode is a chunk of its newest token."""
 
-    key: object
-    tokens: Sequence[int]
+    sequence: Sequence
+    tokens: Listed[int]
     start: int
     """Position of the first token."""
-    blocks: Sequence[int]
+    blocks: Listed[int]
     samples: bool = True
     """True to get the logits of the next token."""
     prompt_logits: bool = False
@@ -82,18 +85,17 @@ class DecodeWorkspace:
     def __init__(self, store: PagedStore, limit_bytes: int) -> None:
         self._store = store
         self._limit_bytes = limit_bytes
-        self._rows: list[object] = []
-        """The key of each row."""
+        self._rows: list[Sequence] = []
         self._room = (0, 0)
         """Allocated rows and positions."""
         self.layers: list[torch.Tensor] = []
 
-    def arrange(self, decodes: Sequence[Chunk]) -> list[Chunk] | None:
+    def arrange(self, decodes: Listed[Chunk]) -> list[Chunk] | None:
         """Returns the decodes in the order of their rows; None when rows exceed the memory limit."""
         length = max(row.start for row in decodes) + 1
         if not self._make_room(len(decodes), length):
             return None
-        wanted = {row.key: row for row in decodes}
+        wanted = {row.sequence: row for row in decodes}
         rows, place = self._rows, 0
         while place < len(rows):  # the last row takes the place of one that no longer decodes
             if rows[place] in wanted:
@@ -106,14 +108,14 @@ class DecodeWorkspace:
                     layer[:, place] = layer[:, len(rows)]
         held = set(rows)
         for row in decodes:
-            if row.key in held:
+            if row.sequence in held:
                 continue
             if row.start:
                 slots = self._store.slots(row.blocks, 0, row.start).to(self.layers[0].device)
                 for stored, layer in zip(self._store.layers, self.layers, strict=True):
                     layer[:, len(rows), :, : row.start] = stored[slots].permute(1, 2, 0, 3)
-            rows.append(row.key)
-        return [wanted[key] for key in rows]
+            rows.append(row.sequence)
+        return [wanted[sequence] for sequence in rows]
 
     def forget(self) -> None:
         self._rows, self._room, self.layers = [], (0, 0), []
@@ -147,8 +149,8 @@ class StepAttention:
         self,
         store: PagedStore,
         workspace: DecodeWorkspace,
-        decodes: Sequence[Chunk],
-        chunks: Sequence[Chunk],
+        decodes: Listed[Chunk],
+        chunks: Listed[Chunk],
     ) -> None:
         """`decodes` are in the order of rows in `workspace`."""
         self._store, self._workspace = store, workspace

@@ -62,8 +62,6 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     max_position: int = field(default=2048, name="max_position_embeddings")
     tied: bool = field(default=False, name="tie_word_embeddings")
     """True when the output head is the embedding; by default not, for Qwen and for Llama."""
-    dtype: str = "float32"
-    """Data type of the stored weights."""
     rope_scaling: RopeScaling = RopeScaling()
 
     @property
@@ -126,8 +124,7 @@ def read_config(document: Mapping[str, object]) -> ModelConfig:
         known = {"num_key_value_heads": heads, "head_dim": hidden // heads, **known}
     if "rope_theta" in rope:
         known["rope_theta"] = rope["rope_theta"]
-    dtype = known.get("dtype") or known.get("torch_dtype") or "float32"
-    known |= {"architecture": architecture, "rope_scaling": rope, "dtype": str(dtype).removeprefix("torch.")}
+    known |= {"architecture": architecture, "rope_scaling": rope}
     try:
         return msgspec.convert(known, ModelConfig)
     except msgspec.ValidationError as error:

@@ -23,13 +23,15 @@ from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.llm.attention import Chunk
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
-from app.llm.model_runner import ModelRunner, StepLogits
+from app.llm.model_runner import ModelRunner
 from app.llm.sampler import NO_NUMBERS, SamplingState, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
 from app.llm.sequence import Detokenizer, PagedBlocks, Sequence
 from app.text.huggingface import LocalTokenizer
 
 if TYPE_CHECKING:
+    import torch
+
     from app.llm.structured_output import FormMatcher, Forms
 
 
@@ -299,10 +301,7 @@ class LLMEngine:
         return self.cache.take_events()
 
     def _parts(self, batch: Batch[Sequence]) -> tuple[list[Chunk], list[Chunk]]:
-        decodes = []
-        for it in batch.decodes:
-            position = it.prompt_tokens + len(it.output_ids) - 1
-            decodes.append(Chunk(it, it.output_ids[-1:], position, it.block_numbers()))
+        decodes = [Chunk(it, it.output_ids[-1:], it.stored, it.block_numbers()) for it in batch.decodes]
         decoding, sampling, chunks = set(batch.decodes), set(batch.prefilled), []
         for it in self.scheduler.running:
             if it not in decoding and it.computed > (start := it.stored):
@@ -316,18 +315,14 @@ class LLMEngine:
 
     def _compute(self, batch: Batch[Sequence], decodes: list[Chunk], chunks: list[Chunk]) -> list[Output]:
         logits = self.runner.run(decodes, chunks)
-        for chunk in chunks:
-            self._note_prompt(chunk, logits)
-        for sequence in batch.decodes:
-            sequence.stored += 1
-        sequences = [*batch.decodes, *batch.prefilled]
-        if not sequences:
-            self.scheduler.complete(batch)
-            return []
-        sequences.sort(key=logits.rows.__getitem__)
-        sampled = sample(logits.of(sequences), [it.sampling for it in sequences])
+        for chunk in (*decodes, *chunks):
+            chunk.sequence.stored = chunk.end
+        self.stats.prompt_tokens += sum(len(it.tokens) for it in chunks if not it.sequence.output_ids)
+        for chunk, rows in logits.prompts:
+            _note_prompt(chunk, rows)
+        sampled = sample(logits.next_token, [it.sampling for it in logits.sampled])
         outputs = []
-        for sequence, one in zip(sequences, sampled, strict=True):
+        for sequence, one in zip(logits.sampled, sampled, strict=True):
             if one.token_id is not None:
                 outputs.append(self._said(sequence, one.token_id, one.logprobs))
                 continue
@@ -342,23 +337,6 @@ class LLMEngine:
         for sequence in [it for it in self.scheduler.running if it.ended]:
             self.scheduler.remove(sequence)
         return outputs
-
-    def _note_prompt(self, chunk: Chunk, logits: StepLogits) -> None:
-        sequence = chunk.key
-        assert isinstance(sequence, Sequence)
-        if not sequence.output_ids:
-            self.stats.prompt_tokens += len(chunk.tokens)
-        sequence.stored = chunk.end
-        count = sequence.params.prompt_logprobs
-        if count is None or chunk.key not in logits.prompts:
-            return
-        # The logits of a position are about the next token; after a preemption some are known already.
-        ids, first, known = sequence.prompt_ids, chunk.start + 1, len(sequence.prompt_logprobs)
-        rows, tokens = logits.logits[logits.prompts[chunk.key]], ids[first : chunk.end + 1]
-        new = range(known - first, len(tokens))
-        if new:
-            told = logprobs_of(rows[new.start : new.stop], tokens[new.start :], [count] * len(new))
-            sequence.prompt_logprobs += told
 
     def _said(self, sequence: Sequence, token: int, logprobs: WireLogprob | None) -> Output:
         self.stats.generated_tokens += 1
@@ -415,3 +393,14 @@ class LLMEngine:
         else:
             self.stats.failed += 1
         return output
+
+
+def _note_prompt(chunk: Chunk, logits: torch.Tensor) -> None:
+    """Adds the log probabilities of the prompt's tokens that follow the chunk's tokens."""
+    # After a preemption some are known already.
+    sequence, first = chunk.sequence, chunk.start + 1
+    tokens, known = sequence.prompt_ids[first : chunk.end + 1], len(sequence.prompt_logprobs) - first
+    new = tokens[known:]
+    if new:
+        counts = [sequence.params.prompt_logprobs or 0] * len(new)
+        sequence.prompt_logprobs += logprobs_of(logits[known : len(tokens)], new, counts)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Listed
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
@@ -13,6 +14,9 @@ from app.llm.attention import Chunk, DecodeWorkspace, PagedStore, StepAttention
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.decoder import Decoder, packing_works
 from app.llm.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from app.llm.sequence import Sequence
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
@@ -97,16 +101,11 @@ SPARE_BYTES: Final = 64 << 20
 
 
 class StepLogits(NamedTuple):
-    """Logits of a step: `rows` by key for the next token, `prompts` by key after each token of a chunk."""
+    """Logits of the next token of each sequence in `sampled`, and after each token of `prompts`."""
 
-    logits: torch.Tensor
-    rows: dict[object, int]
-    prompts: dict[object, slice]
-
-    def of(self, keys: Sequence[object]) -> torch.Tensor:
-        """Returns the rows of `keys`, which must be in the order of rows."""
-        whole = len(keys) == len(self.logits)
-        return self.logits if whole else self.logits[[self.rows[key] for key in keys]]
+    sampled: list[Sequence]
+    next_token: torch.Tensor
+    prompts: list[tuple[Chunk, torch.Tensor]]
 
 
 class ModelRunner:
@@ -162,8 +161,8 @@ class ModelRunner:
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
-    def run(self, decodes: Sequence[Chunk], chunks: Sequence[Chunk]) -> StepLogits:
-        """Runs one step, and returns logits by the keys of `decodes` and `chunks`."""
+    def run(self, decodes: Listed[Chunk], chunks: Listed[Chunk]) -> StepLogits:
+        """Runs one step; the sampled sequences may come in another order than in `decodes`."""
         with torch.inference_mode():
             rows = self.workspace.arrange(decodes) if decodes else []
             if rows is None:  # no memory: decodes are chunks like others, from the store
@@ -177,21 +176,18 @@ class ModelRunner:
             ids, places = (torch.tensor(its, device=self.device.device) for its in (tokens, positions))
             return self._logits(self.model(ids, places, attention, self.on_layer), rows, chunks)
 
-    def _logits(self, hidden: torch.Tensor, rows: Sequence[Chunk], chunks: Sequence[Chunk]) -> StepLogits:
+    def _logits(self, hidden: torch.Tensor, rows: Listed[Chunk], chunks: Listed[Chunk]) -> StepLogits:
         """Applies the head to the requested tokens only: mostly the last one of a prompt."""
-        wanted, place = list(range(len(rows))), len(rows)
-        sampled = {row.key: number for number, row in enumerate(rows)}
-        prompts: dict[object, slice] = {}
+        sampled, places, prompts = [row.sequence for row in rows], list(range(len(rows))), []
+        place = len(rows)
         for chunk in chunks:
             last = place + len(chunk.tokens)
             if chunk.prompt_logits:
-                prompts[chunk.key] = slice(len(wanted), len(wanted) + last - place)
-                wanted += range(place, last)
-            elif chunk.samples:
-                wanted.append(last - 1)
+                prompts.append((chunk, self.model.logits(hidden[place:last])))
             if chunk.samples:
-                sampled[chunk.key] = len(wanted) - 1
+                sampled.append(chunk.sequence)
+                places.append(last - 1)
             place = last
-        if len(wanted) < len(hidden):
-            hidden = hidden[torch.tensor(wanted, dtype=torch.long, device=hidden.device)]
-        return StepLogits(self.model.logits(hidden), sampled, prompts)
+        if len(places) < len(hidden):
+            hidden = hidden[torch.tensor(places, dtype=torch.long, device=hidden.device)]
+        return StepLogits(sampled, self.model.logits(hidden), prompts)

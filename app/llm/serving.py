@@ -61,12 +61,6 @@ FORM_CPU_S: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
-SAME_PARAMS: Final = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids", "seed") + (
-    *("logprobs", "prompt_logprobs"),
-)
-"""Fields with one name and meaning in `EngineCoreRequest` and `SamplingParams`."""
-
-
 class WorkerClient:
     """A worker that has sent a message. Its requests' ids in the engine are (worker, key)."""
 
@@ -219,10 +213,11 @@ class EngineService:
                 worker.notices.append(self._ready)
 
     def _add(self, worker: WorkerClient, order: EngineCoreRequest, form: FormMatcher | None = None) -> None:
+        same_names = set(SamplingParams.__struct_fields__) & set(EngineCoreRequest.__struct_fields__)
         try:
             params = SamplingParams(
                 **asdict(order.sampling),
-                **{name: getattr(order, name) for name in SAME_PARAMS},
+                **{name: getattr(order, name) for name in same_names},
                 structured_outputs=order.form,
                 include_stop_str_in_output=order.include_stop,
             )

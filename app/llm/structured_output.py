@@ -158,6 +158,7 @@ def _refused(reason: str) -> RequestError:
 TEXT: Final = r"/(.|\n)*/"
 SLASH: Final = re.compile(r"\\.|[/\n]", re.DOTALL)
 """Matches what a pattern between slashes must escape, and what is escaped already."""
+ESCAPED: Final = {"/": "\\/", "\n": "\\n"}
 
 
 class LarkWriter:
@@ -184,7 +185,8 @@ class LarkWriter:
             case formats.JsonContent(json_schema=schema):
                 return self._rule(f"%json {json.dumps(schema)}")
             case formats.RegexContent(pattern=pattern):
-                return self._rule(f"/{SLASH.sub(_escaped, pattern)}/")
+                escaped = SLASH.sub(lambda it: ESCAPED.get(it[0], it[0].replace("\n", "\\n")), pattern)
+                return self._rule(f"/{escaped}/")
             case formats.GrammarContent(grammar=source):
                 return self._rule(f"%lark {{\n{source}\n}}")
             case formats.AnyText():
@@ -197,8 +199,10 @@ class LarkWriter:
                 return self._tag(found)
             case formats.TriggeredTags():
                 return self._triggered(found)
-            case formats.SeparatedTags():
-                return self._separated(found)
+            case formats.SeparatedTags(separator=separator):
+                tag = _either(map(self._tag, found.tags))
+                several = tag if found.stop_after_first else f"({tag} ({self._literal(separator)} {tag})*)"
+                return several if found.at_least_one else f"{several}?"
         least, most = found.limits
         return f"({self._expression(found.content)}){{{least},{'' if most is None else most}}}"
 
@@ -233,11 +237,6 @@ class LarkWriter:
             return one
         return f"{one}{'+' if found.at_least_one else '*'} {rest}"
 
-    def _separated(self, found: formats.SeparatedTags) -> str:
-        tag = _either(map(self._tag, found.tags))
-        several = tag if found.stop_after_first else f"({tag} ({self._literal(found.separator)} {tag})*)"
-        return several if found.at_least_one else f"{several}?"
-
     def _until(self, trigger: str) -> str:
         if self._is_special(trigger):
             return f"{self._rule(TEXT)} {trigger}"
@@ -253,7 +252,3 @@ def _either(choices: Iterable[str]) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return {"/": "\\/", "\n": "\\n"}.get(found[0], found[0].replace("\n", "\\n"))

@@ -60,11 +60,13 @@ def read_folder(path: Path) -> TokenizerFolder:
     text_config = model.get("text_config")
     nested = text_config.get("vocab_size") if isinstance(text_config, dict) else None
     vocab_size = model.get("vocab_size") or nested
+    told = (it.get("eos_token_id") for it in (read_json(folder / "generation_config.json"), model))
+    ends = next((it for it in told if isinstance(it, int | list)), [])
     return TokenizerFolder(
         tokenizer_file=file,
         special_tokens=special_tokens,
         chat_templates=_chat_templates(folder, config),
-        eos_token_ids=_eos_token_ids(read_json(folder / "generation_config.json"), model),
+        eos_token_ids=(ends,) if isinstance(ends, int) else tuple(ends),
         model_vocab_size=vocab_size if isinstance(vocab_size, int) else 0,
         takes_media=takes_media(model) is not False,
     )
@@ -113,16 +115,6 @@ def _chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str
     return templates
 
 
-def _eos_token_ids(*configs: Mapping[str, object]) -> tuple[int, ...]:
-    for config in configs:
-        value = config.get("eos_token_id")
-        if isinstance(value, list):
-            return tuple(value)
-        if isinstance(value, int):
-            return (value,)
-    return ()
-
-
 def model_config(name: str) -> dict[str, object]:
     """Returns the `config.json` of a model in a local folder; empty if unreadable or missing."""
     with suppress(TokenizerLoadError):
@@ -134,11 +126,10 @@ def takes_media(model: Mapping[str, object]) -> bool | None:
     """Returns True for the `config.json` of a multimodal model; None for an empty one."""
     if not model:
         return None
-    architectures = model.get("architectures")
-    names = architectures if isinstance(architectures, list) else []
-    return any(MEDIA_ARCHITECTURE.search(str(name)) for name in names) or any(
-        MEDIA_KEY.search(key) for key, value in model.items() if value is not None
-    )
+    named = model.get("architectures")
+    if isinstance(named, list) and any(MEDIA_ARCHITECTURE.search(str(name)) for name in named):
+        return True
+    return any(MEDIA_KEY.search(key) for key, value in model.items() if value is not None)
 
 
 def is_matryoshka(model: Mapping[str, object]) -> bool:
@@ -158,19 +149,18 @@ def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Pat
     reason = "the repository has no tokenizer.json"
     for local_only in (True, False):
         try:
-            folder = Path(
-                snapshot_download(
-                    name,
-                    allow_patterns=list(FILES),
-                    cache_dir=cache,
-                    token=token,
-                    etag_timeout=TIMEOUT_S,
-                    local_files_only=local_only,
-                )
+            found = snapshot_download(
+                name,
+                allow_patterns=list(FILES),
+                cache_dir=cache,
+                token=token,
+                etag_timeout=TIMEOUT_S,
+                local_files_only=local_only,
             )
         except Exception as error:  # of several libraries: not found, gated, no network, bad name
             reason = str(error).strip().splitlines()[0]
         else:
+            folder = Path(found)
             if (folder / "tokenizer.json").is_file():
                 return folder
     raise TokenizerLoadError(f"{name} is neither in the local cache nor on the hub: {reason}")

@@ -142,7 +142,11 @@ class LocalTokenizer(Tokenizer):
         self.added_ids: frozenset[int] | None = frozenset(added)
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._file, self._chat_templates = folder.tokenizer_file, folder.chat_templates
-        self.vocab_size: int = max(_last_id(backend) + 1, folder.model_vocab_size)
+        # The last id follows from the count unless the vocabulary has holes, which are rare and slow to find.
+        count = backend.get_vocab_size(with_added_tokens=True)
+        if backend.id_to_token(count - 1) is None or backend.id_to_token(count) is not None:
+            count = max(backend.get_vocab().values()) + 1
+        self.vocab_size: int = max(count, folder.model_vocab_size)
         eos_token = folder.special_tokens.get("eos_token")
         eos = None if eos_token is None else backend.token_to_id(eos_token)
         self.eos_token_id: int | None = next(iter(folder.eos_token_ids), None) if eos is None else eos
@@ -270,13 +274,6 @@ class LocalTokenizer(Tokenizer):
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         return self.encode(self._templates.render(messages, options), options.add_special_tokens)
-
-
-def _last_id(backend: tokenizers.Tokenizer) -> int:
-    # The last id follows from the count unless the vocabulary has holes, which are rare and slow to find.
-    count = backend.get_vocab_size(with_added_tokens=True)
-    holes = backend.id_to_token(count - 1) is None or backend.id_to_token(count) is not None
-    return max(backend.get_vocab().values()) if holes else count - 1
 
 
 def _beside_loop_if(long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
