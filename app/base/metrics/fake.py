@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -130,13 +130,19 @@ class FakeFamilies:
                 level = value_at(part.value, at_s - part.since_s, self._refresh_s)
                 ((_, gauge),) = part.families[0].children()
                 assert isinstance(gauge, Gauge)
-                gauge.set(int(level + ROUNDING) if name in WHOLE else level)
+                gauge.value = int(level + ROUNDING) if name in WHOLE else level
             families.extend(part.families)
         return "".join(family.render() for family in families)
 
     def _families(self, fresh: Mapping[str, Family[Instrument]], name: str, value: object) -> Families:
         if name == ADAPTERS and isinstance(value, tuple):
-            return (self._adapters(value),)
+            help = "Adapters that run and wait; the value is the time of the entry."
+            adapters: Family[Instrument] = Family(ADAPTERS, help, Gauge, "gauge", self._now)
+            for entry in value or (FakeAdapters("", "", self._now()),):
+                names = {"running_lora_adapters": entry.running, "waiting_lora_adapters": entry.waiting}
+                (gauge := Gauge()).value = entry.timestamp
+                adapters.add(gauge, {"max_lora": self._max_loras, **names})
+            return (adapters,)
         family = fresh[name]
         if isinstance(value, Mapping):
             for reason, count in value.items():
@@ -152,16 +158,6 @@ class FakeFamilies:
                 instrument.value = value
         return tuple(fresh[known] for known in (name, *ALIASES[name]))
 
-    def _adapters(self, entries: Sequence[FakeAdapters]) -> Family[Instrument]:
-        help = "Adapters that run and wait; the value is the time of the entry."
-        family: Family[Instrument] = Family(ADAPTERS, help, Gauge, "gauge", self._now)
-        for entry in entries or (FakeAdapters("", "", self._now()),):
-            labels = {"running_lora_adapters": entry.running, "waiting_lora_adapters": entry.waiting}
-            gauge = family.labels(max_lora=self._max_loras, **labels)
-            assert isinstance(gauge, Gauge)
-            gauge.set(entry.timestamp)
-        return family
-
 
 def fake_values(fakes: FakeMetrics, max_model_len: int) -> Iterator[tuple[str, object]]:
     """Yields names and values of all families that are set, and of the adapters."""
@@ -171,10 +167,10 @@ def fake_values(fakes: FakeMetrics, max_model_len: int) -> Iterator[tuple[str, o
             yield name, value
     for key, of, name in TOTALS:
         total, counts = getattr(fakes, key), getattr(fakes, of)
+        if total is None and counts:
+            total = sum(int(value) * count for value, count in observed(counts, token_bounds(max_model_len)))
         if total is not None:
             yield name, total
-        elif counts:
-            yield name, total_tokens(counts, token_bounds(max_model_len))
     yield ADAPTERS, fakes.loras
 
 
@@ -185,17 +181,10 @@ def observed(counts: Counts, bounds: Bounds) -> Iterator[tuple[float, int]]:
         yield (bounds[place] if place < len(bounds) else beyond), count
 
 
-def total_tokens(counts: Counts, bounds: Bounds) -> int:
-    return sum(int(value) * count for value, count in observed(counts, bounds))
-
-
 def value_at(function: Function[float], elapsed_s: float, step_s: float) -> float:
     """Returns the value of `function`, `elapsed_s` >= 0 after its start, in steps of `step_s` > 0."""
-    elapsed_ns, step_ns = _nanoseconds(elapsed_s), _nanoseconds(step_s)
-    periods = elapsed_ns // step_ns * step_ns / _nanoseconds(function.period_s)
+    given_s = elapsed_s, step_s, function.period_s
+    elapsed_ns, step_ns, period_ns = (round(seconds * NANOSECONDS) for seconds in given_s)
+    periods = elapsed_ns // step_ns * step_ns / period_ns
     way = _CURVES[function.shape](periods)
     return (1 - way) * function.start + way * function.end
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * NANOSECONDS)
