@@ -26,7 +26,8 @@ PROMPTS_PER_CALL = 256
 """Most prompts per call; vLLM refuses more than 1024."""
 MOST_BYTES = 64 << 20
 """Most bytes of a response: 8 million token ids."""
-PIECE = 1 << 16
+ONCE_MORE = urllib3.Retry(connect=0, read=1, redirect=False, status=0, other=0, allowed_methods=None)
+"""Repeats a call when the service has just closed a kept connection: the call changes nothing."""
 JSON = {"Content-Type": "application/json"}
 WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 
@@ -49,7 +50,7 @@ class RenderTokenizer(Tokenizer):
     ) -> None:
         self.name = url.rstrip("/")
         self._model = model
-        self._pool = urllib3.PoolManager(maxsize=CONNECTIONS, retries=False)
+        self._pool = urllib3.PoolManager(maxsize=CONNECTIONS, retries=ONCE_MORE)
         self._timeout_s = timeout_s
         self._mm_timeout_s = timeout_s if mm_timeout_s is None else mm_timeout_s
 
@@ -127,10 +128,11 @@ class RenderTokenizer(Tokenizer):
             with gevent.Timeout(timeout_s, TimeoutError):
                 status, data = wait_off_hub(self._request, path, body, timeout_s)
         except (urllib3.exceptions.HTTPError, TimeoutError) as error:
+            cause = getattr(error, "reason", error)
             # A refused connection is a time-out in the library's class hierarchy.
-            is_refused = isinstance(error, urllib3.exceptions.NewConnectionError)
-            is_late = isinstance(error, urllib3.exceptions.TimeoutError | TimeoutError) and not is_refused
-            trouble = "timed out" if is_late else f"is out of reach: {error}"
+            is_refused = isinstance(cause, urllib3.exceptions.NewConnectionError)
+            is_late = isinstance(cause, urllib3.exceptions.TimeoutError | TimeoutError) and not is_refused
+            trouble = "timed out" if is_late else f"is out of reach: {cause}"
             raise TokenizerServiceError(f"The tokenizer service {self.name} {trouble}.") from error
         if len(data) > MOST_BYTES:
             raise self._unusable(path, f"more than {MOST_BYTES >> 20} MiB")
@@ -143,24 +145,16 @@ class RenderTokenizer(Tokenizer):
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._unusable(path, "no JSON") from error
 
-    def _request(self, path: str, body: bytes, timeout_s: float, again: bool = True) -> tuple[int, bytes]:
+    def _request(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
         """Returns status and body, cut soon after `MOST_BYTES`. Raises TimeoutError for a slow response."""
-        until_s = time.monotonic() + timeout_s
-        timeout, data = urllib3.Timeout(total=timeout_s), bytearray()
-        try:
-            response = self._pool.request(
-                "POST", self.name + path, body=body, headers=JSON, timeout=timeout, preload_content=False
-            )
-            with response:  # closed, unless it is whole, which keeps its connection
-                while len(data) <= MOST_BYTES and (piece := response.read1(PIECE)):
-                    data += piece
-                    if time.monotonic() > until_s:
-                        raise TimeoutError
-        except urllib3.exceptions.ProtocolError:
-            if not again:
-                raise
-            # The service has just closed a kept connection; the call changes nothing, so it is repeated.
-            return self._request(path, body, timeout_s, again=False)
+        url, data, until_s = self.name + path, bytearray(), time.monotonic() + timeout_s
+        with self._pool.request(
+            "POST", url, body=body, headers=JSON, timeout=timeout_s, preload_content=False
+        ) as response:  # closed, unless it is whole, which keeps its connection
+            while len(data) <= MOST_BYTES and (piece := response.read1(1 << 16)):
+                data += piece
+                if time.monotonic() > until_s:
+                    raise TimeoutError
         return response.status, bytes(data)
 
     def _unusable(self, path: str, what: str) -> TokenizerServiceError:
