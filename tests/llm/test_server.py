@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,9 @@ def children(pid: int) -> set[int]:
 
 
 def has_torch(pid: int) -> bool:
-    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    with suppress(OSError):  # it has just ended
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    return False
 
 
 def engine_of(server: RunningServer) -> int:
