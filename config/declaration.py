@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 ROUNDING = 1e-9
 """Relative tolerance, so that rounding of floats does not fail 21ms under "30 % of 70ms"."""
 
+PORTS = 1 << 16
 DURATION, JSON, OBJECTS = "duration", "JSON", "list of objects"
 """Markers of types whose texts differ from msgspec's; see `config.kinds`."""
 
@@ -104,3 +105,23 @@ def understood_by(read: Callable[[Any], object], text: str) -> SettingRule:
         return ""
 
     return SettingRule(text, flaw)
+
+
+def port_of(endpoint: str) -> int | None:
+    """Returns the port of a tcp address in vLLM's syntax; None for ipc and inproc. ValueError for another."""
+    scheme, _, address = endpoint.partition("://")
+    if scheme not in ("tcp", "ipc", "inproc") or not address:
+        raise ValueError(f"not a ZMQ address of tcp, ipc or inproc: {endpoint!r}")
+    if scheme != "tcp":
+        return None
+    host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and int(port) < PORTS):
+        raise ValueError(f"not a ZMQ address of tcp with a port: {endpoint!r}")
+    return int(port)
+
+
+ZMQ_ADDRESS = understood_by(
+    lambda value: port_of(value) if value else None,
+    "must be tcp://host:port, with a number as port, ipc:// or inproc://",
+)
+"""Rule of a setting for a ZMQ address; may be empty."""

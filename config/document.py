@@ -9,8 +9,7 @@ import msgspec
 
 from config.settings import SECTIONS, TABLE, Setting
 from config.sources import IGNORED, RETIRED
-from config.vllm.options import Option, groups, obsolete, options
-from config.vllm.serve import DEFAULTS, KEEP_ALIVE, effect, names_of
+from config.vllm.serve import DEFAULTS, KEEP_ALIVE, Option, effect, groups, names_of, obsolete, options
 
 DOCS = Path(__file__).parent.parent / "docs"
 SETTINGS, OPTIONS = DOCS / "configuration.md", DOCS / "serve.md"

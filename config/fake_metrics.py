@@ -11,8 +11,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from config.durations import parse_duration
-from config.kinds import MOST
+from config.kinds import MOST, parse_duration
 
 TTFT_BUCKETS, TPOT_BUCKETS = 23, 20
 """Number of buckets of the times to first token and per output token, with +Inf."""

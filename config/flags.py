@@ -12,7 +12,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from config.command_line import heading, kind_of, section_flags, setting_flags, unknown_flag
 from config.declaration import ConfigError, UsageError
-from config.durations import parse_duration
+from config.kinds import parse_duration
 from config.settings import Table, table_of
 
 ARGPARSE: dict[str, dict[str, Any]] = {

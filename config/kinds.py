@@ -1,19 +1,67 @@
 """Kinds of values: their texts in flags, variables and files, and the conversion by msgspec."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
 
 from config.declaration import DURATION, JSON, OBJECTS
-from config.durations import RULE, format_duration, parse_duration
 
 SWITCH_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 """Words of a switch, in addition to msgspec's: true, false, 1 and 0."""
 MOST = sys.float_info.max
+
+NANOSECONDS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+LONGEST = 2**63 - 1  # nanoseconds, about 292 years: the range of Go's durations
+RULE = "must be a duration such as 250ms, 1.5s or 1m30s (units ns, us, ms, s, m, h), or whole milliseconds"
+_PART = r"(\d+(?:\.\d*)?|\.\d+)(ns|us|ms|s|m|h)"
+_TEXT = re.compile(rf"([+-]?)((?:{_PART})+)", re.ASCII)
+_MICRO = str.maketrans("µμ", "uu")
+"""The micro sign (U+00B5) and the Greek mu (U+03BC)."""
+_MAX_CHARACTERS = 64
+
+
+def parse_duration(value: object) -> float:
+    """Converts a Go style text to seconds; a bare integer is milliseconds. May raise ValueError."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(RULE)
+    text = (
+        str(value).strip().translate(_MICRO)
+        if isinstance(value, int) or len(value) <= _MAX_CHARACTERS
+        else ""
+    )
+    text += "ms" if re.fullmatch(r"[+-]?\d+", text, re.ASCII) else ""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ValueError(RULE)
+    total = sum(Decimal(number) * NANOSECONDS[unit] for number, unit in re.findall(_PART, match[2], re.ASCII))
+    if total > LONGEST:
+        raise ValueError("must be a duration of at most 292 years")
+    return round(-total if match[1] == "-" else total) / NANOSECONDS["s"]
+
+
+def format_duration(seconds: float) -> str:
+    """Formats seconds as Go does, to nanoseconds: ``250ms``, ``1.5s``, ``1m30s``, ``100µs``, ``0s``."""
+    nanoseconds = round(seconds * NANOSECONDS["s"])
+    sign, rest = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
+    if rest == 0:
+        return "0s"
+    for unit, name in (("ns", "ns"), ("us", "µs"), ("ms", "ms")):
+        if rest < NANOSECONDS[unit] * 1_000:
+            return f"{sign}{_decimal(rest, unit)}{name}"
+    hours, rest = divmod(rest, NANOSECONDS["h"])
+    minutes, rest = divmod(rest, NANOSECONDS["m"])
+    leading = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{sign}{leading}{_decimal(rest, 's')}s"
+
+
+def _decimal(nanoseconds: int, unit: str) -> str:
+    return f"{nanoseconds / NANOSECONDS[unit]:.9f}".rstrip("0").rstrip(".")
 
 
 class Kind(Struct, frozen=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 from gevent.socket import getaddrinfo
 from msgspec import Struct
 
-from config.zmq_addresses import port_of
+from config.declaration import port_of
 
 log = logging.getLogger(__name__)
 

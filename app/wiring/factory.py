@@ -51,9 +51,8 @@ from app.serving.gunicorn.ranks import handed_over
 from app.serving.http.context import BodyLimits
 from app.serving.http.response import json_response
 from app.serving.http.route import get
-from app.serving.middleware.access import ApiKeys, Cors, ForeignPages
+from app.serving.middleware import access, http_metrics
 from app.serving.middleware.http_log import HttpLog
-from app.serving.middleware.http_metrics import HttpMetrics, LoadReports
 from app.serving.middleware.rate_limits import RateLimits
 from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.serving.protocol.validation import ModelLimits
@@ -217,11 +216,13 @@ class Assembly:
         plugged = [] if self.plugins is None else self.plugins.faults()
         self.faults = FaultInjector(self.streams("faults"), self.clock.now, plugged)
         self.live.subscribe(self.faults.on_settings)
-        self.scripts, self.identity = self._scripts(), self._identity()
+        self.scripts = self._scripts()
+        host = settings.kvcache.kv_side_channel_host or self.server.pod_ip or socket.gethostname()
+        self.identity = Identity(settings, host, self.streams("ids"))
         self.pipeline = self._pipeline()
         self.replay, self.console = self._replay(), self._console()
         self.audit = FaultAudit(self.faults, self.clock.now)
-        self.http_metrics, self.limits = HttpMetrics(self.clock.now), RateLimits(self.clock)
+        self.http_metrics, self.limits = http_metrics.HttpMetrics(self.clock.now), RateLimits(self.clock)
         self.middleware = self._middleware()
         prefix = self.server.root_path.rstrip("/")
         self.app = Understudy(self.engine, self.middleware, self.streams("request ids"), prefix)
@@ -299,48 +300,29 @@ class Assembly:
             profile = chosen_profile(settings)
             cost = None if self.plugins is None else self.plugins.step_cost(profile)
         slots = LoRASlots(settings.lora.max_loras, self.adapters.__contains__, self.adapter_memory)
-        engine = Engine(
-            settings,
-            self._model(),
-            self.recorder,
-            self.clock,
-            self.streams,
-            slots,
-            self.cache,
-            profile,
-            cost and cost[1],
-        )
+        shared, model = (self.recorder, self.clock, self.streams), self._model()
+        engine = Engine(settings, model, *shared, slots, self.cache, profile, cost and cost[1])
         self.live.subscribe(engine.on_settings)
         return engine, Lifecycle(engine, self.recorder, self.cache)
 
     def _model(self) -> Model:
         if self.settings.model.task != "generate":
             return NullModel()
-        model = SimulatedModel(
-            self.settings,
-            self.tokenizer,
-            Corpus(self.tokenizer, sample_sentences()),
-            self.datasets,
-            self.schemas,
-            self.streams("text"),
-            self.streams("calls"),
-        )
+        tokenizer, draws = self.tokenizer, (self.streams("text"), self.streams("calls"))
+        corpus = Corpus(tokenizer, sample_sentences())
+        model = SimulatedModel(self.settings, tokenizer, corpus, self.datasets, self.schemas, *draws)
         if self.plugins is not None:
             model.ask_first(self.plugins.replies(model.scripted_reply), self.plugins.length())
         self.live.subscribe(model.on_settings)
         return model
 
     def _scripts(self) -> ScriptSet | None:
-        settings = self.settings
-        if not settings.scripts.script or settings.model.mm_encoder_only:
+        at, settings = self.settings.scripts, self.settings
+        if not at.script or settings.model.mm_encoder_only:
             return None
         from app.serving.scripts.script_set import open_scripts  # imports YAML and Jinja
 
-        return open_scripts(settings.scripts, self.schemas, self.streams("scripts"), self.clock.now)
-
-    def _identity(self) -> Identity:
-        host = self.settings.kvcache.kv_side_channel_host or self.server.pod_ip or socket.gethostname()
-        return Identity(self.settings, host, self.streams("ids"))
+        return open_scripts(at, self.schemas, self.streams("scripts"), self.clock.now)
 
     def _pipeline(self) -> RequestPipeline:
         """Builds the pipeline of all generating API families."""
@@ -403,7 +385,7 @@ class Assembly:
 
     def _middleware(self) -> MiddlewareStack:
         """Builds all middleware, the outermost first."""
-        settings, http_log, keys = self.settings, HttpLog(), ApiKeys()
+        settings, http_log, keys = self.settings, HttpLog(), access.ApiKeys()
         for one in (http_log, keys, self.limits):
             self.live.subscribe(one.on_settings)
         request_ids = RequestIds(settings.api.enable_request_id_headers)
@@ -414,12 +396,12 @@ class Assembly:
 
             sender, make_tracer = tracing_to(settings.tracing)
             stack.append(Traces(make_tracer, self.clock, caches={"spans": sender}))
-        stack += [Cors(settings.access), keys, self.limits]
+        stack += [access.Cors(settings.access), keys, self.limits]
         stack += [] if self.plugins is None else self.plugins.middleware()
-        stack += [LoadReports(self.recorder.figures), self.audit]
+        stack += [http_metrics.LoadReports(self.recorder.figures), self.audit]
         stack += [] if self.replay is None else [self.replay]
         stack += [] if self.console is None else [self.console.watch]
-        middleware = MiddlewareStack([*stack, ForeignPages(settings.access)])
+        middleware = MiddlewareStack([*stack, access.ForeignPages(settings.access)])
         self.live.subscribe(middleware.on_settings)
         return middleware
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from config.declaration import (
+    ZMQ_ADDRESS,
     About,
     Count,
     Duration,
@@ -17,7 +18,6 @@ from config.declaration import (
     not_above_share,
 )
 from config.installation import install
-from config.zmq_addresses import ZMQ_ADDRESS
 
 EventsFormat = Literal[
     "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from config.declaration import About, Count, Duration, Port, Section, understood_by
-from config.zmq_addresses import ZMQ_ADDRESS
+from config.declaration import ZMQ_ADDRESS, About, Count, Duration, Port, Section, understood_by
 
 
 def pairs(items: Sequence[str], form: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 
 from app import cli as command
 from config import VERSION
-from config.durations import parse_duration
+from config.kinds import parse_duration
 from config.loader import load
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from config import ConfigError, Settings
 from config.command_line import parse
 from config.document import settings_page
-from config.durations import LONGEST, RULE, format_duration, parse_duration
+from config.kinds import LONGEST, RULE, format_duration, parse_duration
 from config.loader import load, resolve
 from config.settings import BY_NAME, TABLE
 from config.sources import RETIRED, as_environment

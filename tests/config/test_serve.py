@@ -18,8 +18,7 @@ from config.document import OPTIONS, options_page
 from config.loader import load, resolve
 from config.settings import BY_NAME
 from config.sources import Flags, as_environment
-from config.vllm.options import Option, obsolete, options
-from config.vllm.serve import CONTEXT_LENGTH, MEANINGS, names_of, read, settings_of
+from config.vllm.serve import CONTEXT_LENGTH, MEANINGS, Option, names_of, obsolete, options, read, settings_of
 
 Write = Callable[[str], str]
 ISSUE = [

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from msgspec import Struct
 
 from app.engine.kvcache.events import DEFAULT_LAYOUT, LayoutName
-from config.zmq_addresses import PORTS, port_of
+from config.declaration import PORTS, port_of
 
 
 def of_rank(endpoint: str, rank: int) -> str:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
 from app.lab.load import report
 from app.lab.load.trace import COLUMNS, LoadTrace
-from config.durations import parse_duration
+from config.kinds import parse_duration
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "e2e")

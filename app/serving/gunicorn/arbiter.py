@@ -27,7 +27,7 @@ from app.serving.gunicorn import ranks
 from app.serving.gunicorn.certificates import CertificateError, SelfSigned, ServerCertificate, check_pair
 from app.serving.gunicorn.ranks import ENDING, REPLACED, SERVING, hand_over, is_noted
 from config import ConfigError, Settings
-from config.durations import format_duration
+from config.kinds import format_duration
 from config.loader import load
 
 if TYPE_CHECKING:

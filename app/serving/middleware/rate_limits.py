@@ -19,7 +19,7 @@ from app.serving.http.context import RequestContext, bearer
 from app.serving.http.errors import too_many
 from app.serving.http.response import Response
 from app.serving.middleware.stack import Middleware
-from config.durations import format_duration
+from config.kinds import format_duration
 from config.settings import Settings
 
 LIMITED = frozenset(

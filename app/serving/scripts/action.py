@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from app.engine.core.request import ScriptedCall, ScriptedReply
 from app.serving.scripts.matching import WORDS, MatchedRequest
 from app.serving.scripts.rules import Classes, Delays, ScriptError, ScriptFailure, Then, UsageIs
-from config.durations import parse_duration
+from config.kinds import parse_duration
 
 MOST_CHARACTERS = 1 << 18
 """Longest text that a template, or a filter in it, makes, in characters."""
