@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from config import VERSION, ConfigError, Settings, UsageError
 from config.command_line import parse, usage
@@ -20,13 +20,6 @@ from config.settings import table_of
 from config.sources import Flags, as_environment
 from config.validation import suggestion
 
-if TYPE_CHECKING:
-    from app.lab.fleet.routing import PolicyMaker
-    from app.plugins.registry import PluggedCosts
-    from app.text.base import Tokenizer
-    from config.profile import Profile
-
-Run = Callable[[Sequence[str]], int]
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BROKEN_PIPE = 1
 """Exit status when the reader of stdout has gone; Python's own would be 120, with an error message."""
@@ -73,62 +66,27 @@ def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Ca
 
 
 def _serve(argv: Sequence[str]) -> int:
-    # Imported here: other commands do not need these 300 options.
-    from config.vllm import serve
+    from config.vllm import serve  # other commands do not need these 300 options
 
-    return _start(
-        argv, lambda words: serve.settings_of(serve.read(words, os.environ)), lambda flags: serve.usage()
-    )
+    def read(words: Sequence[str]) -> Flags:
+        return serve.settings_of(serve.read(words, os.environ))
 
-
-def _runs(module: str, *given: object) -> Run:
-    def run(argv: Sequence[str]) -> int:
-        status: int = import_module(module).run(argv, *given)
-        return status
-
-    return run
+    return _start(argv, read, lambda flags: serve.usage())
 
 
-def _tokenizer_of(settings: Settings) -> Tokenizer:
-    from app.wiring.factory import tokenizer_of
-
-    return tokenizer_of(settings)
-
-
-def _plugged_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
-    if not settings.PLUGINS:
-        return {}
-    from app.plugins.registry import registry_of  # imports pluggy
-
-    return registry_of(settings).policies()
-
-
-def _plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCosts] | None:
-    from app.plugins.registry import plugged_costs  # imports pluggy
-
-    return plugged_costs(settings, profile)
+def _late(module: str, *given: object, name: str = "run") -> Callable[..., Any]:
+    """Returns a function of a module that its first call imports; `given` are its last arguments."""
+    return lambda *first: getattr(import_module(module), name)(*first, *given)
 
 
 def _record(argv: Sequence[str]) -> int:
-    return _runs("app.serving.recording.proxy" if "--proxy" in argv else "app.lab.fidelity.record")(argv)
-
-
-def _rehearse(argv: Sequence[str]) -> int:
-    try:
-        return _runs("benchmarks.rehearse.command")(argv)
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("benchmarks"):
-            raise
-    told = "rehearse is a benchmark, which a clone of the repository has (docs/fidelity.md)"
-    if not {"--help", "-h"} & {*argv}:
-        raise ConfigError(told)
-    print(told)
-    return 0
+    module = "app.serving.recording.proxy" if "--proxy" in argv else "app.lab.fidelity.record"
+    return int(_late(module)(argv))
 
 
 def _plugins(argv: Sequence[str]) -> int:
     if not {"--help", "-h"} & {*argv}:
-        return _runs("app.plugins.registry")(argv)
+        return int(_late("app.plugins.registry")(argv))
     print(f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n")  # works without pluggy, too
     print("Tell which plugins a server with these settings has, and what they can do (docs/plugins.md).")
     return 0
@@ -136,43 +94,45 @@ def _plugins(argv: Sequence[str]) -> int:
 
 def _script(argv: Sequence[str]) -> int:
     if argv[:1] == ["from-recording"]:
-        return _runs("app.serving.recording.to_script")(argv[1:])
-    from app.serving.api.script import messages_of
+        return int(_late("app.serving.recording.to_script")(argv[1:]))
+    messages_of = _late("app.serving.api.script", name="messages_of")
+    return int(_late("app.serving.scripts.command", messages_of)(argv))
 
-    return _runs("app.serving.scripts.command", messages_of)(argv)
+
+def _policies(settings: Settings) -> Any:
+    registry_of = _late("app.plugins.registry", name="registry_of")  # imports pluggy
+    return registry_of(settings).policies() if settings.PLUGINS else {}
 
 
 def _completion(argv: Sequence[str]) -> int:
     flags = [f"--{row.name}" for row in table_of(Settings).rows]
-    return _runs("app.wiring.completion", {name: it.run for name, it in COMMANDS.items()}, flags)(argv)
+    commands = {name: it.run for name, it in COMMANDS.items()}
+    return int(_late("app.wiring.completion", commands, flags)(argv))
 
 
 class Command(NamedTuple):
-    run: Run
+    run: Callable[[Sequence[str]], int]
     about: str
 
 
+TOKENIZER_OF = _late("app.wiring.factory", name="tokenizer_of")
+COSTS = _late("app.plugins.registry", name="plugged_costs")
+SIMULATE, DATASET = "app.lab.fidelity.simulate", "app.engine.dataset.command"
 COMMANDS: Mapping[str, Command] = {
     "serve": Command(_serve, "start a server with vLLM's own command line"),
-    "simulate": Command(
-        _runs("app.lab.fidelity.simulate", _plugged_costs),
-        "say what an engine, or a fleet, would do with a load",
-    ),
+    "simulate": Command(_late(SIMULATE, COSTS), "say what an engine, or a fleet, would do with a load"),
     "fleet": Command(
-        _runs("app.lab.fleet.command", _tokenizer_of, _plugged_policies),
+        _late("app.lab.fleet.command", TOKENIZER_OF, _policies),
         "start several servers, and show what routing does",
     ),
     "script": Command(_script, "check and try scripted replies, or make a script of a recording"),
     "record": Command(_record, "measure a real server, or keep its exchanges (--proxy)"),
-    "drift": Command(_runs("app.serving.recording.drift"), "compare a recording with a live server"),
+    "drift": Command(_late("app.serving.recording.drift"), "compare a recording with a live server"),
     "calibrate": Command(
-        _runs("app.lab.fidelity.calibrate"), "fit a profile to what was recorded of a real server"
+        _late("app.lab.fidelity.calibrate"), "fit a profile to what was recorded of a real server"
     ),
-    "rehearse": Command(_rehearse, "run a real engine beside its simulation"),
-    "dataset": Command(
-        _runs("app.engine.dataset.command", _tokenizer_of), "make a dataset of recorded conversations"
-    ),
-    "generate": Command(_runs("app.llm.command"), "let a real model write a reply, or chat with it"),
+    "dataset": Command(_late(DATASET, TOKENIZER_OF), "make a dataset of recorded conversations"),
+    "generate": Command(_late("app.llm.command"), "let a real model write a reply, or chat with it"),
     "plugins": Command(_plugins, "tell which plugins there are, their hooks and settings"),
     "completion": Command(_completion, "print what makes bash, zsh or fish complete these words"),
 }

@@ -42,22 +42,23 @@ def run(
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=SHELLS)
     shell = parser.parse_args(argv).shell
-    flags = {}
-    for name, command in commands.items():
-        text = io.StringIO()
-        if name != "completion":
-            with redirect_stdout(text), suppress(SystemExit):
-                command(["--help"])
-        flags[name] = " ".join(sorted(set(_FLAG.findall(text.getvalue()))) or SHELLS)
+    flags = {name: " ".join(sorted(_flags_of(command))) for name, command in commands.items()}
+    flags["completion"] = " ".join(SHELLS)
     first = [*commands, *OWN, *settings]
     if shell == "fish":
-        alone = f"not __fish_seen_subcommand_from {' '.join(flags)}"
-        cases = {alone: " ".join(first)}
-        cases |= {f"__fish_seen_subcommand_from {name}": words for name, words in flags.items()}
-        print("\n".join(f"complete -c understudy -n '{case}' -a '{words}'" for case, words in cases.items()))
+        flags = {f"__fish_seen_subcommand_from {name}": words for name, words in flags.items()}
+        flags[f"not __fish_seen_subcommand_from {' '.join(commands)}"] = " ".join(first)
+        print("\n".join(f"complete -c understudy -n '{case}' -a '{words}'" for case, words in flags.items()))
         return 0
     flags["*"] = " ".join(word for word in first if word.startswith("-"))
     lines = "\n".join(f'    {name}) words="{words}" ;;' for name, words in flags.items())
     zsh = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" if shell == "zsh" else ""
     print(zsh + BASH % (lines, " ".join(first)), end="")
     return 0
+
+
+def _flags_of(command: Callable[[Sequence[str]], int]) -> set[str]:
+    text = io.StringIO()
+    with redirect_stdout(text), suppress(SystemExit):
+        command(["--help"])
+    return {*_FLAG.findall(text.getvalue())}

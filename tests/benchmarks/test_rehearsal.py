@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app import cli
 from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
 from app.lab.load.synthetic import Between, Recipe
 from app.lab.load.trace import LoadTrace
@@ -212,7 +211,7 @@ def test_bad_flags_are_told_in_one_line(
     flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     is_usage = "must" in complaint or "unknown flag" in complaint
-    assert cli.main(["rehearse", *flags]) == (2 if is_usage else 1)
+    assert command.run(flags) == (2 if is_usage else 1)
     out, err = capsys.readouterr()
     assert not out and err.startswith("error: ") and complaint in err and err.count("\n") == 1
 

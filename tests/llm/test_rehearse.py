@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app import cli
 from app.lab.fidelity.benchmark_files import read_recordings
 from app.lab.load.trace import LoadTrace
+from benchmarks.rehearse import command
 from benchmarks.rehearse.command import OUTSIDE
 from benchmarks.rehearse.playing import Clock, play_offline, play_on
 from benchmarks.rehearse.real_engine import RealEngine
@@ -32,7 +32,7 @@ LENGTHS = (100, 9), (3, 30), (17, 1), (48, 5), (60, 12), (1, 40), (16, 16), (31,
 
 
 def test_a_rehearsal_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = cli.main(["rehearse", *SMALL, "--out", str(tmp_path / "new" / "out")])
+    status = command.run([*SMALL, "--out", str(tmp_path / "new" / "out")])
     text = capsys.readouterr().out
     assert status in (0, OUTSIDE)
     assert ("\nwithin the bound: " if status == 0 else "NOT within the bound") in text
@@ -80,7 +80,7 @@ def test_the_engine_makes_the_steps_that_the_simulation_says_it_would(
 
 
 def test_what_cannot_be_loaded_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["rehearse", "--model", "/nowhere"]) == 1
+    assert command.run(["--model", "/nowhere"]) == 1
     err = capsys.readouterr().err
     assert err.endswith("error: model /nowhere: There is nothing at /nowhere.\n")
     assert "Traceback" not in err
