@@ -80,7 +80,7 @@ def _busy(beside: str, client: Background, options: argparse.Namespace, rates: l
         "SIM_ENGINE": "llm",
         "SIM_MODEL": options.model,
         "SIM_SERVED_MODEL_NAME": "m",
-        "SIM_ENGINE_THREADS": threads,
+        "OMP_NUM_THREADS": threads,
     }
     with running(beside, WSGI, port, settings, role_chunks=1) as engine:
         _unpin(engine)

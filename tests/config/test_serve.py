@@ -27,6 +27,8 @@ ISSUE = [
     "--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
     "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--tensor-parallel-size", "4",
 ]  # fmt: skip
+SEVERAL = """{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [
+    {"kv_connector": "NixlConnector"}, {"kv_connector": "OffloadingConnector"}]}}"""
 SHARED = Path(__file__).parents[3] / "shared" / "spec" / "vllm-serve-0.32.jsonl"
 
 
@@ -62,24 +64,6 @@ def test_the_line_of_a_real_deployment_is_taken_as_it_is() -> None:
     assert settings.kvcache.kv_connector == "nixl"
     told = flags(*ISSUE).warnings
     assert told == ["accepted, changes nothing here: --gpu-memory-utilization"]
-
-
-@pytest.mark.parametrize(
-    ("config", "connector"),
-    [
-        ('{"kv_connector": "OffloadingConnector"}', "offloading"),
-        ('{"kv_connector": "ExampleConnector"}', "example"),
-        ('{"kv_connector": "MooncakeConnector"}', ""),
-        (
-            """{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [
-            {"kv_connector": "NixlConnector"}, {"kv_connector": "OffloadingConnector"}]}}""",
-            "nixl",
-        ),
-        ('{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [7]}}', ""),
-    ],
-)
-def test_a_connector_that_fetches_is_known(config: str, connector: str) -> None:
-    assert value(served("m", "--kv-transfer-config", config), "kv-connector") == connector
 
 
 SAMPLES = {"text": "x", "int": "8", "float": "0.5", "JSON": "{}", "size": "4k", "size or auto": "auto"}
@@ -159,6 +143,12 @@ def test_an_option_with_the_name_of_a_setting_sets_it() -> None:
             "kv-events-topic",
             "kv@",
         ),
+        *(
+            (["m", "--kv-transfer-config", f'{{"kv_connector": "{name}Connector"}}'], "kv-connector", played)
+            for name, played in (("Offloading", "offloading"), ("Example", "example"), ("Mooncake", ""))
+        ),
+        (["m", "--kv-transfer-config", SEVERAL], "kv-connector", "nixl"),
+        (["m", "--kv-transfer-config", SEVERAL.replace("[", "[7, [").replace("]", "]]")], "kv-connector", ""),
         (["m", "--language-model-only"], "multimodal", False),
         (["m"], "enable-auto-tool-choice", False),
         (["m", "--runner", "pooling"], "task", "pooling"),

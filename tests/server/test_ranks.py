@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from app.serving.gunicorn import ranks
-from app.serving.gunicorn.ranks import REPLACED, hand_over, handed_over
+from app.serving.gunicorn.ranks import hand_over, handed_over
 from config import Settings
 from config.settings import AccessSettings, ReplySettings, SchedulingSettings, ServerSettings
 
@@ -35,19 +29,6 @@ def test_the_environment_tells_the_rank_unless_the_settings_do() -> None:
     cases = [(FOUR, {}, 0), (FOUR, {ranks.RANK: "2"}, 2), (ALONE, {}, 3)]
     for server, environ, rank in (*cases, (replace(FOUR, data_parallel_rank=-1), {}, 0)):
         assert ranks.rank_of(server, environ) == rank
-
-
-@contextmanager
-def workers(places: list[tuple[int, bool]]) -> Iterator[list[Any]]:
-    """Workers of these places; True: it has been replaced."""
-    with ExitStack() as files:
-        made = []
-        for place, replaced in places:
-            worker = SimpleNamespace(place=place, tmp=files.enter_context(tempfile.TemporaryFile()))
-            if replaced:
-                ranks.note(worker, REPLACED)
-            made.append(worker)
-        yield made
 
 
 def passed_on(settings: Settings) -> Settings | None:

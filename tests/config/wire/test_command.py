@@ -22,15 +22,6 @@ def run(*argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_a_wrong_variable_ends_with_status_1_and_one_line() -> None:
-    done = run(SIM_MAX_NUM_SEQS="none")
-    assert done.returncode == 1
-    assert done.stderr == (
-        "error: setting max-num-seqs: 'none' (environment variable SIM_MAX_NUM_SEQS) "
-        "must be a whole number (of at most 64 bits)\n"
-    )
-
-
 @pytest.mark.parametrize(("name", "absent"), [("plugins", "pluggy"), ("generate", "torch, numpy")])
 def test_help_needs_no_library_of_its_command(name: str, absent: str) -> None:
     line = f"import sys; sys.modules |= dict.fromkeys('{absent}'.split(', ')); from app.cli import main; "

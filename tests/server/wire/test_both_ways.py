@@ -180,15 +180,3 @@ def access_lines(server: RunningServer) -> list[tuple[str, str]]:
     """Request id and line of all but the tests' own questions, without the duration."""
     found = re.findall(r"\[([^\]]*)\] gunicorn\.access: (.*) \d+\.\d+ s$", server.log(), re.M)
     return [line for line in found if "/metrics" not in line[1] and "/health" not in line[1]]
-
-
-def logged(server: RunningServer) -> dict[str, dict[str, int]]:
-    """Of each id of a completion: the status that each log tells."""
-    found: dict[str, dict[str, int]] = {}
-    whole_lines = server.log().rpartition("\n")[0].splitlines()
-    for line in map(json.loads, whole_lines):
-        log = line["logger"].rpartition(".")[2]
-        told = json.loads(line["message"]) if log == "http_log" else line
-        if told.get("path") == COMPLETIONS:
-            found.setdefault(line["request_id"], {})[log] = told["status"]
-    return found

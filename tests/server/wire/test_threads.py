@@ -35,7 +35,7 @@ LONG = 4000
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One place for all, and little time for a body."""
-    settings = {**LATENCIES, "SIM_MAX_NUM_SEQS": "1", "SIM_READ_TIMEOUT": "1s"}
+    settings = {**LATENCIES, "SIM_MAX_NUM_SEQS": "1", "SIM_CLIENT_TIMEOUT": "1s"}
     with served_by("gthread", tmp_path_factory.mktemp("gthread"), **settings) as running_server:
         yield running_server
         assert "Traceback" not in running_server.log()

@@ -169,8 +169,6 @@ def test_what_is_missing_ends_the_start_with_one_line(installed: Path, elsewhere
         "--grpc": extra.format("grpc"),
         "generate --model tiny hello": extra.format("engine"),
         "fleet --png fleet.png": extra.format("fleet"),
-        "rehearse --model tiny": "error: rehearse is a benchmark, which a clone of the repository has"
-        " (docs/fidelity.md)\n",
     }.items():
         done = run(installed / "understudy", *words.split(), cwd=elsewhere)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
