@@ -55,7 +55,7 @@ FIELDS = [
         b"|"
     ),
     *b"X: y\nHost: b|Transfer-Encoding: chunked|TE: a|Upgrade: h2c|Expect: 100-continue".split(b"|"),
-    *(b"x_y: z", b"X: " + b"a" * 9000, b"X: " + b"a" * 8100),
+    *(b"x_y: z", b"X: " + b"a" * 9000, b"X: " + b"a" * 8100, b"X: \x85Y: b"),
 ]
 JUNK = [b"\r", b"\n", b"\r\n", b" ", b"\t", b"\x00", b":", b"\x0b", b"\xff", b","]
 PLAIN = [b"Host: a", b"Content-Type: application/json", b"Content-Length: 2"]

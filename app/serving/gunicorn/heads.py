@@ -1,15 +1,13 @@
-"""Request heads of the fast path, parsed once and cached by their bytes, and response heads."""
+"""Request heads of the fast path, parsed once, and response heads."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from email.utils import formatdate
 from functools import lru_cache
-from types import SimpleNamespace
 
-import httptools
 from gunicorn import SERVER
 from msgspec import Struct
 
@@ -19,9 +17,9 @@ from app.serving.http.route import Route
 MOST_HEAD_BYTES = 8192
 MOST_FIELDS = 64
 MOST_DIGITS = 9
-HEAD_OVERHEAD_BYTES = 2048
-"""Estimated memory of a cached head besides its bytes: the dictionary and its strings."""
-LIMIT_BYTES = 1 << 20
+KEPT_HEADS = 512
+FIELDS = re.compile(rb"([!#$%&'*+.^`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)*\r\n")
+"""Headers (RFC 9112 section 5) and the empty line; a name with an underscore may be mistaken for another."""
 GENERAL = {"transfer-encoding", "expect", "upgrade", "connection", "content-encoding", "te", "trailer"}
 """Headers for the general path. Exceptions: `Connection: keep-alive`, and `close` of a GET request."""
 CONNECTION = {"keep-alive": False, "close": True}
@@ -43,60 +41,35 @@ class RequestHead(Struct, frozen=True):
 
 
 class RequestHeads:
-    """Parses heads of requests for the plain `routes`, and caches them.
+    """Parses heads of requests for the plain `routes`. The last heads are kept parsed."""
 
-    The cache holds up to `limit_bytes` in all; the oldest head is dropped first.
-    """
-
-    def __init__(self, routes: Iterable[Route], limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, routes: Iterable[Route]) -> None:
         plain = [route for route in routes if route.plain is not None]
-        self._routes = {(route.methods[0].encode(), route.path.encode()): route for route in plain}
-        self._known: dict[bytes, RequestHead] = {}
-        self.size_bytes = 0
-        self.limit_bytes = limit_bytes
+        self._routes = {f"{route.methods[0]} {route.path} HTTP/1.1".encode(): route for route in plain}
         self._most_bytes, self._most_fields = MOST_HEAD_BYTES, MOST_FIELDS
+        self.read: Callable[[bytes], RequestHead | None] = lru_cache(maxsize=KEPT_HEADS)(self._parse)
+        """Returns the head in the given bytes, which include the empty line; None: for the general path."""
 
     def keep_to(self, field_bytes: int, fields: int) -> None:
         """Leaves heads that exceed gunicorn's limits to the general path; 0: no limit."""
         self._most_bytes = min(MOST_HEAD_BYTES, field_bytes or MOST_HEAD_BYTES)
         self._most_fields = min(MOST_FIELDS, fields or MOST_FIELDS)
 
-    def read(self, data: bytes) -> RequestHead | None:
-        """Returns the head in `data`, which includes the empty line; None: for the general path."""
-        head = self._known.get(data)
-        if head is None and (head := self._parse(data)) is not None:
-            self._known[data] = head
-            self.size_bytes += len(data) + HEAD_OVERHEAD_BYTES
-            while self.size_bytes > self.limit_bytes:
-                oldest = next(iter(self._known))
-                del self._known[oldest]
-                self.size_bytes -= len(oldest) + HEAD_OVERHEAD_BYTES
-        return head
-
     def _parse(self, data: bytes) -> RequestHead | None:
-        method, _, rest = data[: data.find(b"\r\n")].partition(b" ")
-        route = self._routes.get((method, rest.removesuffix(b" HTTP/1.1")))
-        if route is None or route.plain is None or len(data) > self._most_bytes or has_bare_line_feed(data):
-            return None
-        fields: list[tuple[bytes, bytes]] = []
-        listener = SimpleNamespace(on_header=lambda name, value: fields.append((name, value)))
-        parser = httptools.HttpRequestParser(listener)
-        try:
-            parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            return None
-        if parser.get_http_version() != "1.1" or len(fields) > self._most_fields:
+        line, _, lines = data.partition(b"\r\n")
+        route = self._routes.get(line)
+        if route is None or len(data) > self._most_bytes or FIELDS.fullmatch(lines) is None:
             return None
         headers: dict[str, str] = {}
-        for raw_name, raw_value in fields:
-            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
-            if name in headers or "_" in name:
+        for field in lines.decode("latin-1").split("\r\n")[:-2]:
+            name, _, value = field.partition(":")
+            name, value = name.lower(), value.strip(" \t")
+            is_general = name in GENERAL and not (name == "connection" and value.lower() in CONNECTION)
+            if name in headers or is_general:
                 return None
-            if name in GENERAL and not (name == "connection" and value.lower() in CONNECTION):
-                return None
-            headers[name] = value.strip(" \t")
-        is_special = not route.plain.special_headers.isdisjoint(headers)
-        if is_special or not HOST.fullmatch(headers.get("host", "")):
+            headers[name] = value
+        is_special = route.plain is None or not route.plain.special_headers.isdisjoint(headers)
+        if is_special or len(headers) > self._most_fields or not HOST.fullmatch(headers.get("host", "")):
             return None
         closes = CONNECTION[headers.get("connection", "keep-alive").lower()]
         if route.methods[0] == "GET":

@@ -166,8 +166,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
 
             path.upgrade = Http2Connection
         path.heads.keep_to(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
-        if is_fast:
-            self.wsgi.caches.append(lambda: {"request heads": path.heads})
         return path
 
     def _listen(self, listener: GeventSocket) -> ClientServer:
