@@ -41,7 +41,7 @@ except ConfigError as error:
 
 bind = ranks.addresses(settings.server)
 if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `take_charge` says what becomes of it
-    workers = ranks.count(settings.server)
+    workers = len(settings.server.ranks)
 worker_class = "app.serving.gunicorn.worker.Worker"
 worker_connections = 16_384  # or as many as open files allow
 backlog = 4096
@@ -83,17 +83,16 @@ def on_reload(server):
 
 def pre_fork(server, worker):
     """The place of a rank that has no worker, or whose worker gets a successor."""
-    server.log.is_start = worker.age <= ranks.count(settings.server)
-    worker.place = ranks.vacant(server.WORKERS.values(), ranks.count(settings.server))
+    server.log.is_start = worker.age <= len(settings.server.ranks)
+    worker.place = ranks.vacant(server.WORKERS.values(), len(settings.server.ranks))
 
 
 def post_fork(server, worker):
     """The worker becomes the rank of its place."""
     gc.disable()
     worker.certificate = getattr(server, "certificate", None)  # a configuration around ours may replace hooks
-    worker.write_timeout_s = settings.server.client_timeout
+    worker.client_timeout_s = settings.server.client_timeout
     worker.fast_path = settings.server.fast_path
-    worker.head_timeout_s = settings.server.client_timeout
     ranks.settle(worker, settings.server, os.environ)
 
 

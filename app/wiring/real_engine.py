@@ -21,7 +21,6 @@ from app.engine.parsing import THINK_BEGIN, THINK_END, readers
 from app.llm.errors import LLMError
 from app.llm.model_files import find_model, load_tokenizer
 from app.serving.api.sampling import RealModel, SamplingDefaults, ThoughtTokens
-from app.serving.gunicorn import ranks
 from app.serving.gunicorn.ranks import ENDPOINT
 from app.text.base import Tokenizer
 from app.text.huggingface import template_source
@@ -57,7 +56,7 @@ def engine_options(settings: Settings, kv_events: PublisherSettings) -> EnginePr
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=settings.steps.max_num_batched_tokens,
         # Each rank applies the limit to its latest count; the engine must accept what all ranks send at once.
-        max_queue_size=(limits.max_num_seqs + limits.max_waiting_queue_length) * ranks.count(settings.server),
+        max_queue_size=(limits.max_num_seqs + limits.max_waiting_queue_length) * len(settings.server.ranks),
         enable_prefix_caching=cache.enable_kvcache,
         prefix_caching_hash_algo=cache.prefix_caching_hash_algo,
         hash_seed=cache.hash_seed,

@@ -106,7 +106,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 
     def setup(self, app: BaseApplication) -> None:
         super().setup(app)
-        self.num_workers = ranks.count(self.settings.server)
+        self.num_workers = len(self.settings.server.ranks)
         self.cfg.set("workers", self.num_workers)
         # `_asked` has just checked the certificate. If it is broken now, the old one stays in use.
         with suppress(CertificateError, OSError):
@@ -194,7 +194,7 @@ def take_charge(
     settings = ranks.bound(settings, server.cfg.address)
     hand_over(settings, os.environ)
     check_free(server)
-    size, addresses = ranks.count(settings.server), ranks.addresses(settings.server)
+    size, addresses = len(settings.server.ranks), ranks.addresses(settings.server)
     if size > 1 and server.cfg.preload_app:
         raise ConfigError("preload_app: must be off with several ranks: each has an application of its own")
     if len(addresses) > 1 and server.cfg.address != [parse_address(one) for one in addresses]:

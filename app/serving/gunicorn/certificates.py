@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gevent.socket import socket as GeventSocket
     from gunicorn.config import Config
 
-COMMON_NAME = "Understudy"
 EARLIER = timedelta(hours=1)
 """Validity before the current time, for clients with slow clocks."""
 VALID = timedelta(days=3650)
@@ -83,17 +82,13 @@ class ServerCertificate:
         context.sslsocket_class = ClosingSocket
         self._context = context
 
-    def _stamp(self) -> list[tuple[int, ...] | None]:
-        """Version of each file; None for a missing one. Follows links: Kubernetes renews a mounted secret by
-        replacing a link.
-        """
-        stamp: list[tuple[int, ...] | None] = []
+    def _stamp(self) -> list[tuple[object, ...]]:
+        """Versions of the files. Follows links: Kubernetes renews a mounted secret by replacing a link."""
+        stamp: list[tuple[object, ...]] = []
         for path in filter(None, (self._cfg.certfile, self._cfg.keyfile)):
-            try:
+            with suppress(OSError):  # a missing file
                 at = os.stat(path)
-                stamp.append((at.st_dev, at.st_ino, at.st_mtime_ns, at.st_size))
-            except OSError:
-                stamp.append(None)
+                stamp.append((path, at.st_dev, at.st_ino, at.st_mtime_ns, at.st_size))
         return stamp
 
 
@@ -124,30 +119,28 @@ class SelfSigned:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="understudy-"))
         self._names: list[str] = []
-        atexit.register(self._remove, os.getpid())
+        owner = os.getpid()
 
-    def _remove(self, owner: int) -> None:
-        if os.getpid() == owner:  # forked workers inherit exit hooks
-            shutil.rmtree(self._folder, ignore_errors=True)
+        def remove() -> None:
+            if os.getpid() == owner:  # forked workers inherit exit hooks
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+        atexit.register(remove)
 
     def pair(self, settings: Settings) -> tuple[str, str]:
         """Returns the paths of certificate and key; makes new ones when the server's names have changed."""
         certificate, key = self._folder / "cert.pem", self._folder / "key.pem"
-        if (names := names_of(settings)) != self._names:
-            made, secret = make_pair(names)
+        server = settings.server
+        host = "" if server.host in ("0.0.0.0", "::") else server.host
+        names = ["localhost", "127.0.0.1", "::1", socket.gethostname(), server.pod_name, server.pod_ip, host]
+        names = list(dict.fromkeys([*names, *settings.access.allowed_hosts]))
+        if names != self._names:
+            made, secret = make_pair([name for name in names if name and name.isascii()])
             key.touch(mode=0o600)
             key.write_bytes(secret)
             certificate.write_bytes(made)
             self._names = names
         return str(certificate), str(key)
-
-
-def names_of(settings: Settings) -> list[str]:
-    """Returns the names and addresses that clients may use for this server, each once."""
-    server = settings.server
-    host = "" if server.host in ("0.0.0.0", "::") else server.host
-    own = ["localhost", "127.0.0.1", "::1", socket.gethostname(), server.pod_name, server.pod_ip, host]
-    return [name for name in dict.fromkeys([*own, *settings.access.allowed_hosts]) if name and name.isascii()]
 
 
 def make_pair(names: list[str], now: datetime | None = None) -> tuple[bytes, bytes]:
@@ -160,7 +153,7 @@ def make_pair(names: list[str], now: datetime | None = None) -> tuple[bytes, byt
     now = now or datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key()
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, COMMON_NAME)])
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Understudy")])
     called: list[x509.GeneralName] = []
     for name in names:
         try:

@@ -14,7 +14,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from math import inf
+from dataclasses import dataclass
 from ssl import SSLWantReadError
 
 import gevent.socket
@@ -44,6 +44,8 @@ HTTP2 = b"PRI "
 BODY_PATIENCE_S = 0.25
 """Seconds until an incomplete body is left to the general path."""
 RECEIVE = 1 << 16
+LONGEST_S = 1e9
+"""Stands for no limit, in seconds."""
 MOST_ANSWERS = 8
 """Most complete answers per batch: the first has then waited half a millisecond."""
 Address = tuple[str, int]
@@ -61,7 +63,7 @@ class HubConnection(StreamTransport):
     __slots__ = ("_read_into", "_reader", "address", "busy", "client", "is_new", "path", "share", "since_s")
 
     def __init__(self, path: FastPath, client: gevent.socket.socket, address: Address, share: Share) -> None:
-        super().__init__(client, path.batcher, path.write_timeout_s)
+        super().__init__(client, path.batcher, path.client_timeout_s)
         self.path, self.client, self.address, self.share = path, client, address, share
         path.open[self] = None
         self.busy, self.is_new, self.since_s = False, True, time.monotonic()
@@ -112,40 +114,36 @@ class HubConnection(StreamTransport):
 OpenConnections = dict[HubConnection, None]
 
 
+@dataclass(eq=False)
 class FastPath:
     """State that the connections of one worker share. Without `app`, no request takes the fast path.
 
     An idle connection is closed after `idle_s`. A client that takes no bytes is cut off after
-    `write_timeout_s`. `serve_general` starts a greenlet for the next request of a connection; the request
+    `client_timeout_s`. `serve_general` starts a greenlet for the next request of a connection; the request
     starts with the given bytes.
     """
 
-    def __init__(
-        self,
-        app: Understudy | None,
-        log: ServerLogger,
-        turns: FairTurns,
-        open: OpenConnections,
-        idle_s: float,
-        serve_general: ServeGeneral,
-        write_timeout_s: float = inf,
-        read_timeout_s: float = inf,
-    ) -> None:
-        self.open, self.turns, self.log, self.serve_general = open, turns, log, serve_general
-        self.idle_s, self.write_timeout_s, self.read_timeout_s = idle_s, write_timeout_s, read_timeout_s
+    app: Understudy | None
+    log: ServerLogger
+    turns: FairTurns
+    open: OpenConnections
+    idle_s: float
+    serve_general: ServeGeneral
+    client_timeout_s: float = LONGEST_S
+    is_open: bool = True
+    """False when every answer has to close its connection."""
+    upgrade: Upgrade | None = None
+    """Continues a connection as HTTP/2, with the bytes read so far; None if the server has no gRPC."""
+
+    def __post_init__(self) -> None:
+        app = self.app
         self.heads = RequestHeads(() if app is None else app.routes)
-        self.rpc = None if app is None else app.rpc
-        """gRPC methods; None if the server has none."""
         if app is not None:
             self.middleware, self.new_id = app.middleware, app.new_request_id
         self.batcher, self.answers = WriteBatcher(), WriteBatcher(MOST_ANSWERS)
-        self.upgrade: Upgrade | None = None
-        """Continues a connection as HTTP/2, with the bytes read so far; None if the server has no gRPC."""
         self.received = memoryview(bytearray(RECEIVE))
         """Receive buffer of all connections. A new buffer per `recv` would fragment the C library's heap."""
-        self.is_open = True
-        """False when every answer has to close its connection."""
-        self.logs_access = log.access_log_enabled
+        self.logs_access = self.log.access_log_enabled
 
 
 class FastConnection(HubConnection):

@@ -29,10 +29,8 @@ from config import ConfigError, Settings
 MODULE = "app.llm.service"
 ROOT = Path(__file__).parents[3]
 PREFIX = "understudy-engine-"
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
-"""First and longest delay before a restart, in seconds; each crash doubles the delay."""
-STABLE_S = 60.0
-"""Running time after which the delay is reset, in seconds."""
+DELAY_S = 1.0
+"""Delay before a restart, in seconds; the start itself takes longer."""
 PATIENCE_S = 10.0
 """Seconds for an orderly end."""
 POLL_MS = 100
@@ -54,9 +52,7 @@ class EngineProcess:
         self._is_asked_where = False
         self._pid: int | None = None
         self._ready: Ready | None = None
-        self._started_s = 0.0
         self._again_s: float | None = None
-        self._delay_s = FIRST_DELAY_S
 
     def begin(self, environ: MutableMapping[str, str]) -> None:
         """Starts the engine, waits until its model is loaded, and sets ENDPOINT for workers. ConfigError."""
@@ -85,11 +81,8 @@ class EngineProcess:
         elif self._runs():
             self._end_silence(now_s)
         else:
-            self._log.error("The engine has ended. It is started again in %.1f s.", self._delay_s)
-            if now_s - self._started_s > STABLE_S:
-                self._delay_s = FIRST_DELAY_S
-            self._again_s = now_s + self._delay_s
-            self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
+            self._log.error("The engine has ended. It is started again in %.1f s.", DELAY_S)
+            self._again_s = now_s + DELAY_S
 
     def end(self) -> None:
         """Ends the engine: by SIGTERM, then by SIGKILL after PATIENCE_S. Removes its folder."""
@@ -128,7 +121,7 @@ class EngineProcess:
         environ = {name: text for name, text in os.environ.items() if name != SETTINGS}
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))
         self._pid = os.posix_spawn(sys.executable, command, environ)
-        self._started_s, self._again_s = time.monotonic(), None
+        self._again_s = None
         self._log.info("The engine loads %s (pid %d)", options.model, self._pid)
 
     def _runs(self) -> bool:

@@ -11,6 +11,7 @@ import os
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -27,27 +28,22 @@ APPLICATION = b"wsgi:app"
 
 def is_healthy(url: str) -> bool:
     """True if GET /health answers 200. The certificate is not verified: the server is local."""
-    unverified = ssl._create_unverified_context() if url.startswith("https:") else None
     try:
-        urlopen(f"{url}/health", timeout=PATIENCE_S, context=unverified).close()
+        urlopen(f"{url}/health", timeout=PATIENCE_S, context=ssl._create_unverified_context()).close()
     except OSError:  # another status, too
         return False
     return True
 
 
-def environment_of_server(processes: Path = Path("/proc")) -> dict[str, str] | None:
-    """Returns the environment of the oldest server from this folder; None without one."""
-    for number in sorted(int(entry.name) for entry in processes.iterdir() if entry.name.isdigit()):
-        process = processes / str(number)
-        try:
+def environment_of_server(processes: Path = Path("/proc")) -> dict[str, str]:
+    """Returns the environment of the oldest server from this folder; empty without one."""
+    for process in sorted(processes.glob("[0-9]*"), key=lambda process: int(process.name)):
+        with suppress(OSError):  # the process has ended, or belongs to another user
             words = (process / "cmdline").read_bytes().split(b"\0")
             if APPLICATION in words and (process / "cwd").resolve() == ROOT:
-                parts = (process / "environ").read_bytes().split(b"\0")
-                pairs = (os.fsdecode(part).partition("=") for part in parts if part)
-                return {name: text for name, _, text in pairs}
-        except OSError:  # the process has ended, or belongs to another user
-            continue
-    return None
+                parts = os.fsdecode((process / "environ").read_bytes()).split("\0")
+                return dict(part.split("=", 1) for part in parts if "=" in part)
+    return {}
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:

@@ -62,14 +62,10 @@ def is_noted(worker: Worker, stage: int) -> bool:
     return os.pread(worker.tmp.fileno(), 1, stage) == b"x"
 
 
-def count(server: ServerSettings) -> int:
-    return len(server.ranks)
-
-
 def addresses(server: ServerSettings) -> list[str]:
     """Returns host:port of every rank in order, then those of separate gRPC ports."""
     first = [server.port] if server.grpc_port is None else [server.port, server.grpc_port]
-    return [_netloc(server.host, port + k) for port in first for k in range(count(server))]
+    return [_netloc(server.host, port + k) for port in first for k in range(len(server.ranks))]
 
 
 def bound(settings: Settings, address: Sequence[object]) -> Settings:
@@ -110,8 +106,8 @@ def settle(worker: Worker, server: ServerSettings, environ: MutableMapping[str, 
     """Forked worker: keeps the listeners of its place, closes all others, and sets RANK."""
     if server.rank is None:
         environ[RANK] = str(worker.place)
-    if count(server) > 1:
-        own = worker.sockets[worker.place :: count(server)]
+    if len(server.ranks) > 1:
+        own = worker.sockets[worker.place :: len(server.ranks)]
         for listener in worker.sockets:
             if listener not in own:
                 listener.close()

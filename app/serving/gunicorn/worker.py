@@ -45,7 +45,7 @@ from app.serving.gunicorn.client_socket import (
     has_much_unread,
     linger,
 )
-from app.serving.gunicorn.connections import FastConnection, FastPath, OpenConnections
+from app.serving.gunicorn.connections import LONGEST_S, FastConnection, FastPath, OpenConnections
 from app.serving.gunicorn.fair_turns import FairTurns
 from app.serving.http.context import CONTEXT, context_of
 
@@ -76,8 +76,6 @@ FIRST_REQUEST_S = 0.3
 """Seconds that a draining worker waits for the first request of a connection."""
 GENERAL_S = 0.001
 """Estimated processor time of a request through Flask, in seconds."""
-LONGEST_S = 1e9
-"""Stands for no limit, in seconds."""
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 
 
@@ -92,10 +90,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self.certificate: ServerCertificate | None = None
         self.fast_path = True
         """Enables answers to plain requests without Flask."""
-        self.write_timeout_s = LONGEST_S
+        self.client_timeout_s = LONGEST_S
         """Longest time for which a client may take no bytes of an answer, in seconds."""
-        self.head_timeout_s = inf
-        """Longest time for a request's head where connections are not kept alive, in seconds."""
         self._path: FastPath
         self._turns: FairTurns
         self._greenlets = Pool(self.worker_connections)
@@ -132,6 +128,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self.certificate = ServerCertificate(self.cfg)
         self._turns = FairTurns()
         pause_with(self._turns.pause)
+        self._idle_s = self.cfg.keepalive or self.client_timeout_s
         self._path = self._make_path()
         servers = [self._listen(listener) for listener in self.sockets]
         # The note is checked, too: a signal is lost before a new worker has installed its handlers.
@@ -153,14 +150,13 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._drain(servers)
 
     def _make_path(self) -> FastPath:
-        is_fast = self.fast_path and self.cfg.keepalive and hasattr(self.wsgi, "middleware")
+        app = self.wsgi if self.fast_path and self.cfg.keepalive and hasattr(self.wsgi, "rpc") else None
         path = FastPath(
-            self.wsgi if is_fast else None,
-            *(self.log, self._turns, self._open, self.cfg.keepalive or self.head_timeout_s),
+            *(app, self.log, self._turns, self._open, self._idle_s),
             lambda *request: self._greenlets.spawn(self._answer, *request, time.monotonic()),
-            *(self.write_timeout_s, self.head_timeout_s),
+            self.client_timeout_s,
         )
-        if path.rpc is not None and self.certificate is None:
+        if app is not None and app.rpc is not None and self.certificate is None:
             # Imported now, because a later import would delay all clients.
             from app.serving.gunicorn.http2.connection import Http2Connection
 
@@ -258,7 +254,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         try:
             source = FairSocket(client, data, self._turns, share)
             parser = http.get_parser(self.cfg, source, addr)
-            with gevent.Timeout(self.cfg.keepalive or self.head_timeout_s, False):
+            with gevent.Timeout(self._idle_s, False):
                 req = next(parser)
             if not req:
                 return None

@@ -81,7 +81,7 @@ class Http2Connection(CallTransport):
 
     def __init__(self, path: FastPath, client: gevent.socket.socket, address: Address, data: bytes) -> None:
         """`data`, all bytes so far, is read in this connection's turn."""
-        rpc = path.rpc
+        rpc = None if path.app is None else path.app.rpc
         assert rpc is not None  # only a server with gRPC upgrades
         super().__init__(path, client, address, rpc)
         self._methods = rpc.methods
@@ -225,10 +225,10 @@ class Http2Connection(CallTransport):
             return
         self._resets = max(0, self._resets - RESETS_FORGIVEN)
         for call in list(self.stalled):
-            if now_s - call.since_s < self.path.write_timeout_s:
+            if now_s - call.since_s < self.path.client_timeout_s:
                 break
             self.soon(call.cut_off)
-        late_s = now_s - self.path.read_timeout_s
+        late_s = now_s - self.path.client_timeout_s
         for late in self.calls.values():
             if not late.has_request and late.since_s < late_s:
                 self.soon(late.expire)
