@@ -65,8 +65,6 @@ class MessageResponseOptions(Struct, frozen=True, kw_only=True):
 
 
 class MessageWriter(BlockWriter):
-    """Writes a message; `new_id` draws ids of tool uses and signatures of thoughts."""
-
     keep: Callable[[list[JsonObject]], None] | None = None
     """Receives the blocks of a complete message, if given."""
 
@@ -202,8 +200,6 @@ class ThreadNotFound(ApiError):
 
 
 class Thread(Struct):
-    """A conversation with its last reply, its system prompt and its tools."""
-
     messages: list[MessageParam]
     system: str | list[AnthropicBlock] | None
     tools: list[ToolParam] | None
@@ -221,7 +217,6 @@ class ThreadStore:
         return int(self._kept.currsize)
 
     def resume(self, asked: MessagesRequest) -> None:
-        """Puts the conversation so far, its system prompt and its tools into `asked`."""
         if not isinstance(asked.thread, ThreadContinue):
             return
         if (kept := self._kept.get(asked.thread.previous_message_id)) is None:
@@ -238,7 +233,6 @@ class ThreadStore:
 
 
 def error_body(error: ApiError) -> bytes:
-    """The compact JSON body: ``{"type":"error","error":{"type","message"}}``, with vLLM's own type words."""
     # A message may quote a lone surrogate of the client.
     message = error.message.encode("utf-8", "replace").decode()
     details = error.details if isinstance(error, ThreadNotFound) else UNSET
@@ -264,7 +258,6 @@ def _known(error: Exception) -> ApiError:
 
 
 def routes(pipeline: RequestPipeline, threads: ThreadStore) -> list[Route]:
-    """Returns the routes; `threads` keeps conversations for clients that ask for it."""
     chat_of = message_chats(pipeline)
 
     def create_message(context: RequestContext) -> Response:

@@ -28,8 +28,6 @@ from app.serving.protocol.completions import (
 
 
 class EchoedPrompt(Struct, frozen=True):
-    """A prompt as an answer may repeat it; names of its tokens only for log probabilities."""
-
     ids: Sequence[int]
     text: str = ""
     token_names: Sequence[str] = ()

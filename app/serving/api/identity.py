@@ -28,7 +28,6 @@ class ResponseMeta(Struct, frozen=True):
 
     @property
     def signature(self) -> str | UnsetType:
-        """`system_fingerprint` of a chunk, unset without one."""
         return UNSET if self.fingerprint is None else self.fingerprint
 
     def engine_id(self, prompt: int) -> str:

@@ -32,7 +32,6 @@ def token_bytes(text: str) -> Raw:
 
 
 def token_name(token_id: int, text: str, as_id: bool) -> str:
-    """Returns the name of a token: its text, or `token_id:N`."""
     return f"token_id:{token_id}" if as_id else text
 
 

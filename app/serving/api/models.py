@@ -87,8 +87,6 @@ def _anthropic_list(now_s: int, models: ServedModels) -> dict[str, object]:
 
 
 class LoadAdapterRequest(Request, kw_only=True):
-    """An adapter's name and path."""
-
     lora_name: str
     lora_path: str
     load_inplace: bool = False
@@ -104,8 +102,6 @@ class RegisterAdapterRequest(Request, kw_only=True):
 
 
 class UnloadAdapterRequest(Request, kw_only=True):
-    """The adapter to unload."""
-
     lora_name: str
     lora_int_id: int | None = None
 

@@ -86,8 +86,6 @@ class ChatRules(Struct, frozen=True):
 
 @dataclass(slots=True)
 class RequestPipeline:
-    """Admits requests, submits them to the engine, and has answers written."""
-
     settings: Settings
     body: BodyLimits
     models: ServedModels
@@ -133,7 +131,6 @@ class RequestPipeline:
         return fit_prompt(request, ids, self.limits.max_model_len)
 
     def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
-        """Returns `ec_transfer_params` of an encoder's answer; None for other models."""
         return encoded(hashes) if self.settings.model.mm_encoder_only else None
 
     def options(self, asked: Asked, may_force_usage: bool = True) -> dict[str, Any]:

@@ -166,7 +166,6 @@ class ResponseWriter(ABC):
         self.choices = [ChoiceState()] if choices == 1 else [ChoiceState() for _ in range(choices)]
 
     def chunk(self, output: EngineOutput) -> bytes:
-        """Returns the server-sent events of `output`; empty when it shows nothing."""
         if type(output) is Tokens:
             return self._tokens(output)
         if type(output) is Started:
@@ -260,8 +259,6 @@ class ResponseWriter(ABC):
 
 
 class WholeWriter(ResponseWriter):
-    """Writes a whole answer, the result of `answer` once all choices are over, and never streams."""
-
     def __init__(self, choices: int, answer: Callable[[Sequence[ChoiceState]], Struct]) -> None:
         super().__init__(choices)
         self._answer = answer
@@ -386,7 +383,6 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         return b"".join(chunks)
 
     def _plain_thoughts(self, output: Tokens, number: int) -> bytes:
-        """Returns the chunks of the first `number` tokens, which are plain thoughts of a chat."""
         raise NotImplementedError
 
     def _special(self, output: Tokens, i: int) -> bytes:
@@ -437,7 +433,6 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         """Returns the usage of an answer, with `missing` for unknown fields."""
 
     def _answer(self, kind: Callable[..., A], make: Callable[[int, ChoiceState], Struct]) -> A:
-        """Returns a whole answer with the fields that chats and completions share."""
         meta, options = self._meta, self._options
         return kind(
             id=meta.id,
@@ -452,8 +447,6 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
 
 
 class PlainChoice:
-    """The choice of a plain chunk: constant but for its number and its text."""
-
     def __init__(self, choice: Struct) -> None:
         """`choice` has holes for number and text."""
         self._before_index, self._before_text, end = template(choice)

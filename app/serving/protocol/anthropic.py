@@ -58,8 +58,6 @@ class AnthropicBlock(Struct, kw_only=True):
 
 
 class MessageParam(Struct, kw_only=True):
-    """One turn of the conversation."""
-
     role: Literal["user", "assistant", "system"]
     content: str | list[AnthropicBlock]
 
@@ -84,8 +82,6 @@ class OutputFormat(Struct, kw_only=True):
 
 
 class OutputConfig(Struct, kw_only=True):
-    """Effort and output format of the reply."""
-
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
@@ -155,8 +151,6 @@ class MessagesRequest(options.SharedFields, kw_only=True):
 
 
 class CountTokensRequest(Request, kw_only=True):
-    """The body of ``POST /v1/messages/count_tokens``: a conversation whose tokens are counted."""
-
     model: Name
     messages: list[MessageParam]
     output_config: OutputConfig | None = None
@@ -331,14 +325,10 @@ def _tool_results(block: AnthropicBlock) -> Iterator[Message]:
 
 
 class ErrorDetail(Struct):
-    """Type and message of an error."""
-
     type: str
     message: str
     details: Mapping[str, str] | UnsetType = UNSET
 
 
 class ErrorResponse(Struct, tag_field="type", tag="error"):
-    """An error, as a body or an event."""
-
     error: ErrorDetail

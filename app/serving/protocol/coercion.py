@@ -52,7 +52,6 @@ class Misfit(Exception):
         self.path = path
 
     def under(self, step: str | int) -> Misfit:
-        """Returns the misfit with `step` before its path."""
         return Misfit(self.expected, step, *self.path)
 
 

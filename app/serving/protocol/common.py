@@ -32,8 +32,6 @@ class CompletionTokensDetails(Struct):
 
 
 class Usage(Struct):
-    """`usage` of chat, completions, generate and pooling."""
-
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int

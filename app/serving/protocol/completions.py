@@ -28,8 +28,6 @@ def convert_prompt(value: object) -> object:
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
-    """The body of ``POST /v1/completions``, with every field of vLLM."""
-
     prompt: str | list[str | Natural | list[Natural]] | None = None
     echo: bool | None = False
     logprobs: int | None = None

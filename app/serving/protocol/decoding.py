@@ -46,7 +46,6 @@ class Request(Struct, kw_only=True):
 
     @classmethod
     def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
-        """Returns the path that vLLM reports for a misfit of `values` at `path`."""
         return path
 
     def check_rules(self: Request | RawRequest) -> None:

@@ -42,8 +42,6 @@ Offsets = Annotated[list[int], Meta(min_length=2, max_length=2)]
 
 
 class SamplingParams(Struct, kw_only=True):
-    """Every sampling parameter of vLLM, in vLLM's order."""
-
     n: int = 1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -111,8 +109,6 @@ class PlaceholderRange(Struct):
 
 
 class MediaFeatures(Struct, kw_only=True):
-    """Media in the answer of a render route, by modality."""
-
     mm_hashes: dict[str, list[str]]
     mm_placeholders: dict[str, list[PlaceholderRange]]
     kwargs_data: dict[str, list[str | None]] | None = None
@@ -138,8 +134,6 @@ class MediaFeatures(Struct, kw_only=True):
 
 
 class GenerateRequest(Request, kw_only=True):
-    """The body of ``POST /inference/v1/generate``."""
-
     request_id: str = ""
     token_ids: Ids
     token_offsets: list[Offsets] | None = None
@@ -240,8 +234,6 @@ class WeightVersion(Struct):
 
 
 class GenerateChoice(Struct):
-    """One choice of a whole answer, or its part in one chunk."""
-
     index: int
     finish_reason: str | None
     stop_reason: str | int | None
@@ -254,8 +246,6 @@ class GenerateChoice(Struct):
 
 
 class GenerateResponse(Struct, kw_only=True):
-    """A whole answer. `created` is Unix seconds."""
-
     request_id: str
     model: str
     created: int
@@ -286,8 +276,6 @@ class Candidate(Struct, kw_only=True):
 
 
 class TokenLogprobs(Candidate, kw_only=True):
-    """The sampled token at one place, with its candidates."""
-
     top_logprobs: list[Candidate] = []
 
 
@@ -355,8 +343,6 @@ def _only(wanted: bool) -> Callable[[object], bool]:
 
 
 class DerenderRequest(Request, kw_only=True):
-    """Common fields of bodies with whole answers."""
-
     stream: bool = False
     model: str | None = None
     chat_request: ChatCompletionRequest | None = None
@@ -371,8 +357,6 @@ class DerenderRequest(Request, kw_only=True):
 
 
 class DerenderChatRequest(DerenderRequest, kw_only=True):
-    """``POST /v1/chat/completions/derender`` of a whole answer."""
-
     generate_response: GenerateOutput
     prompt_tokens: int | None = None
     prompt_token_ids: list[Natural] | None = None
@@ -383,8 +367,6 @@ class DerenderChatRequest(DerenderRequest, kw_only=True):
 
 
 class DerenderCompletionRequest(DerenderRequest, kw_only=True):
-    """``POST /v1/completions/derender`` of one whole answer per prompt."""
-
     generate_responses: list[GenerateOutput]
     prompt_tokens: list[int] | None = None
     prompt_token_ids: list[list[Natural] | None] | None = None
@@ -398,8 +380,6 @@ class DerenderCompletionRequest(DerenderRequest, kw_only=True):
 
 
 class DerenderStreamRequest(DerenderRequest, kw_only=True):
-    """The body of both ``/derender`` routes with one event of a stream."""
-
     stream: bool
     generate_chunk: GenerateOutput
     stream_state: StreamState | None = None

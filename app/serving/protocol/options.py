@@ -102,8 +102,6 @@ class NamedFunction(Struct, kw_only=True):
 
 
 class AllowedTools(Struct, kw_only=True):
-    """Allowed tools; with mode ``required``, one must be called."""
-
     mode: Literal["auto", "required"] = "auto"
     tools: list[Tool] = []
 
@@ -150,8 +148,6 @@ class SharedFields(Request, kw_only=True):
 
 
 class SamplingFields(SharedFields, kw_only=True):
-    """Common fields of chats, text completions and Responses."""
-
     logit_bias: dict[str, float] | None = None
     min_p: float | None = None
     frequency_penalty: float | None = None

@@ -74,7 +74,6 @@ HINTS: Mapping[str, Any] = {
 
 
 def _build_structs() -> Mapping[str, type[Struct]]:
-    """Builds `STRUCTS`, each from `HINTS` and the structs before."""
     built: dict[str, Any] = {}
 
     def hint_of(text: str) -> Any:
@@ -227,7 +226,6 @@ def callable_functions(tools: Sequence[ToolParam]) -> Iterator[tuple[FunctionDef
 
 
 def called_tools(tools: Sequence[ToolParam]) -> Mapping[str, CalledTool]:
-    """Maps the model's names of functions to the answer's."""
     return {function.name: called for function, called in callable_functions(tools)}
 
 

@@ -26,8 +26,6 @@ SAME = (
 
 
 class ResponsesChat(ChatCompletionRequest, kw_only=True):
-    """A chat made from a request of the Responses family."""
-
     after_results: bool = False
     """True after results of tools: a simulation then replies with text, but a script may call tools again."""
 

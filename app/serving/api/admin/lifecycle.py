@@ -217,13 +217,11 @@ QUIET = ("check_health", "determine_available_memory", "reload_weights", "sleep"
 
 
 def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[Route]:
-    """Returns the routes; `ranks` is the server's number of ranks."""
 
     def read(context: RequestContext, kind: type[T]) -> T:
         return decode_embedded(body.read(context), context.content_type, kind)
 
     def step(path: str, work: Callable[[], None], answer: str, kind: type[Request] | None = None) -> Route:
-        """Returns the route of one step of an update, whose body is a valid `kind`."""
 
         def handle(context: RequestContext) -> object:
             if kind is not None:

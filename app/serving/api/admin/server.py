@@ -142,7 +142,6 @@ def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
 
 
 def plugin_routes(report: Callable[[], Mapping[str, object]] | None) -> list[Route]:
-    """`report` is None where there are no plugins."""
 
     def plugins(context: RequestContext) -> object:
         """The plugins, their settings, and how often each hook was asked, failed or held the event loop."""
@@ -308,7 +307,6 @@ class PeerRanks:
 
 
 def script_routes(book: ScriptSet, siblings: PeerRanks) -> list[Route]:
-    """Returns routes to read and restart the report of `book`; `?ranks=all` is for all ranks."""
 
     def report(context: RequestContext) -> object:
         """Number of answers of each rule of each script."""

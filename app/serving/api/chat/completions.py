@@ -274,7 +274,6 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
 
 
 def wants_image(pipeline: RequestPipeline, context: RequestContext) -> bool:
-    """Returns the request's own choice, else a draw."""
     asked, rate = truth(context, SEND_IMAGE), pipeline.settings.model.image_emission_rate
     return pipeline.images.random() * 100 < rate if asked is None else asked
 

@@ -32,16 +32,12 @@ class MediaTokens(TypedDict):
 
 
 class Features(TypedDict):
-    """Media of a render, by modality: a hash, the tokens and some data of each item."""
-
     mm_hashes: dict[str, list[str]]
     mm_placeholders: dict[str, list[MediaTokens]]
     kwargs_data: dict[str, list[str]]
 
 
 class BuiltPrompt(Struct, frozen=True):
-    """One prompt, and its text for mode `echo`."""
-
     ids: Sequence[int]
     echo_text: str
     turns: tuple[tuple[str, str], ...] = ()
@@ -99,7 +95,6 @@ def type_of(part: object) -> str:
 
 
 def items(messages: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]:
-    """Yields modality and identifier of every item that is not empty, in order."""
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():

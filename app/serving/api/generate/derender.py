@@ -69,8 +69,6 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
 
 
 class Parts(Struct):
-    """The content of a reply, its thoughts, and name and arguments of each call."""
-
     content: str = ""
     reasoning: str = ""
     calls: list[tuple[str, str]] = []
@@ -101,7 +99,6 @@ class Derenderer:
         return chats.ChatCompletion(**head, choices=choices, **same)
 
     def completion(self, asked: DerenderCompletionRequest) -> Completion:
-        """Returns the choices of all answers, numbered on."""
         answers, choices = asked.generate_responses, list[CompletionChoice]()
         if not answers:
             raise bad_request("generate_responses must not be empty")

@@ -200,7 +200,6 @@ def sampling_params(
     form: StructuredOutputs | None,
     extra_args: JsonObject | None,
 ) -> JsonObject:
-    """Returns all sampling parameters. `form` constrains the reply."""
     request = asked.request
     tools = isinstance(request, ChatCompletionRequest) and request.tools and request.tool_choice != "none"
     temperature = 1.0 if request.temperature is None else request.temperature

@@ -185,7 +185,6 @@ def routes(
         return pipeline.submit(accepted, head, [prompt], writer, context)
 
     def named(context: RequestContext, is_needed: bool) -> list[str]:
-        """Returns the ids in a body; a bare text is one id."""
         body = read_json(pipeline.body.read(context))
         given = body.get("request_ids") if isinstance(body, dict) else None
         if not isinstance(body, dict) or given is None and is_needed:
