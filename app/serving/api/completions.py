@@ -74,7 +74,7 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
             shown.token_ids = output.ids[of]
         return shown
 
-    def _usage_so_far(self, index: int) -> Usage:
+    def _usage(self, index: int) -> Usage:
         prompt = self._options.prompts[index // self._options.n]
         return self._usage_of(len(prompt.ids), (self.choices[index],))
 
@@ -96,8 +96,7 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
 
     def _whole_usage(self, missing: None | UnsetType) -> Usage:
         options = self._options
-        usage = self._usage_of(sum([len(prompt.ids) for prompt in options.prompts]), self.choices)
-        usage.prompt_tokens_details = usage.completion_tokens_details = missing
+        usage = self._usage_of(sum([len(prompt.ids) for prompt in options.prompts]), self.choices, missing)
         if options.prompt_details and options.prompts:
             usage.prompt_tokens_details = PromptTokensDetails(self.told_cached, missing, missing)
         return usage

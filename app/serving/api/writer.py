@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -14,9 +13,9 @@ from app.serving.api.errors import as_stream_error
 from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import SLICE, SomeEntries
 from app.serving.http.response import DONE, error_event
-from app.serving.protocol.chat import ChunkChoice, Delta
+from app.serving.protocol.chat import ChunkChoice
 from app.serving.protocol.coercion import JsonObject
-from app.serving.protocol.common import HOLE, ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode, template
+from app.serving.protocol.common import ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode, template
 from app.serving.protocol.completions import CompletionChunkChoice
 
 UNFINISHED = Finish("abort")
@@ -146,7 +145,7 @@ class UsageOverrides(Struct, frozen=True):
         return (prompt_tokens if prompt is None else prompt, tokens if completion is None else completion)
 
 
-class ResponseWriter(ABC):
+class ResponseWriter:
     """Writes one answer to one request, as a stream or whole. No other code knows a family's wire format.
 
     A stream: `chunk` for every output; then `closing`.
@@ -166,6 +165,7 @@ class ResponseWriter(ABC):
         self.choices = [ChoiceState()] if choices == 1 else [ChoiceState() for _ in range(choices)]
 
     def chunk(self, output: EngineOutput) -> bytes:
+        """Returns the server-sent events of `output`; empty when it shows nothing."""
         if type(output) is Tokens:
             return self._tokens(output)
         if type(output) is Started:
@@ -184,10 +184,12 @@ class ResponseWriter(ABC):
     def _failure(self, error: Exception) -> bytes:
         return error_event(as_stream_error(error))
 
-    def _usage_of(self, prompt_tokens: int, choices: Sequence[ChoiceState]) -> Usage:
+    def _usage_of(
+        self, prompt_tokens: int, choices: Sequence[ChoiceState], missing: None | UnsetType = UNSET
+    ) -> Usage:
         tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
         prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
-        return Usage(prompt_tokens, prompt_tokens + tokens, tokens)
+        return Usage(prompt_tokens, prompt_tokens + tokens, tokens, missing, missing)
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         """Returns the bytes around the text in the event of a plain token; None for other events."""
@@ -228,9 +230,9 @@ class ResponseWriter(ABC):
             self.started, self.cached_tokens = output, output.cached_tokens
             self.prompt_logprobs = output.prompt_logprobs
 
-    @abstractmethod
     def closing(self) -> bytes:
         """Returns the end of the stream, after the last choice."""
+        raise NotImplementedError
 
     def take(self, output: EngineOutput) -> None:
         if type(output) is Tokens:
@@ -244,8 +246,8 @@ class ResponseWriter(ABC):
         """Returns the whole JSON answer, once all outputs are taken; pauses where it is long."""
         return encode(self.whole())
 
-    @abstractmethod
-    def whole(self) -> Struct | JsonObject: ...
+    def whole(self) -> Struct | JsonObject:
+        raise NotImplementedError
 
     def each_choice(self, make: Callable[[int, ChoiceState], T]) -> Sequence[T | Raw]:
         """Returns the result of `make` for each choice and its number, encoded when there are several."""
@@ -262,9 +264,6 @@ class WholeWriter(ResponseWriter):
     def __init__(self, choices: int, answer: Callable[[Sequence[ChoiceState]], Struct]) -> None:
         super().__init__(choices)
         self._answer = answer
-
-    def closing(self) -> bytes:
-        raise NotImplementedError
 
     def whole(self) -> Struct:
         return self._answer(self.choices)
@@ -317,15 +316,14 @@ class BlockWriter(ResponseWriter):
     def _id_of(self, part: Part | None) -> str:
         return self._new_id()
 
-    @abstractmethod
-    def _begin_block(self, segment: Segment) -> bytes: ...
+    def _begin_block(self, segment: Segment) -> bytes:
+        raise NotImplementedError
 
-    @abstractmethod
     def _texts(self, segment: Segment, output: Tokens) -> bytes:
-        """Returns the events of the tokens' texts, which belong to the open block."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def _end_block(self, segment: Segment) -> bytes: ...
+    def _end_block(self, segment: Segment) -> bytes:
+        raise NotImplementedError
 
 
 def named_event(name: str, fields: Mapping[str, object]) -> bytes:
@@ -400,35 +398,31 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             shown.finish_reason, shown.stop_reason = self._finish_reason(choice), finish.stop_reason
         signed = finish is not None and not options.include_usage
         if options.continuous_usage or signed:
-            usage = self._usage_so_far(output.index) if options.continuous_usage else UNSET
-            end = _end(ChunkTail(usage, self._meta.signature if signed else UNSET))
+            usage = self._usage(output.index) if options.continuous_usage else UNSET
+            end = chunk_end(ChunkTail(usage, self._meta.signature if signed else UNSET))
         return self._head + encode(shown) + end
 
-    @abstractmethod
     def _shown(
         self, choice: ChoiceState, output: Tokens, of: slice, ends: bool
     ) -> ChunkChoice | CompletionChunkChoice | None:
         """Returns the token at `of`, without the end of its choice; None when it shows nothing."""
+        raise NotImplementedError
 
     def _finish_reason(self, choice: ChoiceState) -> str:
         return choice.finish.reason
 
-    @abstractmethod
-    def _usage_so_far(self, index: int) -> Usage:
+    def _usage(self, index: int) -> Usage:
         """Returns the usage of a choice in the midst of a stream."""
+        raise NotImplementedError
 
     def closing(self) -> bytes:
         options = self._options
         if not options.include_usage or self.has_failed:
             return DONE
         timing = (self.timing(UNSET) or UNSET) if options.metrics else UNSET
-        return (
-            self._head
-            + _end(ChunkTail(self._whole_usage(UNSET), self._meta.signature, metrics=timing))
-            + DONE
-        )
+        tail = ChunkTail(self._whole_usage(UNSET), self._meta.signature, metrics=timing)
+        return self._head + chunk_end(tail) + DONE
 
-    @abstractmethod
     def _whole_usage(self, missing: None | UnsetType) -> Usage:
         """Returns the usage of an answer, with `missing` for unknown fields."""
 
@@ -461,18 +455,9 @@ class PlainChoice:
         return begin + (self.end + begin).join(map(encode, texts)) + self.end if texts else b""
 
 
-def chunk_events(head: bytes, delta: Delta, choices: int, tail: ChunkTail) -> bytes:
-    end = _end(tail)
-    if choices == 1:
-        return head + encode(ChunkChoice(0, delta)) + end
-    before, after = template(ChunkChoice(HOLE, delta))
-    before, after = head + before, after + end
-    return b"".join([b"%b%d%b" % (before, index, after) for index in range(choices)])
-
-
 END = b"]}\n\n"
 
 
-def _end(tail: ChunkTail) -> bytes:
+def chunk_end(tail: ChunkTail) -> bytes:
     rest = encode(tail)
     return END if rest == b"{}" else b"],%b\n\n" % rest[1:]

@@ -16,7 +16,7 @@ from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
 from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered
 from app.serving.api.pipeline import SEND_IMAGE, RequestPipeline, check_repeated, truth
-from app.serving.api.writer import ChoiceState, ChunkWriter, PlainChoice, chunk_events
+from app.serving.api.writer import ChoiceState, ChunkWriter, PlainChoice, chunk_end
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
@@ -24,7 +24,7 @@ from app.serving.http.route import PlainHandler, Route, post
 from app.serving.protocol import chat as wire
 from app.serving.protocol import common
 from app.serving.protocol.chat import BATCH_LATE, BatchChatRequest, ChatCompletionRequest
-from app.serving.protocol.common import HOLE
+from app.serving.protocol.common import HOLE, encode
 from app.serving.protocol.messages import Message, content_text
 from app.serving.protocol.options import NamedToolChoice
 from app.serving.protocol.validation import ValidatedRequest
@@ -87,16 +87,16 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if self.started is not None:
             return b""
         self.begin(output)
-        options, head = self._options, self._head
-        usage = self._usage(()) if options.continuous_usage else UNSET
+        options = self._options
+        usage = self._usage(0) if options.continuous_usage else UNSET
         ids = options.prompt_ids if options.token_ids else None
-        tail = common.ChunkTail(usage, UNSET, ids, options.prompt_text)
-        opening = chunk_events(head, wire.Delta(options.role, ""), options.n, tail)
-        if not options.echo:
-            return opening
-        return opening + chunk_events(
-            head, wire.Delta(content=options.echo), options.n, common.ChunkTail(usage)
-        )
+        end = chunk_end(common.ChunkTail(usage, UNSET, ids, options.prompt_text))
+        openings = [(wire.Delta(options.role, ""), end)]
+        if options.echo:
+            openings.append((wire.Delta(content=options.echo), chunk_end(common.ChunkTail(usage))))
+        places = range(options.n)
+        chunks = [(wire.ChunkChoice(index, delta), end) for delta, end in openings for index in places]
+        return b"".join([self._head + encode(choice) + end for choice, end in chunks])
 
     @cached_property
     def _thoughts(self) -> Sequence[bytes]:
@@ -135,9 +135,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             shown.logprobs = common.LogprobContent([*map(self._logprobs.chat_entry, output.logprobs[of])])
         return shown
 
-    def _usage_so_far(self, index: int) -> common.Usage:
-        return self._usage((self.choices[index],))
-
     def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> wire.Delta | None:
         """Returns a token's addition to the message; None for markup or a hidden thought."""
         if part is None:
@@ -163,21 +160,21 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         return reason
 
     def _whole_usage(self, missing: None | UnsetType) -> common.Usage:
-        options, usage = self._options, self._usage(self.choices, missing)
-        usage.prompt_tokens_details = missing
-        if options.prompt_details:
-            media = options.media_tokens or missing
-            usage.prompt_tokens_details = common.PromptTokensDetails(
-                self.told_cached, self.told_created, media
-            )
-        return usage
-
-    def _usage(self, choices: Sequence[ChoiceState], no_thoughts: None | UnsetType = None) -> common.Usage:
-        usage = self._usage_of(len(self._options.prompt_ids), choices)
-        usage.completion_tokens_details = no_thoughts
-        if self._options.reasons:
+        options, choices = self._options, self.choices
+        usage = self._usage_of(len(options.prompt_ids), choices, missing)
+        if options.reasons:
             thoughts = sum(choice.reasoning_tokens for choice in choices)
             usage.completion_tokens_details = common.CompletionTokensDetails(thoughts)
+        if options.prompt_details:
+            counts = self.told_cached, self.told_created, options.media_tokens or missing
+            usage.prompt_tokens_details = common.PromptTokensDetails(*counts)
+        return usage
+
+    def _usage(self, index: int) -> common.Usage:
+        choice = self.choices[index]
+        usage, thoughts = self._usage_of(len(self._options.prompt_ids), (choice,)), choice.reasoning_tokens
+        reasons = self._options.reasons
+        usage.completion_tokens_details = common.CompletionTokensDetails(thoughts) if reasons else None
         return usage
 
     def whole(self) -> wire.ChatCompletion:

@@ -69,7 +69,9 @@ class GenerateWriter(ResponseWriter):
             shown.text = "".join(output.texts[i : i + 1])
         if options.logprobs:
             shown.logprobs = wire.LogprobContent([*map(self._entry, (output.logprobs or ())[i : i + 1])])
-        usage = self._usage((choice,), None, None) if options.continuous_usage else None
+        usage = None
+        if options.continuous_usage:
+            usage = self._usage_of(len(options.prompt_ids), (choice,), None)
         prompt_ids = options.prompt_ids if first and options.token_ids else UNSET
         return event_of(GenerateChunk(self._meta.id, usage, prompt_ids, self._mode, (shown,)))
 
@@ -77,8 +79,7 @@ class GenerateWriter(ResponseWriter):
         options = self._options
         if not options.include_usage or self.has_failed:
             return DONE
-        details = PromptTokensDetails(self.told_cached) if options.prompt_details else UNSET
-        usage = self._usage(self.choices, details, UNSET)
+        usage = self._whole_usage(UNSET)
         return event_of(GenerateChunk(self._meta.id, usage, UNSET, self._mode, ())) + DONE
 
     def take(self, output: EngineOutput) -> None:
@@ -93,24 +94,19 @@ class GenerateWriter(ResponseWriter):
             spans.append(WeightVersion(version, start, start))
         spans[-1].end = start + len(output.ids)
 
-    def _usage(
-        self,
-        choices: Sequence[ChoiceState],
-        details: PromptTokensDetails | None | UnsetType,
-        more: None | UnsetType,
-    ) -> Usage:
-        usage = self._usage_of(len(self._options.prompt_ids), choices)
-        usage.prompt_tokens_details, usage.completion_tokens_details = details, more
+    def _whole_usage(self, missing: None | UnsetType) -> Usage:
+        usage = self._usage_of(len(self._options.prompt_ids), self.choices, missing)
+        if self._options.prompt_details:
+            usage.prompt_tokens_details = PromptTokensDetails(self.told_cached, missing, missing)
         return usage
 
     def whole(self) -> GenerateResponse:
         meta, options = self._meta, self._options
-        details = PromptTokensDetails(self.told_cached, None, None) if options.prompt_details else None
         return GenerateResponse(
             request_id=meta.id,
             model=meta.model,
             created=meta.created,
-            usage=self._usage(self.choices, details, None),
+            usage=self._whole_usage(None),
             prompt_logprobs=prompt_entries(self.prompt_logprobs),
             prompt_token_ids=options.prompt_ids if options.token_ids else None,
             kv_transfer_params=options.transfer,
@@ -153,11 +149,8 @@ def routes(
     def generate(context: RequestContext) -> Response:
         """Token ids for token ids."""
         body = pipeline.decode(context, GenerateRequest)
-        asked, ids, settings = (
-            body.as_completion(pipeline.limits.max_model_len),
-            body.token_ids,
-            pipeline.settings,
-        )
+        ids, settings = body.token_ids, pipeline.settings
+        asked = body.as_completion(pipeline.limits.max_model_len)
         accepted = pipeline.admit(asked, context)
         has_media = any(part.get("type") in MEDIA_PARTS for part in body.content_parts or ())
         if has_media and not settings.model.multimodal:
