@@ -425,6 +425,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
 
     def _whole_usage(self, missing: None | UnsetType) -> Usage:
         """Returns the usage of an answer, with `missing` for unknown fields."""
+        raise NotImplementedError
 
     def _answer(self, kind: Callable[..., A], make: Callable[[int, ChoiceState], Struct]) -> A:
         meta, options = self._meta, self._options
