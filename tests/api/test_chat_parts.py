@@ -149,11 +149,3 @@ def test_a_thought_without_text_has_a_chunk_with_some_parsers() -> None:
     told = [{"reasoning": text} for text in ("Hm", "", ".", "")]
     assert deltas(events, reasons=True, empty_thoughts=True) == told
     assert deltas(events, reasons=True, parses=True, empty_thoughts=True, show_reasoning=False) == [{}]
-
-
-def test_every_token_is_counted_once_in_every_way_of_telling() -> None:
-    for extra in ({}, {"token_ids": True}, {"continuous_usage": True}):
-        for events, most in ((MARKED_UP, 8), (THINKING, 4), (NAMED, 2)):
-            usage = chunks(events, include_usage=True, **extra)[-1]["usage"]
-            assert usage["completion_tokens"] == most, (extra, events)
-            assert whole(events, **extra)["usage"]["completion_tokens"] == most

@@ -77,16 +77,6 @@ def test_a_model_is_a_card_with_one_permission() -> None:
     }
 
 
-def test_every_served_name_and_every_adapter_has_a_card() -> None:
-    adapter = '{"name": "sql", "path": "/adapters/sql", "base_model_name": "base"}'
-    listed = cards("--model", "base", "--served-model-name", "a", "b", "--lora-modules", adapter)
-    assert [(card["id"], card["root"], card["parent"]) for card in listed] == [
-        ("a", "base", None),
-        ("b", "base", None),
-        ("sql", "/adapters/sql", "a"),
-    ]
-
-
 def test_the_fingerprint() -> None:
     for flags, fingerprint in (
         ((), r"vllm-0\.32\.0-[0-9a-f]{8}"),

@@ -97,20 +97,6 @@ def test_a_streamed_message_says_what_a_whole_one_says(
     assert body["usage"]["output_tokens"] == sum(len(e.ids) for e in events if isinstance(e, Tokens))
 
 
-def test_a_message_has_its_keys_in_order() -> None:
-    body = whole(answer(True), told([(None, ["Hello", " there"])], Finish("length"), cached=4))
-    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 4}
-    assert list(body.items()) == [
-        *(("id", "chatcmpl-1"), ("type", "message"), ("role", "assistant")),
-        ("content", [{"type": "text", "text": "Hello there"}]),
-        *(("model", "a model"), ("stop_reason", "max_tokens")),
-        ("usage", {"input_tokens": 12, "output_tokens": 2, **cached}),
-    ]
-    assert list(body["usage"])[:2] == ["input_tokens", "output_tokens"]
-    body = whole(answer(), told([(None, ["Hello"])], Finish("stop"), cached=4))
-    assert body["usage"] == {"input_tokens": 16, "output_tokens": 1}, "without details"
-
-
 @pytest.mark.parametrize(
     ("finish", "part", "reason", "sequence"),
     [

@@ -123,55 +123,6 @@ def test_the_log_probabilities_of_a_stream_are_those_of_its_messages(
     assert all(len(entry["top_logprobs"]) == top for entry in [*in_events, *in_items])
 
 
-def test_a_response_has_its_keys_in_order() -> None:
-    body = whole(answer(), told([(None, ["Hello", " there"])], Finish("length"), cached=4))
-    assert list(body) == [
-        *("id", "created_at", "incomplete_details", "instructions", "metadata", "model", "object", "output"),
-        *("parallel_tool_calls", "temperature", "tool_choice", "tools", "top_p", "background"),
-        *("max_output_tokens", "max_tool_calls", "previous_response_id", "prompt", "reasoning"),
-        *("service_tier", "status", "text", "top_logprobs", "truncation", "usage", "user"),
-        *("presence_penalty", "frequency_penalty", "kv_transfer_params", "ec_transfer_params"),
-        *("input_messages", "output_messages"),
-    ]
-    content = {"annotations": [], "text": "Hello there", "type": "output_text", "logprobs": None}
-    (item,) = body["output"]
-    assert list(item.items()) == [
-        *(("id", "msg_1"), ("content", [content]), ("role", "assistant"), ("status", "completed")),
-        *(("type", "message"), ("phase", None)),
-    ]
-    assert list(item["content"][0]) == list(content)
-    turns = {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
-    own_turns = {"output_tokens_per_turn": [], "tool_output_tokens_per_turn": []}
-    assert body["usage"] == {
-        "input_tokens": 16,
-        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0, **turns},
-        "output_tokens": 2,
-        "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0, **own_turns},
-        "total_tokens": 18,
-    }
-
-
-OF_A_PART = ["content_index", "item_id", "output_index", "part", "sequence_number", "type"]
-OF_A_DELTA = ["content_index", "delta", "item_id", "logprobs", "output_index", "sequence_number", "type"]
-
-
-def test_a_stream_of_text_has_its_events_in_order() -> None:
-    found = streamed(answer(), told([(None, ["Hello", " there"])], Finish("stop")))
-    assert kinds(found) == [
-        *("created", "in_progress", "output_item.added", "content_part.added"),
-        *("output_text.delta", "output_text.delta"),
-        *("output_text.done", "content_part.done", "output_item.done", "completed"),
-    ]
-    assert found[0]["response"] == found[1]["response"]
-    assert found[0]["response"]["status"] == "in_progress"
-    assert [list(event) for event in found[2:8]] == [
-        ["item", "output_index", "sequence_number", "type"],
-        *(OF_A_PART, OF_A_DELTA, OF_A_DELTA),
-        ["content_index", "item_id", "logprobs", "output_index", "sequence_number", "text", "type"],
-        OF_A_PART,
-    ]
-
-
 def test_a_reply_that_shows_nothing_is_an_empty_message_or_none() -> None:
     """Where thoughts or calls are parsed out of the text, and in a stream, nothing is made of no text."""
     nothing: list[list[Segment]] = [[], [(None, ["", ""])], [(THOUGHT, [""])]]

@@ -100,21 +100,6 @@ def test_sampling_and_limits_keep_their_values() -> None:
     assert asked.messages == [{"role": "system", "content": "Be brief."}, HELLO]
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, (False, 0)),
-        ({"include": ["message.output_text.logprobs"]}, (True, 0)),
-        ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, (True, 3)),
-    ],
-)
-def test_log_probabilities_are_asked_for_by_include(
-    fields: dict[str, Any], expected: tuple[bool, int]
-) -> None:
-    asked = chat(**fields)
-    assert (asked.logprobs, asked.top_logprobs) == expected
-
-
 def test_thoughts_words_and_calls_in_a_row_are_one_turn() -> None:
     thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
     said = {"role": "assistant", "content": "I look."}

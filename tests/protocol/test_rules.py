@@ -55,23 +55,6 @@ def test_a_broken_rule_names_the_bare_field_or_none(fields: dict[str, Any], para
     assert refusal(**fields) == (400, "BadRequestError", param)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"stream": True, "stream_options": {"include_usage": True}},
-        {"top_logprobs": 20, "logprobs": True},
-        {"prompt_logprobs": 0, "stream": True},
-        {"continue_final_message": True},
-        {"response_format": {"type": "structural_tag", "format": {}}},
-        {"structured_outputs": {"json": {}}, "tool_choice": "required", "tools": [TOOL]},
-        {"tool_choice": named("weather"), "tools": [TOOL]},
-        {"cache_salt": "a" * 128},
-    ],
-)
-def test_what_the_rules_allow_is_accepted(fields: dict[str, Any]) -> None:
-    chat(**fields)
-
-
 @pytest.mark.parametrize("tag", [None, '{"a": NaN}', "", "[]", "{", {}, 7])
 def test_a_structural_tag_is_a_text_that_holds_an_object(tag: object) -> None:
     if tag in (None, '{"a": NaN}'):

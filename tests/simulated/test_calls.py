@@ -177,16 +177,6 @@ def thinking(**fields: Any) -> list[Tokens]:
     return harness.tokens()
 
 
-def test_a_reasoning_model_thinks_first() -> None:
-    events = thinking()
-    kinds = [event.part and event.part.kind for event in events]
-    assert kinds[0] == "reasoning" and kinds[-1] is None
-    assert kinds == sorted(kinds, key=lambda kind: kind is None)
-    thoughts = sum(len(event.ids) for event in events if event.part)
-    assert 12 <= thoughts <= 36
-    assert sum(len(event.ids) for event in events) == 200
-
-
 def test_thoughts_keep_to_their_budget_and_may_use_the_limit_up() -> None:
     events = thinking(max_tokens=3)
     assert {event.part and event.part.kind for event in events} == {"reasoning"}

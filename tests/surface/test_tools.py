@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from random import Random
 from typing import Any
 
 import httpx2
@@ -13,7 +12,6 @@ import jsonschema
 import openai
 import pytest
 
-from tests.schema.test_keywords import tool_parameters
 from tests.surface.conftest import Client, in_process
 
 WEATHER = {
@@ -105,19 +103,6 @@ def test_the_parser_s_work_is_counted(client: Client, sdk: openai.OpenAI) -> Non
     assert client.metric(name, mode="streaming", outcome="tool_call") > before
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_structured_output_satisfies_its_schema(sdk: openai.OpenAI, stream: bool) -> None:
-    wanted: Any = {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER}}
-    for seed in range(4):
-        asked = {"tools": openai.omit, "response_format": wanted, "seed": seed}
-        if stream:
-            chunks = list(chat(sdk, **asked, stream=True))
-            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-        else:
-            text = chat(sdk, **asked).choices[0].message.content
-        jsonschema.validate(json.loads(text), WEATHER)
-
-
 CONSTRAINTS: list[tuple[dict[str, Any], Callable[[str], object]]] = [
     ({"json": json.dumps(WEATHER)}, lambda text: "city" in json.loads(text)),
     ({"regex": r"[a-f]{4}-\d+"}, lambda text: re.fullmatch(r"[a-f]{4}-\d+", text)),
@@ -159,26 +144,3 @@ def test_thoughts_are_told_apart() -> None:
         stopped = client.chat(max_tokens=60, seed=1, stop=[stop])["choices"][0]
         assert stopped["finish_reason"] == "stop" and stopped["stop_reason"] == stop
         assert client.chat(thinking_token_budget=5, max_tokens=9)
-
-
-def test_random_schemas_get_arguments_that_validate_or_a_clear_400(client: Client) -> None:
-    rng, refused = Random(20261120), 0
-    for _ in range(20):
-        schemas = [tool_parameters(rng) for _ in range(3)]
-        tools = [
-            {"type": "function", "function": {"name": f"tool_{k}", "parameters": schema}}
-            for k, schema in enumerate(schemas)
-        ]
-        body = {"messages": [{"role": "user", "content": "Go."}], "tools": tools}
-        for number, schema in enumerate(schemas):
-            choice = {"type": "function", "function": {"name": f"tool_{number}"}}
-            answer = client.post("/v1/chat/completions", body | {"tool_choice": choice})
-            if answer.status_code == 400:
-                refused += 1
-                assert answer.json()["error"]["type"] == "BadRequestError"
-                continue
-            assert answer.status_code == 200, answer.text
-            (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
-            arguments = json.loads(call["function"]["arguments"])
-            assert jsonschema.Draft202012Validator(schema).is_valid(arguments), (schema, arguments)
-    assert refused <= 3
