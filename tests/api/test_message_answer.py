@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
-from app.serving.api.anthropic import MessageResponseOptions, MessageWriter
+from app.serving.api.anthropic import MessageWriter
 from app.serving.api.identity import ResponseMeta
 from app.serving.http.errors import ApiError, internal, retryable, too_many
 from tests.api.segments import Segment, body_of, call, segments, told, whole
@@ -21,13 +21,9 @@ from tests.conformance.calls import parsed
 META = ResponseMeta("chatcmpl-1", 1_700_000_000, "a model", "fp")
 
 
-def answer(cached_details: bool = False, **shape: Any) -> MessageWriter:
+def answer(cached_details: bool = False) -> MessageWriter:
     ids = count(1)
-    return MessageWriter(
-        META,
-        MessageResponseOptions(prompt_tokens=16, prompt_details=cached_details, **shape),
-        lambda: str(next(ids)),
-    )
+    return MessageWriter(META, 16, cached_details, lambda: str(next(ids)))
 
 
 def named(data: bytes) -> list[tuple[str, dict[str, Any]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -145,8 +145,9 @@ def test_what_stands_beside_the_items() -> None:
     body = whole(answer(), events)
     assert [content["text"] for content in body["output"][0]["content"]] == ["Look"], "no image"
     assert body["usage"]["output_tokens"] == 2
-    shape = {"transfer": {"remote_host": "a"}, "encoded_media": {"b": 1}}
-    found = streamed(answer(**shape), told([(None, ["Hi"])], Finish("stop")))
+    writer, transfers = answer(), cast(Any, ({"remote_host": "a"}, {"b": 1}))
+    writer.transfer, writer.encoded_media = transfers
+    found = streamed(writer, told([(None, ["Hi"])], Finish("stop")))
     assert found[0]["response"]["kv_transfer_params"] is None
     assert found[-1]["response"]["kv_transfer_params"] == {"remote_host": "a"}
     assert found[-1]["response"]["ec_transfer_params"] == {"b": 1}

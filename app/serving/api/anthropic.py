@@ -18,7 +18,7 @@ from app.engine.core.outputs import Part, Started, Tokens
 from app.serving.api.chat.parts import check_tool_choice
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.errors import as_api_error, forget_frames
-from app.serving.api.identity import ResponseMeta, address_of
+from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.api.writer import BlockWriter, Segment, named_event
 from app.serving.http.context import RequestContext
@@ -39,7 +39,7 @@ from app.serving.protocol.anthropic import (
 )
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
-from app.serving.protocol.common import GAP, HOLE, ECTransferParams, KVTransferParams, encode
+from app.serving.protocol.common import GAP, HOLE, encode
 from app.serving.protocol.options import Effort
 from app.text.base import ChatOptions, Tokenizer, TokenizerInputError
 
@@ -54,26 +54,16 @@ STOP_REASONS = {
 """Stop reasons by ending; an ending without one, such as an abort, is null."""
 
 
-class MessageResponseOptions(Struct, frozen=True, kw_only=True):
-    prompt_tokens: int
-    prompt_details: bool = False
-    """Usage counts cached tokens separately."""
-    transfer: KVTransferParams | None = None
-    """`kv_transfer_params` of the answer."""
-    encoded_media: ECTransferParams | None = None
-    """`ec_transfer_params` of the answer."""
-
-
 class MessageWriter(BlockWriter):
     keep: Callable[[list[JsonObject]], None] | None = None
     """Receives the blocks of a complete message, if given."""
 
     def __init__(
-        self, meta: ResponseMeta, options: MessageResponseOptions, new_id: Callable[[], str]
+        self, meta: ResponseMeta, prompt_tokens: int, prompt_details: bool, new_id: Callable[[], str]
     ) -> None:
+        """With `prompt_details` the usage counts cached tokens separately."""
         super().__init__(new_id)
-        self._meta = meta
-        self._options = options
+        self._meta, self._prompt_tokens, self._prompt_details = meta, prompt_tokens, prompt_details
         self._around = (b"", b"")
         """Bytes around a piece of the open block's text."""
 
@@ -81,10 +71,7 @@ class MessageWriter(BlockWriter):
         """Counts all tokens of the prompt as input; the last usage has the cached ones."""
         self.begin(output)
         stop = {"stop_reason": None, "stop_sequence": None}
-        usage: JsonObject = {
-            "input_tokens": self.usage.told(self._options.prompt_tokens, 0)[0],
-            "output_tokens": 0,
-        }
+        usage: JsonObject = {"input_tokens": self.usage.told(self._prompt_tokens, 0)[0], "output_tokens": 0}
         return _event("message_start", message=self._message([], stop, usage))
 
     def _message(
@@ -124,23 +111,23 @@ class MessageWriter(BlockWriter):
     def closing(self) -> bytes:
         if self.has_failed:
             return b""
-        if self.keep is not None:
-            self.keep(self._blocks())
+        self._blocks()
         end = _event("message_delta", delta=self._stop(), usage=self._usage())
         return b"".join((self._close(), end, _event("message_stop")))
 
     def whole(self) -> JsonObject:
-        options = self._options
-        blocks = self._blocks()
-        if self.keep is not None:
-            self.keep(blocks)
+        blocks = self._blocks() or [{"type": "text", "text": ""}]
         stop = {name: value for name, value in self._stop().items() if value is not None}
-        transfers = {"kv_transfer_params": options.transfer, "ec_transfer_params": options.encoded_media}
-        message = self._message(blocks or [{"type": "text", "text": ""}], stop, self._usage())
+        transfers = {"kv_transfer_params": self.transfer, "ec_transfer_params": self.encoded_media}
+        message = self._message(blocks, stop, self._usage())
         return message | {name: value for name, value in transfers.items() if value is not None}
 
     def _blocks(self) -> list[JsonObject]:
-        return [_block(segment, segment.text) for segment in self.choices[0].segments]
+        """Returns the blocks of the complete message, and keeps them."""
+        blocks = [_block(segment, segment.text) for segment in self.choices[0].segments]
+        if self.keep is not None:
+            self.keep(blocks)
+        return blocks
 
     def _stop(self) -> Mapping[str, str | None]:
         finish = self.choices[0].finish
@@ -153,8 +140,8 @@ class MessageWriter(BlockWriter):
 
     def _usage(self) -> JsonObject:
         """Returns token counts; `input_tokens` excludes the cache's tokens when the server reports them."""
-        prompt_tokens, tokens = self.usage.told(self._options.prompt_tokens, self.choices[0].tokens)
-        if not self._options.prompt_details:
+        prompt_tokens, tokens = self.usage.told(self._prompt_tokens, self.choices[0].tokens)
+        if not self._prompt_details:
             return {"input_tokens": prompt_tokens, "output_tokens": tokens}
         read, created = self.told_cached, self.told_created
         counts = {"input_tokens": max(0, prompt_tokens - read - created), "output_tokens": tokens}
@@ -269,14 +256,8 @@ def routes(pipeline: RequestPipeline, threads: ThreadStore) -> list[Route]:
         check_tool_choice(asked, pipeline.settings.tools)
         prompt = chat_prompt(pipeline, asked, asked.messages)
         head = pipeline.identity.response_meta("chatcmpl", context, asked.request_id, accepted.model)
-        media = prompt.features
-        shape = MessageResponseOptions(
-            prompt_tokens=len(prompt.ids),
-            prompt_details=pipeline.settings.api.enable_prompt_tokens_details,
-            transfer=address_of(asked, pipeline.identity, head, len(prompt.ids)),
-            encoded_media=pipeline.encoded_media(media and media["mm_hashes"]),
-        )
-        answer = MessageWriter(head, shape, pipeline.identity.fresh_id)
+        details = pipeline.settings.api.enable_prompt_tokens_details
+        answer = MessageWriter(head, len(prompt.ids), details, pipeline.identity.fresh_id)
         if message.thread is not None:
             answer.keep = partial(threads.keep, head.id, message)
         return pipeline.submit(accepted, head, [prompt], answer, context)

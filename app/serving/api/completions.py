@@ -8,7 +8,7 @@ from msgspec import Struct, UnsetType
 
 from app.engine.core.outputs import Started, Tokens
 from app.serving.api.chat.media import BuiltPrompt
-from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
+from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name
 from app.serving.api.pipeline import RequestPipeline, check_repeated
 from app.serving.api.writer import ChoiceState, ChunkWriter, PlainChoice
@@ -153,7 +153,6 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
             echo=bool(request.echo),
             prompt_only=request.max_tokens == 0,
             logprobs=request.logprobs is not None,
-            transfer=address_of(request, pipeline.identity, meta, len(prompts[0].ids)) if prompts else None,
         )
         return pipeline.submit(asked, meta, prompts, CompletionWriter(meta, options), context)
 

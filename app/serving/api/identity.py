@@ -45,8 +45,6 @@ class ResponseOptions(Struct, frozen=True, kw_only=True):
     """`return_tokens_as_token_ids`: log probabilities name tokens `token_id:N`."""
     prompt_details: bool = False
     metrics: bool = False
-    transfer: KVTransferParams | None = None
-    """`kv_transfer_params` of the answer."""
 
 
 class Identity:

@@ -18,7 +18,7 @@ from app.engine.core.wire import Sampling, TextForm
 from app.engine.forms.schema import Schemas
 from app.serving.api.chat.media import BuiltPrompt, encoded, placeholders
 from app.serving.api.chat.parts import Thinking, constraint_of, tag_of, thinking, tool_calls_of
-from app.serving.api.identity import Identity, ResponseMeta
+from app.serving.api.identity import Identity, ResponseMeta, address_of
 from app.serving.api.models import ServedModels
 from app.serving.api.responder import Responder
 from app.serving.api.sampling import RealModel, SamplingDefaults, check_real, text_form
@@ -161,12 +161,8 @@ class RequestPipeline:
     ) -> Response:
         """Submits the request. A stream carries the refusals of the engine after its 200."""
         responder, request, stream = responder or self.responder, asked.request, bool(asked.request.stream)
-        transfer = request.kv_transfer_params
-        if transfer and transfer.get("do_remote_prefill"):
-            # The answer repeats how many of the prompt's tokens the prefill side had cached.
-            cached = transfer.get("remote_prefill_cached_tokens")
-            if isinstance(cached, int):
-                writer.usage = UsageOverrides(cached_tokens=cached)
+        if prompts:
+            self._note_transfers(request, meta, prompts, writer)
         asked.check_sampling([len(prompt.ids) for prompt in prompts])
         form, constraint = asked.structured_outputs, None
         if form is not None and form.structural_tag is not None:
@@ -193,6 +189,23 @@ class RequestPipeline:
         if self.scripts is not None:
             requests = self.scripts.direct(request, prompts, requests, writer, context)
         return responder.respond(requests, writer, stream, context)
+
+    def _note_transfers(
+        self,
+        request: GenerationRequest,
+        meta: ResponseMeta,
+        prompts: Sequence[BuiltPrompt],
+        writer: ResponseWriter,
+    ) -> None:
+        transfer, features = request.kv_transfer_params, prompts[-1].features
+        if transfer:
+            writer.transfer = address_of(request, self.identity, meta, len(prompts[0].ids))
+            # The answer repeats how many of the prompt's tokens the prefill side had cached.
+            cached = transfer.get("remote_prefill_cached_tokens")
+            if transfer.get("do_remote_prefill") and isinstance(cached, int):
+                writer.usage = UsageOverrides(cached_tokens=cached)
+        if features:
+            writer.encoded_media = self.encoded_media(features["mm_hashes"])
 
     def _first_request(
         self,

@@ -15,7 +15,16 @@ from app.serving.api.logprobs import SLICE, SomeEntries
 from app.serving.http.response import DONE, error_event
 from app.serving.protocol.chat import ChunkChoice
 from app.serving.protocol.coercion import JsonObject
-from app.serving.protocol.common import ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode, template
+from app.serving.protocol.common import (
+    ChunkHead,
+    ChunkTail,
+    ECTransferParams,
+    KVTransferParams,
+    PerRequestMetrics,
+    Usage,
+    encode,
+    template,
+)
 from app.serving.protocol.completions import CompletionChunkChoice
 
 UNFINISHED = Finish("abort")
@@ -158,6 +167,10 @@ class ResponseWriter:
     prompt_logprobs: SomeEntries | None = None
     has_failed = False
     usage = UsageOverrides()
+    transfer: KVTransferParams | None = None
+    """`kv_transfer_params` of the answer."""
+    encoded_media: ECTransferParams | None = None
+    """`ec_transfer_params` of the answer."""
     keeps_alive = False
     """Idle streams get comments (`sse-keep-alive-interval`)."""
 
@@ -436,7 +449,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             choices=self.each_choice(make),
             usage=self._whole_usage(None),
             system_fingerprint=meta.fingerprint,
-            kv_transfer_params=options.transfer,
+            kv_transfer_params=self.transfer,
             metrics=self.timing() if options.metrics else None,
         )
 

@@ -13,7 +13,7 @@ from app.engine.core.outputs import Part, Started, Tokens
 from app.serving.api.chat.media import BuiltPrompt, features, media_tokens
 from app.serving.api.chat.parts import TELLS_EMPTY, check_tool_choice
 from app.serving.api.chat.prompt import chat_options, chat_prompt
-from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
+from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered
 from app.serving.api.pipeline import SEND_IMAGE, RequestPipeline, check_repeated, truth
 from app.serving.api.writer import ChoiceState, ChunkWriter, PlainChoice, chunk_end
@@ -57,7 +57,6 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """`include_reasoning`; hidden thoughts also hide tokens and log probabilities."""
     blocks: bool = False
     """The reply has an image, so its text comes as content blocks, too."""
-    encoded_media: common.ECTransferParams | None = None
     media_tokens: Mapping[str, int] | None = None
 
     @property
@@ -185,7 +184,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         answer = self._answer(wire.ChatCompletion, self._choice)
         answer.prompt_logprobs = prompt_entries(self.prompt_logprobs)
         answer.prompt_token_ids = options.prompt_ids if options.token_ids else None
-        answer.prompt_text, answer.ec_transfer_params = options.prompt_text, options.encoded_media
+        answer.prompt_text, answer.ec_transfer_params = options.prompt_text, self.encoded_media
         return answer
 
     def _choice(self, index: int, choice: ChoiceState) -> wire.ChatChoice:
@@ -290,9 +289,6 @@ def response_options(
         top_logprobs = ALL if request.logprob_token_ids else request.top_logprobs
     named = isinstance(choice, NamedToolChoice) and choice.type == "function"
     recorder = pipeline.responder.engine.recorder
-    transfer = None
-    if request.kv_transfer_params:
-        transfer = address_of(request, pipeline.identity, meta, len(ids))
     tokens_of: Mapping[str, int] | None = None
     if media and pipeline.settings.api.enable_prompt_tokens_details:
         template, encode = chat_options(request, pipeline.chat_rules), pipeline.tokenizer.encode_chat
@@ -319,7 +315,5 @@ def response_options(
         empty_thoughts=pipeline.settings.reply.reasoning_parser in TELLS_EMPTY,
         show_reasoning=request.include_reasoning,
         blocks=image,
-        transfer=transfer,
-        encoded_media=pipeline.encoded_media(media["mm_hashes"]) if media else None,
         media_tokens=tokens_of,
     )

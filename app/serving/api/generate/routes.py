@@ -12,7 +12,7 @@ from app.engine.core.lifecycle import WeightUpdates
 from app.engine.core.outputs import EngineOutput, TokenLogprob, Tokens
 from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.generate import derender, render
-from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
+from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered, token_id_entry
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.writer import ChoiceState, ResponseWriter, places
@@ -36,7 +36,6 @@ class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     prompt_ids: Sequence[int]
     text: bool = False
     logprobs: bool = False
-    encoded_media: wire.ECTransferParams | None = None
     weights: Callable[[], str]
     """Returns the present version of the weights."""
 
@@ -109,8 +108,8 @@ class GenerateWriter(ResponseWriter):
             usage=self._whole_usage(None),
             prompt_logprobs=prompt_entries(self.prompt_logprobs),
             prompt_token_ids=options.prompt_ids if options.token_ids else None,
-            kv_transfer_params=options.transfer,
-            ec_transfer_params=options.encoded_media,
+            kv_transfer_params=self.transfer,
+            ec_transfer_params=self.encoded_media,
             output_mode=self._mode,
             choices=self.each_choice(self._choice),
         )
@@ -161,11 +160,10 @@ def routes(
             prompt_ids=ids,
             text=body.output_mode == "text",
             logprobs=asked.logprobs is not None,
-            transfer=address_of(asked, pipeline.identity, head, len(ids)),
-            encoded_media=pipeline.encoded_media(body.mm_hashes),
             weights=lambda: weights.version,
         )
         writer = GenerateWriter(head, shape)
+        writer.encoded_media = pipeline.encoded_media(body.mm_hashes)
         if accepted.n > (most := settings.scheduling.max_num_seqs):
             raise bad_request(f"n is at most max-num-seqs, {most}, got {accepted.n}")
         try:

@@ -14,7 +14,7 @@ from app.engine.core.request import EngineRequest
 from app.serving.api.chat.media import BuiltPrompt, Features
 from app.serving.api.errors import as_stream_error
 from app.serving.api.grpc.messages import MessageFeed, Proto, engine, framed_message
-from app.serving.api.identity import ResponseMeta, address_of
+from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import ALL
 from app.serving.api.pipeline import RequestPipeline, check_repeated
 from app.serving.api.responder import EventStream, Responder
@@ -26,7 +26,6 @@ from app.serving.http.response import Response
 from app.serving.http.rpc import PREFIX_BYTES, RpcOutcome, RpcResponse, framed
 from app.serving.protocol import rules
 from app.serving.protocol.coercion import JsonObject
-from app.serving.protocol.common import KVTransferParams
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.options import MAX_STOP_STRINGS, StructuredOutputs
 from app.serving.protocol.validation import check_prompt_length
@@ -71,8 +70,7 @@ class Generator:
         check_repeated("prompt_logprobs", 0, len(built.ids) * accepted.entries_per_prompt_token)
         request_id = message.request_id or pipeline.identity.fresh_id()
         meta = ResponseMeta(request_id, pipeline.identity.now_s(), accepted.model, "")
-        transfer = address_of(request, pipeline.identity, meta, len(built.ids))
-        writer = RpcWriter(accepted.n, request, built.ids, transfer)
+        writer = RpcWriter(accepted.n, request, built.ids)
         response = pipeline.submit(accepted, meta, [built], writer, context, responder=self._responder)
         return cast(RpcResponse, response)
 
@@ -185,16 +183,10 @@ def features_of(message: Proto, tokens: int) -> Features | None:
 class RpcWriter(ResponseWriter):
     """Writes the answer to one call. A choice that breaks makes `outcome` an error."""
 
-    def __init__(
-        self,
-        choices: int,
-        request: CompletionRequest,
-        prompt_ids: Sequence[int],
-        transfer: KVTransferParams | None,
-    ) -> None:
+    def __init__(self, choices: int, request: CompletionRequest, prompt_ids: Sequence[int]) -> None:
         super().__init__(choices)
         self.outcome = RpcOutcome()
-        self._prompt_ids, self._transfer = prompt_ids, transfer
+        self._prompt_ids = prompt_ids
         self._stream, self._logprobs = bool(request.stream), request.logprobs
         self._prompt_top = request.prompt_logprobs or 0
         self._input: Proto = None
@@ -277,7 +269,7 @@ class RpcWriter(ResponseWriter):
             said.matched_token_id = finish.stop_reason
         elif finish.stop_reason is not None:
             said.matched_stop_str = finish.stop_reason
-        if (transfer := self._transfer) is not None:
+        if (transfer := self.transfer) is not None:
             said.kv_transfer_params_json = msgspec.json.encode(transfer).decode()
             said.kv_transfer_params.remote_host = transfer.remote_host
             said.kv_transfer_params.remote_port = transfer.remote_port
@@ -365,11 +357,7 @@ class RpcResponder(Responder):
     __slots__ = ()
 
     def respond(
-        self,
-        requests: Sequence[EngineRequest],
-        writer: ResponseWriter,
-        stream: bool,
-        context: RequestContext,
+        self, requests: Sequence[EngineRequest], writer: ResponseWriter, stream: bool, context: RequestContext
     ) -> Response:
         """Returns the response, always a stream: a whole answer is one message per choice."""
         assert isinstance(writer, RpcWriter)

@@ -14,13 +14,7 @@ from app.serving.api import label_reads, models
 from app.serving.api.admin import lifecycle
 from app.serving.api.chat import prompt
 from app.serving.api.responses.routes import Retrieval
-from app.serving.protocol import (
-    anthropic,
-    generate,
-    pooling,
-    responses,
-    tokenize,
-)
+from app.serving.protocol import anthropic, generate, pooling, responses, tokenize
 from app.serving.protocol.chat import BatchChatRequest, ChatCompletion, ChatCompletionRequest
 from app.serving.protocol.common import ItemList
 from app.serving.protocol.completions import Completion, CompletionRequest

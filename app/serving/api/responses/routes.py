@@ -21,7 +21,7 @@ from app.engine.core.request import EngineRequest
 from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.chat.prompt import chat_prompt
 from app.serving.api.errors import error_response
-from app.serving.api.identity import ResponseMeta, address_of
+from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responder import Responder
 from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
@@ -213,7 +213,7 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
         head = replace(head, id=asked.request_id or head.id.replace("-", "_", 1), joint="_")
         _follow_on(asked, chat, store)
         prompt = response_prompt(pipeline, asked, chat)
-        shape = _shape(pipeline, asked, chat, prompt, head)
+        shape = _shape(pipeline, asked, prompt.ids, head)
         kept = None
         if asked.store and store.keeps:
             queued = replace(shape.response, status="queued")
@@ -289,13 +289,8 @@ def response_prompt(
 
 
 def _shape(
-    pipeline: RequestPipeline,
-    asked: ResponsesRequest,
-    chat: ChatCompletionRequest,
-    prompt: BuiltPrompt,
-    head: ResponseMeta,
+    pipeline: RequestPipeline, asked: ResponsesRequest, ids: Sequence[int], head: ResponseMeta
 ) -> ResponsesOptions:
-    ids, media = prompt.ids, prompt.features
     most_tokens = resolve_max_tokens(asked.max_output_tokens, len(ids), pipeline.limits)
     hides = pipeline.limits.parses and not asked.include_reasoning
     return ResponsesOptions(
@@ -307,7 +302,5 @@ def _shape(
         shows_reasoning=asked.include_reasoning,
         calls=called_tools(asked.tools),
         parses=pipeline.limits.parses,
-        transfer=address_of(chat, pipeline.identity, head, len(ids)),
-        encoded_media=pipeline.encoded_media(media and media["mm_hashes"]),
         prompt_text=pipeline.tokenizer.decode(ids, False) if asked.enable_response_messages else None,
     )

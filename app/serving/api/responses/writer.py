@@ -18,7 +18,7 @@ from app.serving.api.logprobs import TokenNames, rendered
 from app.serving.api.writer import BlockWriter, Segment, named_event
 from app.serving.http.errors import bad_request
 from app.serving.protocol.coercion import JsonObject
-from app.serving.protocol.common import GAP, HOLE, ECTransferParams, ItemLogprob, KVTransferParams, encode
+from app.serving.protocol.common import GAP, HOLE, ItemLogprob, encode
 from app.serving.protocol.response_tools import CalledTool, custom_input
 from app.serving.protocol.responses import ResponseObject, ResponsesRequest
 
@@ -94,10 +94,6 @@ class ResponsesOptions(Struct, frozen=True, kw_only=True):
     calls: Calls = MappingProxyType({})
     parses: bool = False
     """Thoughts or calls are parsed out of the text: a reply that shows nothing has no message."""
-    transfer: KVTransferParams | None = None
-    """`kv_transfer_params` of the answer."""
-    encoded_media: ECTransferParams | None = None
-    """`ec_transfer_params` of the answer."""
     metrics: bool = False
     """`enable-per-request-metrics` of the server"""
     prompt_text: str | None = None
@@ -300,8 +296,8 @@ class ResponsesWriter(BlockWriter):
             status=status,
             usage=usage,
             metrics=(self.timing() or UNSET) if options.metrics else UNSET,
-            kv_transfer_params=options.transfer,
-            ec_transfer_params=options.encoded_media,
+            kv_transfer_params=self.transfer,
+            ec_transfer_params=self.encoded_media,
         )
         if options.prompt_text is not None:
             said = "".join(segment.text for segment in choice.segments)
