@@ -173,10 +173,6 @@ DELTAS = {
 """Type and key of a delta, by kind of block."""
 
 
-SCHEMA = "Bad Request"
-"""Error type of a schema violation, refused in OpenAI's shape before this family begins."""
-
-
 class ThreadNotFound(ApiError):
     """No kept conversation has this id; `details` make Anthropic's SDK send the whole conversation again."""
 
@@ -231,10 +227,10 @@ def error_event(error: Exception) -> bytes:
 
 
 def message_error(error: Exception) -> Response:
-    """Returns the response for `error` in this family; the schema's errors keep OpenAI's shape."""
+    """Returns the response for `error`; a misfit to the schema keeps OpenAI's shape."""
     known = _known(error)
     forget_frames(error)
-    body = known.body() if known.type == SCHEMA else error_body(known)
+    body = known.body() if known.type == "Bad Request" else error_body(known)
     return json_response(body, known.status, known.headers)
 
 
@@ -268,9 +264,8 @@ def routes(pipeline: RequestPipeline, threads: ThreadStore) -> list[Route]:
         pipeline.models.resolve(asked.model)
         check_tool_choice(asked, pipeline.settings.tools)
         counted = len(chat_prompt(pipeline, asked, asked.messages).ids)
-        return json_response(
-            {"input_tokens": counted, "context_management": {"original_input_tokens": counted}}
-        )
+        before = {"original_input_tokens": counted}
+        return json_response({"input_tokens": counted, "context_management": before})
 
     return [
         post("/v1/messages", create_message, message_error),

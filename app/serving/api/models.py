@@ -20,16 +20,10 @@ class ServedModels:
     """Served names of the base model, and its adapters; answers show the first name."""
 
     def __init__(self, names: Sequence[str], root: str, max_model_len: int, adapters: LoRARegistry) -> None:
-        self.names = names
-        self.root = root
-        self.max_model_len = max_model_len
-        self.adapters = adapters
+        self.names, self.root, self.max_model_len, self.adapters = names, root, max_model_len, adapters
 
     def resolve(self, asked: str | None, param: str | None = "model") -> str:
-        """Returns the model's name for an answer; a request may name none.
-
-        ApiError 404, with `param`, for an unknown name.
-        """
+        """Returns the model's name for an answer; a request may name none. ApiError 404, with `param`."""
         if not asked or asked in self.names:
             return self.names[0]
         if asked in self.adapters:

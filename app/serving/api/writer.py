@@ -73,6 +73,7 @@ class ChoiceState(Struct):
     """The reply, part by part."""
 
     def count(self, output: Tokens) -> None:
+        self.ids += output.ids
         self.tokens += len(output.ids)
         if output.finish is not None:
             self.finish, self.ended_s = output.finish, output.at_s
@@ -80,7 +81,6 @@ class ChoiceState(Struct):
             self.reasoning_tokens += len(output.ids)
 
     def take(self, output: Tokens) -> None:
-        self.ids += output.ids
         if output.logprobs is not None:
             self.logprobs.append(output.logprobs)
         if output.part is None or not self.cut_off(output):

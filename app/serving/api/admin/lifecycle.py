@@ -188,18 +188,12 @@ def elastic_routes(body: BodyLimits, ranks: int) -> list[Route]:
     def scale_elastic_ep(context: RequestContext) -> object:
         """Succeeds for the present number of ranks; others need vLLM's Ray backend."""
         check_content_type(context.content_type)
-        asked = {
-            "drain_timeout": DRAIN_TIMEOUT_S,
-            **_object(body, context, internal("The body is no object.")),
-        }
-        wanted = asked.get("new_data_parallel_size")
-        if wanted is None:
-            raise malformed("new_data_parallel_size is required")
-        for name in ("new_data_parallel_size", "drain_timeout"):
-            value = asked[name]
+        asked = _object(body, context, internal("The body is no object."))
+        for name, default in (("new_data_parallel_size", None), ("drain_timeout", DRAIN_TIMEOUT_S)):
+            value = asked.get(name, default)
             if not isinstance(value, int) or value <= 0:
                 raise malformed(f"{name} must be a positive integer")
-        if wanted != ranks:
+        if asked["new_data_parallel_size"] != ranks:
             raise ApiError(500, "Internal Server Error", "Scale failed")
         return {"message": f"Scaled to {ranks} data parallel engines"}
 

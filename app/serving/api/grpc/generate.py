@@ -245,7 +245,6 @@ class RpcWriter(ResponseWriter):
     def _whole(self, output: Tokens) -> bytes:
         choice, kept = self.choices[output.index], self._kept[output.index]
         choice.count(output)
-        choice.ids += output.ids
         self._of_reply(kept, output.logprobs or ())
         if output.finish is None:
             return b""

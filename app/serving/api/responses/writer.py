@@ -11,7 +11,7 @@ from types import MappingProxyType
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
-from app.engine.core.outputs import EngineOutput, Started, TokenLogprob, Tokens
+from app.engine.core.outputs import Started, TokenLogprob, Tokens
 from app.serving.api.errors import as_stream_error
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import TokenNames, rendered
@@ -103,20 +103,18 @@ class ResponsesOptions(Struct, frozen=True, kw_only=True):
 class ResponsesWriter(BlockWriter):
     """Writes the answer to one request; `new_id` draws the ids of items.
 
-    `ended`, if there is one, receives the final response, unless the answer is whole and fails. A stream
-    renders everything when it comes, so its end only joins pieces.
+    `ended` receives the final response, unless the answer is whole and fails. A stream renders everything
+    when it comes, so its end only joins pieces.
     """
 
     def __init__(
         self,
         options: ResponsesOptions,
         new_id: Callable[[], str],
-        ended: Callable[[ResponseObject], None] | None = None,
+        ended: Callable[[ResponseObject], None] = lambda response: None,
     ) -> None:
         super().__init__(new_id)
-        self._options = options
-        self._ended = ended
-        self._logprobs = None
+        self._options, self._ended, self._logprobs = options, ended, None
         if options.top_logprobs is not None:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names)
         self._number = 0
@@ -139,14 +137,6 @@ class ResponsesWriter(BlockWriter):
         response = self._options.response
         kinds = () if self._number else ("created", "in_progress")
         return b"".join([self._of_response(kind, response) for kind in kinds])
-
-    def _tokens(self, output: Tokens) -> bytes:
-        self._keep_ids(output)
-        return super()._tokens(output)
-
-    def _keep_ids(self, output: Tokens) -> None:
-        if self._options.prompt_text is not None:
-            self.choices[0].ids += output.ids
 
     def _add(self, output: Tokens) -> Segment | None:
         part = output.part
@@ -240,22 +230,18 @@ class ResponsesWriter(BlockWriter):
         return number
 
     def _failure(self, error: Exception) -> bytes:
-        response = replace(self._options.response, status="failed", error=_error(error))
-        self._end(response)
+        known = as_stream_error(error)
+        # A message may quote a lone surrogate of the client.
+        message = known.message.encode("utf-8", "replace").decode()
+        told: JsonObject = {"code": ERROR_CODES.get(known.status, "server_error"), "message": message}
+        response = replace(self._options.response, status="failed", error=told)
+        self._ended(response)
         return self._beginning() + self._of_response("failed", response)
 
     def closing(self) -> bytes:
         if self.has_failed:
             return b""
-        last = self._close()
-        response = self._last_state(self._items)
-        self._end(response)
-        return last + self._of_response("completed", response)
-
-    def take(self, output: EngineOutput) -> None:
-        if type(output) is Tokens:
-            self._keep_ids(output)
-        super().take(output)
+        return self._close() + self._of_response("completed", self._last_state(self._items))
 
     def whole(self) -> ResponseObject:
         choice, options = self.choices[0], self._options
@@ -268,15 +254,10 @@ class ResponsesWriter(BlockWriter):
                 logprobs = rendered(segment.logprobs, self._logprobs.item_entry)
             status = None if segment.kind == "reasoning" else "completed"
             items.append(item_of(segment, status, segment.text, logprobs, options.calls))
-        response = self._last_state(items)
-        self._end(response)
-        return response
-
-    def _end(self, response: ResponseObject) -> None:
-        if self._ended is not None:
-            self._ended(response)
+        return self._last_state(items)
 
     def _last_state(self, items: Sequence[JsonObject] | Sequence[Raw]) -> ResponseObject:
+        """Returns the final response, once it is passed to `ended`."""
         choice, options = self.choices[0], self._options
         reason = choice.finish.reason
         status = STATUS.get(reason, "completed")
@@ -305,14 +286,8 @@ class ResponsesWriter(BlockWriter):
             asked: JsonObject = {"message": options.prompt_text, "tokens": options.prompt_ids, **kind}
             response.input_messages = [asked]
             response.output_messages = [{"message": said, "tokens": choice.ids, **kind}]
+        self._ended(response)
         return response
-
-
-def _error(error: Exception) -> JsonObject:
-    known = as_stream_error(error)
-    # A message may quote a lone surrogate of the client.
-    message = known.message.encode("utf-8", "replace").decode()
-    return {"code": ERROR_CODES.get(known.status, "server_error"), "message": message}
 
 
 REPEATED = (
@@ -329,10 +304,8 @@ def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) 
     """
     if asked.background is None or asked.truncation is None:
         raise bad_request("The response cannot repeat a null: leave background and truncation out.")
-    text = asked.text and {
-        "format": asked.text.format and asked.text.format.told(),
-        "verbosity": asked.text.verbosity,
-    }
+    form = asked.text and asked.text.format and asked.text.format.told()
+    text = asked.text and {"format": form, "verbosity": asked.text.verbosity}
     # Raw, because these may be nested deeply, and a stream repeats them three times.
     return ResponseObject(
         **{name: getattr(asked, name) for name in REPEATED},
