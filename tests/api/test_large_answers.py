@@ -88,7 +88,7 @@ def completion(choices: int) -> ResponseWriter:
     return CompletionWriter(META, options)
 
 
-def response(choices: int, ended: Callable[[ResponseObject], None] | None = None) -> ResponseWriter:
+def response(choices: int, ended: Callable[[ResponseObject], None] = lambda response: None) -> ResponseWriter:
     first = new_response(ResponsesRequest(input="hi"), META, 9)
     options = ResponsesOptions(response=first, prompt_ids=PROMPT, top_logprobs=3)
     ids = count()

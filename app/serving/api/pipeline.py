@@ -17,7 +17,7 @@ from app.engine.core.request import Constraint, EngineRequest, ToolCalls
 from app.engine.core.wire import Sampling, TextForm
 from app.engine.forms.schema import Schemas
 from app.serving.api.chat.media import BuiltPrompt, encoded, placeholders
-from app.serving.api.chat.parts import Thinking, constraint_of, tag_of, thinking, tool_calls_of
+from app.serving.api.chat.parts import constraint_of, tag_of, thinking, tool_calls_of
 from app.serving.api.identity import Identity, ResponseMeta, address_of
 from app.serving.api.models import ServedModels
 from app.serving.api.responder import Responder
@@ -227,8 +227,12 @@ class RequestPipeline:
             threshold = inf
         elif threshold is None:
             threshold = kvcache.global_cache_hit_threshold
-        tool_calls, thinks, budget = self._parts(request)
-        sampling, form = self._computed(asked, tool_calls, thinks, prompt.ids)
+        chat, tool_calls, thinks = None, None, "no"
+        if isinstance(request, ChatCompletionRequest):
+            chat, parser = request, self.settings.reply.reasoning_parser
+            tool_calls = tool_calls_of(chat, self.settings.tools, self.schemas, self.real is not None)
+            thinks = thinking(chat, parser, self.chat_rules.template_kwargs)
+        sampling, form = self._computed(asked, tool_calls, thinks != "no", prompt.ids)
         return EngineRequest(
             request_id=meta.engine_id(0),
             index=0,
@@ -255,7 +259,7 @@ class RequestPipeline:
             form=form,
             reasoning=thinks != "no",
             only_thoughts=thinks == "all",
-            thinking_budget=budget,
+            thinking_budget=None if chat is None else chat.thinking_token_budget,
             adapter=asked.model if asked.model in self.models.adapters else None,
             priority=priority,
             cache_salt=request.cache_salt,
@@ -271,24 +275,15 @@ class RequestPipeline:
             observers=context.observers,
         )
 
-    def _parts(self, request: GenerationRequest) -> tuple[ToolCalls | None, Thinking, int | None]:
-        if not isinstance(request, ChatCompletionRequest):
-            return None, "no", None
-        settings, calls = self.settings, None
-        if request.tools:
-            calls = tool_calls_of(request, settings.tools, self.schemas, self.real is not None)
-        thinks = thinking(request, settings.reply.reasoning_parser, self.chat_rules.template_kwargs)
-        return calls, thinks, request.thinking_token_budget
-
     def _computed(
-        self, asked: Asked, calls: ToolCalls | None, thinks: Thinking, prompt_ids: Sequence[int]
+        self, asked: Asked, calls: ToolCalls | None, thinks: bool, prompt_ids: Sequence[int]
     ) -> tuple[Sampling | None, TextForm | None]:
         request, real = asked.request, self.real
         if real is None:
             looks = request.logit_bias or request.allowed_token_ids
             return SamplingDefaults().of(request) if looks else None, None
         form = text_form(asked.structured_outputs, calls)
-        if form is not None and thinks != "no" and real.thoughts is not None:
+        if form is not None and thinks and real.thoughts is not None:
             form = replace(form, thoughts=real.thoughts.after(prompt_ids))
         return real.defaults.of(request), form
 
