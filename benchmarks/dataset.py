@@ -110,7 +110,7 @@ def _records(count: int) -> Iterator[Record]:
     for i in range(count):
         length = rng.randint(SHORTEST, LONGEST)
         ids = [rng.randrange(30_000) for _ in range(length)]
-        yield Record("", ids_hash([i]), RecordedTokens(ids, [" word"] * length), "")
+        yield Record(ids_hash([i]), RecordedTokens(ids, [" word"] * length))
 
 
 @contextmanager

@@ -81,12 +81,12 @@ class Tokens(Struct, gc=False):
 
     def split(self, count: int) -> tuple[Tokens, Tokens]:
         """Splits off the first `count` tokens (at least 1, fewer than all); the rest keeps `finish`."""
-        index, at_s, part, entries = self.index, self.at_s, self.part, self.logprobs
-        first, rest = (
-            Tokens(index, self.texts[some], self.ids[some], at_s, entries and entries[some], finish, part)
-            for some, finish in ((slice(count), None), (slice(count, None), self.finish))
-        )
-        return first, rest
+
+        def part(of: slice, finish: Finish | None) -> Tokens:
+            entries = self.logprobs and self.logprobs[of]
+            return Tokens(self.index, self.texts[of], self.ids[of], self.at_s, entries, finish, self.part)
+
+        return part(slice(count), None), part(slice(count, None), self.finish)
 
 
 Piece = tuple[Part | None, str]

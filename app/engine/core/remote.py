@@ -171,9 +171,7 @@ class RemoteSequence(Sequence):
             self.fail(RequestRefused(text) if output.is_refused else EngineFailed(text))
             return
         finish = None if output.finish is None else Finish(output.finish, output.stop_reason)
-        logprobs: Listed[TokenLogprob] | None = None
-        if (entries := output.logprobs) is not None:
-            logprobs = LazySequence(lambda place: self._entry(entries[place]), range(len(entries)))
+        logprobs = None if output.logprobs is None else [self._entry(entry) for entry in output.logprobs]
         if self._reader is not None:
             self._read(self._reader, output, logprobs, finish)
         elif finish is None and logprobs is None and self._take_token is not None and len(ids) == 1:
@@ -221,14 +219,13 @@ class RemoteSequence(Sequence):
             if end and not pieces:
                 pieces = [(self._part, "")]
             for number, (self._part, said) in enumerate(pieces, 1):
-                self._flush(said, self._part, at_s, end if number == len(pieces) else None)
-
-    def _flush(self, text: str, part: Part | None, at_s: float, finish: Finish | None = None) -> None:
-        """Emits `text` as the text of the last held token, or as an extra item if no token is held."""
-        ids, self._held = self._held, []
-        logprobs, self._held_logprobs = self._held_logprobs, []
-        texts = [*[""] * (len(ids) - 1), text] if ids or text or part is not None else []
-        self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs or None, finish, part))
+                held, self._held = self._held, []
+                entries, self._held_logprobs = self._held_logprobs, []
+                # Without a held token the text is an extra item.
+                shown = [*[""] * (len(held) - 1), said] if held or said or self._part is not None else []
+                last = end if number == len(pieces) else None
+                index = self.request.index
+                self._emit(Tokens(index, shown, held, at_s, entries or None, last, self._part))
 
     def _entry(self, entry: wire.WireLogprob) -> TokenLogprob:
         others = [(token_id, value) for token_id, value in entry.top if token_id != entry.token_id]
@@ -373,7 +370,6 @@ class RemoteEngine(EngineClient):
         return answer
 
     def _leave(self, choice: RemoteSequence) -> None:
-        """Removes a finished choice, and aborts it on the engine if necessary."""
         self._choices.pop(choice.key, None)
         if choice.is_computed:
             self._send([wire.Abort([choice.key])])

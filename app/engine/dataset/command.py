@@ -6,13 +6,11 @@ import argparse
 import os
 import sqlite3
 import sys
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 import ijson  # type: ignore[import-untyped]
 import msgspec
@@ -98,12 +96,10 @@ def _text(turn: object, speaker: str) -> str | None:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A future row: the reply to a prompt, which is a text or a chat."""
+    """A future row: the reply to a prompt."""
 
-    prompt: str | list[Message]
     prompt_hash: bytes
     tokens: RecordedTokens
-    reply: str
 
 
 class RecordWriter:
@@ -129,8 +125,8 @@ class RecordWriter:
                     text_ids = self._tokenizer.encode(question, add_special_tokens=True)
                     chat_ids = self._tokenizer.encode_chat(messages)
                     self.recorded += 2
-                    yield Record(question, ids_hash(text_ids), tokens, reply)
-                    yield Record(messages, ids_hash(chat_ids), tokens, reply)
+                    yield Record(ids_hash(text_ids), tokens)
+                    yield Record(ids_hash(chat_ids), tokens)
             except TokenizerInputError as error:
                 self.refused += 1
                 self.refusal = self.refusal or str(error)
@@ -153,24 +149,6 @@ def write_sqlite(path: Path, table_name: str, records: Iterable[Record]) -> None
             connection.execute(insert(table), batch)
 
 
-def written_as_json(records: Iterable[Record], file: TextIO, tokenizer: Tokenizer) -> Iterator[Record]:
-    """Yields the records unchanged and writes each to `file` as an item of a readable JSON array."""
-    separator = "[\n"
-    for record in records:
-        prompt = record.prompt
-        shown = {
-            "prompt_hash": b64encode(record.prompt_hash).decode(),
-            "n_gen_tokens": len(record.tokens),
-            "gen_tokens": {"Tokens": record.tokens.ids, "Strings": record.tokens.strings},
-            "input_text": prompt if isinstance(prompt, str) else tokenizer.render_chat(prompt),
-            "generated": record.reply,
-        }
-        file.write(separator + msgspec.json.encode(shown).decode())
-        separator = ",\n"
-        yield record
-    file.write("\n]\n")
-
-
 ABOUT = """\
 Make a dataset (an SQLite file with recorded replies, see docs/datasets.md) out of a JSON file with
 conversations in the form of ShareGPT. The settings of the server are flags here, too: the model and its
@@ -190,7 +168,6 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
     parser.add_argument(
         "--max-records", type=whole_number(1), default=10_000, help="conversations to take [10000]"
     )
-    parser.add_argument("--debug-json", action="store_true", help="write all records as readable JSON, too")
     options, flags = parser.parse_beside_settings(argv)
     settings = load(flags, os.environ, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
     table: str = options.table_name or settings.dataset.dataset_table_name
@@ -200,8 +177,6 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
         )
     output: Path = options.output
     targets = [output, output.with_suffix(".md")]
-    if options.debug_json:
-        targets.append(output.with_suffix(".json"))
     if len(set(targets)) < len(targets):
         raise DatasetError(f"{output} must end with .sqlite3, not with {output.suffix}")
     for target in targets:
@@ -234,12 +209,8 @@ def _build(
     counted: Any = tqdm.wrapattr(source, "read", total=size, desc=options.input.name, disable=None)
     output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=output.parent) as folder, counted as file:
-        sqlite, page, *debug = parts = [Path(folder, target.name) for target in targets]
-        records = recorder.records(islice(conversations(file), options.max_records))
-        with debug[0].open("w", encoding="utf-8") if debug else nullcontext() as readable:
-            if readable is not None:
-                records = written_as_json(records, readable, tokenizer)
-            write_sqlite(sqlite, table, records)
+        sqlite, page = parts = [Path(folder, target.name) for target in targets]
+        write_sqlite(sqlite, table, recorder.records(islice(conversations(file), options.max_records)))
         refused = f"; {recorder.refused} were cut short: {recorder.refusal}" if recorder.refused else ""
         if not recorder.recorded:
             raise DatasetError(f"it has no question of a human with a reply{refused}")

@@ -88,16 +88,12 @@ class CallReplies:
 
     def _versions(self, calls: ToolCalls, count: int, rng: Random) -> Iterator[WrittenCalls]:
         """Yields ever shorter texts: fewer calls, then short arguments, then less markup."""
-        yield written([self._call(calls, rng) for _ in range(count)])
         fewest = max(calls.least, 1)
-        for _ in range(TRIES - 1):
-            yield written([self._call(calls, rng) for _ in range(fewest)])
-        for number in range(TRIES):
-            last = number == TRIES - 1
-            short = [self._call(calls, rng, Size.LEAST if last else Size.BRIEF) for _ in range(fewest)]
-            yield written(short, terse=last)
+        tries = [(count, Size.USUAL), *[(fewest, Size.USUAL)] * (TRIES - 1)]
+        for number, size in [*tries, *[(fewest, Size.BRIEF)] * (TRIES - 1), (fewest, Size.LEAST)]:
+            yield written([self._call(calls, rng, size) for _ in range(number)], size is Size.LEAST)
 
-    def _call(self, calls: ToolCalls, rng: Random, size: Size = Size.USUAL) -> tuple[str, str]:
+    def _call(self, calls: ToolCalls, rng: Random, size: Size) -> tuple[str, str]:
         tool = calls.tools[0] if calls.named else rng.choice(calls.tools)
         arguments = self._schemas.compile(tool.schema, calls.lenient).sample(rng, self.settings, size)
         return tool.name, json.dumps(
@@ -157,16 +153,9 @@ def endless_text(schema: JsonSchema) -> str | None:
     if not isinstance(schema, Mapping) or schema.get("additionalProperties") is False:
         return None
     fields, required = schema.get("properties"), schema.get("required")
-    if not isinstance(fields, Mapping) or not isinstance(required, list):
-        return None
-    return next(
-        (
-            str(name)
-            for name, field in fields.items()
-            if name in required
-            and isinstance(field, Mapping)
-            and field.get("type") == "string"
-            and BOUNDS.isdisjoint(field)
-        ),
-        None,
-    )
+    if isinstance(fields, Mapping) and isinstance(required, list):
+        for name, field in fields.items():
+            is_text = isinstance(field, Mapping) and field.get("type") == "string"
+            if name in required and is_text and BOUNDS.isdisjoint(field):
+                return str(name)
+    return None

@@ -38,17 +38,13 @@ def stopped(reply: Reply, request: EngineRequest) -> Reply:
             last = reply.texts[i] if request.include_stop else ""
             reply = Reply([*reply.texts[:i], last], reply.ids[: i + 1], Finish("stop", token_id))
             break
-    if request.stop:
-        reply = _stopped_by_text(reply, request)
-    return reply
+    return _stopped_by_text(reply, request) if request.stop else reply
 
 
 def _stopped_by_text(reply: Reply, request: EngineRequest) -> Reply:
     slices = Slices()
-    slices.spend(len(reply.texts) // TOKENS_IN_A_STEP)  # making it took that long
-    text = "".join(reply.texts)
-    offsets = [0, *accumulate(map(len, reply.texts))]
-    slices.spend(len(reply.texts) // TOKENS_IN_A_STEP)
+    slices.spend(2 * len(reply.texts) // TOKENS_IN_A_STEP)  # making and joining them take that long
+    text, offsets = "".join(reply.texts), [0, *accumulate(map(len, reply.texts))]
     found = _first_stop(text, offsets, request, slices)
     finish, count = reply.finish, len(reply.ids)
     if found is not None:
