@@ -93,6 +93,17 @@ def test_a_fleet_of_one_is_as_the_client_of_one_engine(
 
 
 @settings(max_examples=25, deadline=None)
+@given(REQUESTS, st.sampled_from(["random", "round-robin"]), st.integers(2, 4))
+def test_pod_by_pod_is_as_all_together(
+    requests: list[tuple[float, int, int]], policy: str, pods: int
+) -> None:
+    load, plan = load_of(requests), SimulationPlan(profile=REAL, pods=pods, policy=policy)
+    apart, together = simulated(load, plan), simulate(load, plan, watch=lambda *step: None)
+    assert (moments(apart), apart.pod, apart.steps) == (moments(together), together.pod, together.steps)
+    assert apart.timeline.blocks == pytest.approx(together.timeline.blocks)
+
+
+@settings(max_examples=25, deadline=None)
 @given(
     REQUESTS,
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 70)), min_size=25, max_size=25),

@@ -7,17 +7,18 @@ import multiprocessing
 import os
 import signal
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import groupby
 from random import Random
 from threading import Thread
 
 from app.engine.core.step_loop import CostModel, StepCost
 from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline, Watch, shared_keys
-from app.lab.load.policies import RANDOM, make_policy
+from app.lab.load.policies import RANDOM, PrefixAware, make_policy
 from app.lab.load.trace import LoadTrace
 from config import ConfigError
 from config.profile import EngineLimits, Profile
@@ -79,6 +80,9 @@ class Simulation:
             Pod(profile, costs(profile), f"{plan.seed}/{number}", *fixed) for number in range(plan.pods)
         ]
         self._policy = make_policy(plan.policy, self._cached, Random(f"{plan.seed}/{plan.policy}"))
+        free = watch is None and plan.in_flight is None
+        self._is_blind = free and not isinstance(self._policy, PrefixAware)
+        """True when the choice of pods, and so each pod, depends on nothing but the load."""
         self._numbers = range(plan.pods)
         self._due: list[tuple[float, int]] = []
         """Heap of times and pods with work; an entry that differs from the pod's `due_s` is outdated."""
@@ -91,26 +95,35 @@ class Simulation:
         self._done = 0
 
     def run(self) -> SimulationOutcome:
+        out, numbers, policy = self.outcome, range(len(self._load)), self._policy
+        if self._is_blind and not isinstance(policy, PrefixAware):
+            # One pod after another, as the state of one pod fits into the processor's caches.
+            for number in numbers:
+                out.pod[number] = policy.choose(None, self._numbers, self._counts)
+            for _, its in groupby(sorted(numbers, key=out.pod.__getitem__), out.pod.__getitem__):
+                self._play(its)
+        else:
+            self._play(numbers)
+        out.steps = sum(pod.steps for pod in self.pods)
+        out.preemptions = sum(pod.scheduler.preemptions for pod in self.pods)
+        out.cached_tokens = sum(pod.cached_tokens for pod in self.pods)
+        return out
+
+    def _play(self, numbers: Iterable[int]) -> None:
         load = self._load
-        for number, columns in enumerate(
-            zip(load.arrival_s, load.input_tokens, load.output_tokens, strict=True)
-        ):
+        for count, number in enumerate(numbers):
+            columns = load.arrival_s[number], load.input_tokens[number], load.output_tokens[number]
             request = OfflineRequest(*columns, number)
             if load.group:
                 request.group, request.prefix_tokens = load.group[number], load.prefix_tokens[number]
             request.send_s = send_s = self._send_s(request.arrival_s)
             self._settle(send_s)
             self._send(request)
-            if not number % OFTEN:
+            if not count % OFTEN:
                 self._progress(self._done)
         while self._due:
             self._settle(self._due[0][0] + SLICE_S)
             self._progress(self._done)
-        out = self.outcome
-        out.steps = sum(pod.steps for pod in self.pods)
-        out.preemptions = sum(pod.scheduler.preemptions for pod in self.pods)
-        out.cached_tokens = sum(pod.cached_tokens for pod in self.pods)
-        return out
 
     def _cached(self, request: OfflineRequest) -> dict[int, float]:
         """Returns the cached blocks of a request's shared prefix by pod, like an indexer without delay."""
@@ -141,12 +154,13 @@ class Simulation:
                 heappush(self._due, (next_s, number))
 
     def _send(self, request: OfflineRequest) -> None:
-        endings, counts = self._endings, self._counts
-        while endings and endings[0][0] <= request.send_s:
-            counts[heappop(endings)[1]] -= 1
-        number = self._policy.choose(request, self._numbers, counts)
-        counts[number] += 1
-        self.outcome.pod[request.number] = number
+        out, endings, counts = self.outcome, self._endings, self._counts
+        if not self._is_blind:
+            while endings and endings[0][0] <= request.send_s:
+                counts[heappop(endings)[1]] -= 1
+            out.pod[request.number] = chosen = self._policy.choose(request, self._numbers, counts)
+            counts[chosen] += 1
+        number = out.pod[request.number]
         pod = self.pods[number]
         pod.send(request, request.send_s)
         if pod.next_s != pod.due_s:
@@ -157,7 +171,8 @@ class Simulation:
         out, number = self.outcome, request.number
         out.send_s[number], out.first_s[number] = request.send_s, request.first_s
         out.last_s[number] = last_s = request.last_s
-        heappush(self._endings, (last_s, out.pod[number]))
+        if not self._is_blind:
+            heappush(self._endings, (last_s, out.pod[number]))
         if self._places is not None:
             heappush(self._places, last_s + self._plan.turnaround_s)
         self._done += 1
