@@ -13,11 +13,10 @@ from typing import Any, BinaryIO
 import gevent
 import pytest
 from gevent.event import Event
-from gevent.pywsgi import WSGIServer
 
 from app.serving.http.client import JSON, HttpConnection, Target
 from app.serving.recording.exchange import Exchange, bytes_of
-from app.serving.recording.proxy import PIECE_BYTES, RecordingFile, RecordingHandler, RecordingProxy
+from app.serving.recording.proxy import PIECE_BYTES, RecordingFile, RecordingProxy
 from tests.fleet import stubs
 from tests.recording.recordings import exchanges_of
 
@@ -46,15 +45,9 @@ class Recorder:
     @contextmanager
     def running(self) -> Iterator[str]:
         """Its address."""
-        server = WSGIServer(
-            ("127.0.0.1", 0), self._proxy, handler_class=RecordingHandler, log=None, error_log=None
-        )
-        server.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.stop(timeout=1)
-            self._file.close()
+        with stubs.serving(self._proxy) as address:
+            yield address
+        self._file.close()
 
     def kept(self, count: int) -> list[Exchange]:
         """The exchanges in the file, as soon as so many have been kept or not kept."""

@@ -90,19 +90,26 @@ The loop gives up the GIL at every system call: Python's default of 5 ms would a
 """
 
 
+QUICK_BYTES = 1 << 14
+"""Most bytes that are read or searched in place, in a millisecond or so."""
+
+
 def share_loop() -> None:
     """Marks this thread's loop as serving many requests at a time without gevent's patches."""
     gevent.get_hub().is_shared = True
 
 
 def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs `function` in a native thread while other greenlets run. Calls it in place if the loop is not
-    shared.
+    """Runs `function` in a native thread while other greenlets run.
+
+    Calls it in place if the loop is not shared, and in callbacks of the loop.
 
     Library calls that release the GIL do not block the loop (`encode_batch` releases it, `encode` does not).
     Python code gives up the GIL after `SWITCH_S`, which is set here for the whole process.
     """
-    if not (monkey.is_module_patched("socket") or getattr(get_hub_if_exists(), "is_shared", False)):
+    hub = get_hub_if_exists()
+    is_shared = monkey.is_module_patched("socket") or getattr(hub, "is_shared", False)
+    if not is_shared or gevent.getcurrent() is hub:
         return function(*args, **kwargs)
     sys.setswitchinterval(SWITCH_S)
 
@@ -120,6 +127,11 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     if failed:
         raise failed[0]
     return done[0]
+
+
+def call_long(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls a `function` that works through `size` bytes; off the hub when they are many."""
+    return function(*args, **kwargs) if size <= QUICK_BYTES else call_off_hub(function, *args, **kwargs)
 
 
 def wait_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

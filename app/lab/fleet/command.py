@@ -31,13 +31,13 @@ from app.lab.fleet.fleet import (
     make_workload,
     running_fleet,
 )
-from app.lab.fleet.proxy import Proxy, server_of
+from app.lab.fleet.proxy import Proxy
 from app.lab.fleet.routing import PolicyMaker, policies_of
 from app.lab.load.policies import POLICIES
 from app.lab.load.recording_client import Measured, RecordingClient, Wanted, completion
 from app.lab.load.report import BLUE, GREY, RED, check_target, four, markdown, new_figure, progress_of
 from app.lab.load.synthetic import arrivals
-from app.serving.http.client import Target
+from app.serving.http.client import Target, server_of
 from app.text.base import Tokenizer, TokenizerError
 from config import Settings
 from config.flags import FlagParser, as_command, number_of, whole_number
@@ -232,11 +232,10 @@ def _run(
 
     workload = make_workload(options.requests, options.groups, options.prefix_tokens, options.seed, compose)
     pods, seed, processes = options.pods, options.seed, Processes(time.monotonic, gevent.sleep)
-    with (
-        progress_of(sys.stderr, "starting indexer and pods", pods + 1, "servers") as progress,
-        running_fleet(settings, flags, workload, pods, seed, processes, progress) as fleet,
-    ):
-        progress.end()
+    with ExitStack() as ends:
+        with progress_of(sys.stderr, "starting indexer and pods", pods + 1, "servers") as progress:
+            running = running_fleet(settings, flags, workload, pods, seed, processes, progress)
+            fleet = ends.enter_context(running)
         if options.serve:
             with suppress(KeyboardInterrupt):
                 _serve(fleet, options, policies)

@@ -6,11 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from http.client import HTTPException
-from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+from wsgiref.types import StartResponse, WSGIEnvironment
 
-from gevent.pywsgi import WSGIServer
-
-from app.lab.fleet.fleet import HOST
 from app.lab.fleet.routing import GENERATING, Incoming, Policy
 from app.serving.http import client as relays
 from app.serving.http.client import ROUTED_TO, HttpConnection
@@ -65,12 +62,13 @@ class Proxy:
     ) -> Iterator[bytes]:
         self.routed[pod] += 1
         self.in_flight[pod] += 1
-        target = "?".join(filter(None, (environ["PATH_INFO"], environ.get("QUERY_STRING"))))
         headers = relays.request_headers(environ)
         try:
             with closing(connection), relays.watching(environ, connection.cut):
                 try:
-                    connection.request(environ["REQUEST_METHOD"], target, body or None, headers)
+                    connection.request(
+                        environ["REQUEST_METHOD"], environ[relays.TARGET], body or None, headers
+                    )
                     response = connection.getresponse()
                 except (OSError, HTTPException) as error:
                     why = f"{pod} gave no answer: {error!r}"
@@ -89,8 +87,3 @@ class Proxy:
             "unreachable": dict(self.unreachable),
             "fallbacks": self.policy.fallbacks,
         }
-
-
-def server_of(application: WSGIApplication, port: int = 0) -> WSGIServer:
-    """Returns a loopback server, not yet started and without a log; port 0 is any free port."""
-    return WSGIServer((HOST, port), application, handler_class=relays.ClientHandler, log=None, error_log=None)

@@ -130,46 +130,21 @@ def check_target(path: Path | None) -> None:
 
 
 @contextmanager
-def progress_of(stream: TextIO, name: str, total: int, unit: str) -> Iterator[Progress]:
-    """Yields the progress of a block; its line on a terminal is erased at the end."""
-    progress = Progress(stream, name, total, unit)
+def progress_of(stream: TextIO, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """Yields a function that receives how much is done; a bar shows that after a second, until the end."""
+    begun_s, bar = time.monotonic(), None
+
+    def tell(done: int) -> None:
+        nonlocal bar
+        if bar is not None:
+            bar.update(done - bar.n)
+        elif time.monotonic() - begun_s > QUIET_S:
+            tqdm = import_module("tqdm").tqdm  # takes as long as a short simulation
+            bar = tqdm(desc=name, initial=done, total=total, unit=f" {unit}", leave=False, file=stream)
+            bar.mininterval = bar.maxinterval = TERMINAL_EVERY_S if stream.isatty() else LINE_EVERY_S
+
     try:
-        yield progress
+        yield tell
     finally:
-        progress.end()
-
-
-class Progress:
-    """Writes `name`, the part that is done and the estimated time left to `stream`."""
-
-    def __init__(
-        self, stream: TextIO, name: str, total: int, unit: str, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._stream = stream
-        self._name = name
-        self._total = total
-        self._unit = unit
-        self._now = now
-        self._begun_s = now()
-        self._next_s = self._begun_s + QUIET_S
-        self._every_s = TERMINAL_EVERY_S if stream.isatty() else LINE_EVERY_S
-        self._width = 0
-        """Characters in the line of a terminal."""
-
-    def __call__(self, done: int) -> None:
-        now_s = self._now()
-        if now_s < self._next_s:
-            return
-        self._next_s = now_s + self._every_s
-        spent_s = now_s - self._begun_s
-        left = f", {spent_s * max(0, self._total - done) / done:.0f} s left" if done else ""
-        text = f"{self._name}: {done:,} of {self._total:,} {self._unit}, {spent_s:.0f} s{left}"
-        if self._stream.isatty():
-            print(f"\r{text.ljust(self._width)}", end="", file=self._stream, flush=True)
-            self._width = len(text)
-        else:
-            print(text, file=self._stream, flush=True)
-
-    def end(self) -> None:
-        if self._width:
-            print("\r" + " " * self._width, end="\r", file=self._stream, flush=True)
+        if bar is not None:
+            bar.close()

@@ -9,13 +9,13 @@ from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from types import MappingProxyType
 from urllib.parse import urlsplit
-from wsgiref.types import StartResponse, WSGIEnvironment
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import gevent
 import gevent.socket
 import gevent.ssl
 import msgspec
-from gevent.pywsgi import WSGIHandler
+from gevent.pywsgi import WSGIHandler, WSGIServer
 from msgspec import Struct
 
 from app.serving.http.connection import Connection
@@ -129,8 +129,8 @@ HOP_BY_HOP = frozenset(
 NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
 PIECE = 65536
 """Most bytes of one read; smaller pieces are forwarded at once."""
-CLIENT = "fleet.client_socket"
-"""Key of the client's socket in the WSGI environ."""
+CLIENT, TARGET = "relay.client_socket", "relay.target"
+"""Keys of the client's socket, and of its path and query, in the WSGI environ."""
 
 
 def pieces_of(response: HTTPResponse) -> Iterator[bytes]:
@@ -149,14 +149,19 @@ def pieces_of(response: HTTPResponse) -> Iterator[bytes]:
 
 
 class ClientHandler(WSGIHandler):  # type: ignore[misc]
-    """Handler of gevent that also passes the client's socket to the application."""
+    """Handler of gevent that also passes the client's socket and target to the application."""
 
     def get_environ(self) -> WSGIEnvironment:
         environ: WSGIEnvironment = super().get_environ()
         # A token must not wait for the acknowledgement of the previous one.
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        environ[CLIENT] = self.socket
+        environ[CLIENT], environ[TARGET] = self.socket, self.path
         return environ
+
+
+def server_of(application: WSGIApplication, host: str = "127.0.0.1", port: int = 0) -> WSGIServer:
+    """Returns a server, not yet started and without a log; port 0 is any free one."""
+    return WSGIServer((host, port), application, handler_class=ClientHandler, log=None, error_log=None)
 
 
 @contextmanager

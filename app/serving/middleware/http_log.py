@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
+from app.base.clock.pause import call_long
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response
 from app.serving.middleware.masking import mask_headers, mask_query, mask_text
@@ -44,5 +45,6 @@ class HttpLog(Middleware):
 
 
 def _text(data: bytes) -> str:
-    text = mask_text(data[:MOST_BYTES].decode(errors="replace"))
+    text = data[:MOST_BYTES].decode(errors="replace")
+    text = call_long(len(text), mask_text, text)
     return text if len(data) <= MOST_BYTES else f"{text}... ({len(data)} bytes)"

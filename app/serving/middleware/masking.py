@@ -13,13 +13,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from app.base.clock.pause import Slices
-
 MASK = "***"
-SLICE = 12_000
-"""Fields and brackets between two pauses: about 4 ms."""
-LOOK = 8
-"""Cost of a string with an escape, in fields."""
 DEEPEST = 4
 """Most levels of JSON inside JSON strings (such as arguments of tool calls) that are searched."""
 WORDS = (
@@ -80,32 +74,31 @@ def mask_query(path: str) -> str:
     return _QUERY.sub(masked, path)
 
 
-def mask_text(text: str, slices: Slices | None = None, depth: int = DEEPEST) -> str:
-    """Masks the secrets of `text`. Numbers and the schemas of fields stay."""
-    return _masked(text, [], slices or Slices(SLICE), depth)[0]
+def mask_text(text: str, depth: int = DEEPEST) -> str:
+    """Masks the secrets of `text`. Numbers and the schemas of fields stay. Long texts belong off the hub."""
+    return _masked(text, [], depth)[0]
 
 
 def mask_pieces(pieces: Sequence[str]) -> list[str]:
     """Masks a text in parts. The mask of a secret is in the part where the secret begins."""
-    masked, ends = _masked("".join(pieces), list(accumulate(map(len, pieces))), Slices(SLICE), DEEPEST)
+    masked, ends = _masked("".join(pieces), list(accumulate(map(len, pieces))), DEEPEST)
     return [masked[start:end] for start, end in pairwise([0, *ends])]
 
 
-def _masked(text: str, cuts: list[int], slices: Slices, depth: int) -> tuple[str, list[int]]:
+def _masked(text: str, cuts: list[int], depth: int) -> tuple[str, list[int]]:
     """Masks `text`; returns the new text and the new positions of `cuts` (ascending)."""
-    masked, cuts = _replaced(text, _fields(text, depth, slices), cuts)
-    masked, cuts = _replaced(masked, _found(_BEARER_KEY, masked, slices), cuts)
+    masked, cuts = _replaced(text, _fields(text, depth), cuts)
+    masked, cuts = _replaced(masked, _found(_BEARER_KEY, masked), cuts)
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return _replaced(masked, _found(_LOOSE, masked, slices), cuts)
+        return _replaced(masked, _found(_LOOSE, masked), cuts)
     return masked, cuts
 
 
-def _found(pattern: re.Pattern[str], text: str, slices: Slices) -> Iterator[Replacement]:
+def _found(pattern: re.Pattern[str], text: str) -> Iterator[Replacement]:
     """Yields masks for the values that `pattern` finds, if their names, where it finds names, are secret."""
     for found in pattern.finditer(text):
-        slices.spend()
         name = found.groupdict().get("name")
         if name is None or is_secret(name) and not (name == "token" and _LOGPROB.match(text, found.end())):
             yield (*found.span("value"), MASK)
@@ -124,11 +117,10 @@ def _replaced(text: str, replacements: Iterable[Replacement], cuts: list[int]) -
     return "".join([*pieces, text[done:]]), moved
 
 
-def _fields(text: str, depth: int, slices: Slices) -> Iterator[Replacement]:
+def _fields(text: str, depth: int) -> Iterator[Replacement]:
     """Yields replacements of fields with a secret name, and of strings that hide such fields."""
     at = 0
     while (found := _SUSPECT.search(text, at)) is not None:
-        slices.spend(LOOK if "\\" in found["text"] else 1)
         string, at = found["text"], found.end()
         if "\\" in string:
             try:
@@ -137,22 +129,21 @@ def _fields(text: str, depth: int, slices: Slices) -> Iterator[Replacement]:
                 string = string.replace("\\", "")
         if found["colon"] is None:
             if depth and _MAY_HIDE.search(string):
-                masked = mask_text(string, slices, depth - 1)
+                masked = mask_text(string, depth - 1)
                 if masked != string:
                     yield found.start(), at, json.dumps(masked, ensure_ascii=False)
         elif is_secret(string):
-            start, at = at, _end_of_value(text, at, slices)
+            start, at = at, _end_of_value(text, at)
             if at > start and not (string == "token" and _LOGPROB.match(text, at)):
                 yield start, at, f'"{MASK}"'
 
 
-def _end_of_value(text: str, start: int, slices: Slices) -> int:
+def _end_of_value(text: str, start: int) -> int:
     """Returns the end of the value at `start`; `start` for a value that stays readable."""
     if not text.startswith(('"', "[", "{"), start) or _SCHEMA.match(text, start):
         return start
     awaited: list[str] = []
     for part in _PART.finditer(text, start):
-        slices.spend()
         sign = part[0]
         if sign in _CLOSING:
             awaited.append(_CLOSING[sign])

@@ -32,7 +32,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec import Meta, Struct
 
-from app.base.clock.pause import Slices, call_off_hub
+from app.base.clock.pause import call_long
 from app.serving.middleware.masking import MASK, is_secret, mask_pieces, mask_query
 from config import ConfigError
 from config.installation import COMMAND
@@ -194,10 +194,8 @@ def masked_pieces(pieces: Sequence[bytes], coding: str = "") -> list[bytes]:
     return [_BEYOND.sub(lambda found: json.dumps(found[0])[1:-1], text).encode("latin-1") for text in masked]
 
 
-SLICE = 1_500
-"""Candidates compared between two pauses: about 4 ms of work."""
-QUICK_BYTES = 1 << 16
-"""Longest line read in place, in bytes; a thread reads longer lines, because a disk may be slow."""
+COMPARED_BYTES = 100
+"""Bytes in whose time two requests are compared: about 3 us."""
 MOST_EXCHANGES = 100_000
 """Most exchanges in a file; their index takes about 50 MB."""
 log = logging.getLogger(__name__)
@@ -225,37 +223,30 @@ class Recording:
         """Number of answers given, by line number."""
         self._equal: dict[bytes, list[Place]] = {}
         self._next: Counter[bytes] = Counter()
-        self._candidates: dict[bytes, list[tuple[Likeness, bytes]]] = {}
-        """Requests to compare with similar ones and their keys, by route."""
+        self._alike: dict[tuple[bytes, bool], list[tuple[Likeness, bytes]]] = {}
+        """Requests to compare with similar ones and their keys, by route and `stream`."""
         self._answers: WeakValueDictionary[int, RecordedAnswer] = WeakValueDictionary()
         """Answers being sent, by position; requests with the same answer share one copy."""
-        self._slices = Slices(SLICE)
-        for place, form in sorted(self._indexed(), key=lambda each: each[0].at_s):
+        forms = [(place, _recorded_form(it.request, alike)) for place, it in exchanges(path)]
+        for place, form in sorted(forms, key=lambda each: each[0].at_s):
+            if form.likeness is not None and form.key not in self._equal:
+                route = form.place, form.likeness.stream
+                self._alike.setdefault(route, []).append((form.likeness, form.key))
             self._equal.setdefault(form.key, []).append(place)
-            if form.likeness is not None and place is self._equal[form.key][0]:
-                self._candidates.setdefault(form.place, []).append((form.likeness, form.key))
         self._file = opened(path)
-
-    def _indexed(self) -> Iterator[tuple[Place, RequestForm]]:
-        for place, exchange in exchanges(self.path):
-            request = exchange.request
-            kind = header_of(request.headers, "content-type")
-            yield place, form_of(request.method, request.target, kind, bytes_of(request.body), self.alike)
 
     def __len__(self) -> int:
         return sum(map(len, self._equal.values()))
 
     def find(self, form: RequestForm) -> bytes | None:
         """Returns the key of equal requests, else of the most similar ones; None without a match."""
-        likeness, best, found = form.likeness, None, None
+        likeness = form.likeness
         if form.key in self._equal or likeness is None:
             return form.key if form.key in self._equal else None
-        for candidate, key in self._candidates.get(form.place, ()):
-            self._slices.spend()
-            rank = candidate.rank(likeness)
-            if candidate.stream == likeness.stream and (best is None or rank > best):
-                best, found = rank, key
-        return found
+        alike = self._alike.get((form.place, likeness.stream), ())
+        size = len(alike) * COMPARED_BYTES
+        nearest = call_long(size, lambda: max(alike, key=lambda it: it[0].rank(likeness), default=None))
+        return nearest and nearest[1]
 
     def next_answer(self, key: bytes) -> RecordedAnswer:
         """Returns the recorded answers of equal requests in order, then repeats the last.
@@ -269,9 +260,7 @@ class Recording:
         answer = self._answers.get(place.start)
         if answer is None:
             try:
-                # A thread reads long lines, because a disk may be slow.
-                is_quick = place.length <= QUICK_BYTES
-                answer = self._read(place) if is_quick else call_off_hub(self._read, place)
+                answer = call_long(place.length, self._read, place)
             except ValueError:
                 raise RecordingError(f"{self.path}: line {place.number} has changed") from None
             self._answers[place.start] = answer
@@ -282,6 +271,11 @@ class Recording:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _recorded_form(request: RecordedRequest, alike: bool) -> RequestForm:
+    kind = header_of(request.headers, "content-type")
+    return form_of(request.method, request.target, kind, bytes_of(request.body), alike)
 
 
 def opened(path: str) -> BinaryIO:

@@ -11,6 +11,7 @@ import gc
 import signal
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -22,17 +23,18 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 import gevent
 from gevent.event import Event
 from gevent.pool import Group
-from gevent.pywsgi import WSGIServer
 
+from app.base.clock.pause import call_off_hub, share_loop
 from app.serving.http.client import (
     HOP_BY_HOP,
     READ_TIMEOUT_S,
-    ClientHandler,
+    TARGET,
     HttpConnection,
     Target,
     pieces_of,
     refuse,
     request_headers,
+    server_of,
     watching,
 )
 from app.serving.middleware.masking import mask_query
@@ -66,10 +68,6 @@ MOST_PIECES = 100_000
 """Most parts of a recorded answer; masking and writing more would delay other requests."""
 
 
-def _warn(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 class RecordingFile:
     """Appends exchanges to a new file at `path`; `now` returns monotonic seconds.
 
@@ -82,7 +80,7 @@ class RecordingFile:
         target: str,
         now: Callable[[], float] = time.monotonic,
         most_held_bytes: int = MOST_HELD_BYTES,
-        warn: Callable[[str], None] = _warn,
+        warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
         self.path, self.now, self.warn = path, now, warn
         self.kept = self.left_out = 0
@@ -110,7 +108,7 @@ class RecordingFile:
     def _write(self, exchange: KeptExchange) -> None:
         """Appends the whole line or nothing: a partial line would spoil the next."""
         try:
-            line = exchange.line()
+            line = call_off_hub(exchange.line)
             if self._file.write(line) != len(line):
                 raise OSError("there is no room for it")
             self._end += len(line)
@@ -143,33 +141,23 @@ class KeptExchange:
         """`is_broken`: the answer broke off. `is_over`: the answer ended or broke off."""
         self._file = file
         self._most = most_bytes
-        self._body: list[bytes] = []
-        self._pieces: list[tuple[float, bytes]] = []
-        self._held = 0
-        self._sizes = {"request": 0, "answer": 0}
+        self._sizes, self._held = Counter[str](), 0
+        self._pieces: defaultdict[str, list[tuple[float, bytes]]] = defaultdict(list)
 
-    def sent(self, piece: bytes) -> None:
-        if self._fits("request", piece):
-            self._body.append(piece)
-
-    def came(self, piece: bytes) -> None:
-        if self._fits("answer", piece):
-            self._pieces.append((self._file.now(), piece))
-
-    def _fits(self, of: str, piece: bytes) -> bool:
-        size = len(piece) + PIECE_BYTES
+    def take(self, of: str, piece: bytes) -> None:
+        """Keeps a piece of the "request" or of the "answer"."""
+        size, answer = len(piece) + PIECE_BYTES, self._pieces["answer"]
         self._sizes[of] += len(piece)
         if self._sizes[of] > self._most:
             self.give_up(f"its {of} is larger than {self._most >> 20} MiB")
-        elif len(self._pieces) == MOST_PIECES:
+        elif len(answer) == MOST_PIECES:
             self.give_up(f"its answer has more than {MOST_PIECES} pieces")
         elif size > self._file.free_bytes:
             self.give_up("too much is under way")
-        if self.excuse:
-            return False
-        self._held += size
-        self._file.free_bytes -= size
-        return True
+        if not self.excuse:
+            self._held += size
+            self._file.free_bytes -= size
+            self._pieces[of].append((self._file.now(), piece))
 
     def give_up(self, why: str) -> None:
         self.excuse = self.excuse or why
@@ -187,30 +175,27 @@ class KeptExchange:
     def release(self) -> None:
         self._file.free_bytes += self._held
         self._held = 0
-        self._body, self._pieces = [], []
+        self._pieces.clear()
 
     def line(self) -> bytes:
         """Encodes the exchange as a line of the file. HiddenSecrets: a body cannot be masked."""
-        [body] = masked_pieces([b"".join(self._body)], header_of(self.request_headers, "content-encoding"))
-        pieces = [piece for _, piece in self._pieces]
-        came = masked_pieces(pieces, header_of(self.headers, "content-encoding"))
-        moments = [round(at_s - self.asked_s, 6) for at_s, _ in self._pieces]
-        headers = masked_headers(self.headers)
-        length = sum(map(len, came))
+        asked, came = self._pieces["request"], self._pieces["answer"]
+        coding = header_of(self.request_headers, "content-encoding")
+        [body] = masked_pieces([b"".join(piece for _, piece in asked)], coding)
+        masked = masked_pieces([piece for _, piece in came], header_of(self.headers, "content-encoding"))
+        chunks = [
+            RecordedChunk(round(at_s - self.asked_s, 6), data_of(piece))
+            for (at_s, _), piece in zip(came, masked, strict=True)
+        ]
+        headers, length = masked_headers(self.headers), sum(map(len, masked))
         if length and not self.is_broken:  # masking may have changed the length; a HEAD request has no body
             headers = [
                 (name, str(length) if name.lower() == "content-length" else value) for name, value in headers
             ]
         request_headers = masked_headers(self.request_headers)
         request = RecordedRequest(self.method, mask_query(self.target), request_headers, data_of(body))
-        answer = RecordedAnswer(
-            self.status,
-            headers,
-            round(self.head_s - self.asked_s, 6),
-            [RecordedChunk(at_s, data_of(piece)) for at_s, piece in zip(moments, came, strict=True)],
-            round(self.end_s - self.asked_s, 6),
-            self.is_broken,
-        )
+        head_s, end_s = round(self.head_s - self.asked_s, 6), round(self.end_s - self.asked_s, 6)
+        answer = RecordedAnswer(self.status, headers, head_s, chunks, end_s, self.is_broken)
         return line_of(Exchange(round(self.at_s - self._file.began_s, 6), request, answer))
 
 
@@ -225,17 +210,6 @@ MIB = 1 << 20
 PIECE = 65536
 PARTING_S = 0.2
 """Grace in seconds: a client may leave at a stream's last event, before the server ends the answer."""
-TARGET = "recording.target"
-"""WSGI environ key of the client's original path and query."""
-
-
-class RecordingHandler(ClientHandler):
-    """Adds the request's original target to the WSGI environ."""
-
-    def get_environ(self) -> WSGIEnvironment:
-        environ: WSGIEnvironment = super().get_environ()
-        environ[TARGET] = self.path
-        return environ
 
 
 class RecordingProxy:
@@ -269,7 +243,7 @@ class RecordingProxy:
             write(b"")  # status line and headers leave now
             try:
                 for piece in pieces_of(response):
-                    kept.came(piece)
+                    kept.take("answer", piece)
                     yield piece
                 kept.is_over = True
             except ConnectionResetError:
@@ -293,7 +267,7 @@ class RecordingProxy:
 
 def _passed(body: BinaryIO, kept: KeptExchange) -> Iterator[bytes]:
     while piece := body.read(PIECE):
-        kept.sent(piece)
+        kept.take("request", piece)
         yield piece
 
 
@@ -320,20 +294,13 @@ def run(argv: Sequence[str]) -> int:
     add("--out", required=True, type=Path, metavar="FILE", help="file to write; it must not be there yet")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="where clients come to [127.0.0.1]")
     add("--port", type=whole_number(0, 65535), default=8001, metavar="N", help="0 is any free one [8001]")
-    add(
-        "--max-body-mb",
-        type=whole_number(1, MOST_BODY_BYTES // MIB),
-        default=MOST_BODY_BYTES // MIB,
-        metavar="N",
-        help="exchanges with larger bodies pass, and are not kept [8]",
-    )
+    most, larger = MOST_BODY_BYTES // MIB, "exchanges with larger bodies pass, and are not kept [8]"
+    add("--max-body-mb", type=whole_number(1, most), default=most, metavar="N", help=larger)
     given = flags.parse_args(argv)
     target = Target.of(given.target)
     file = RecordingFile(given.out, target.url)
     proxy = RecordingProxy(target, file, given.max_body_mb * MIB)
-    server = WSGIServer(
-        (given.host, given.port), proxy, handler_class=RecordingHandler, log=None, error_log=None
-    )
+    server = server_of(proxy, given.host, given.port)
     try:
         server.start()
     except OSError as error:
@@ -345,6 +312,7 @@ def run(argv: Sequence[str]) -> int:
     )
     gc.collect()
     gc.freeze()  # a full collection takes tens of milliseconds, which recorded times would include
+    share_loop()
     over = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(number, over.set)

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from gevent.event import Event as Bell
 
-from app.base.clock.pause import Slices
+from app.base.clock.pause import Slices, call_long
 from app.base.clock.timer_wheel import TimerWheel
 from app.serving.faults.fault import Fault, break_off, damage
 from app.serving.faults.injector import FaultInjector
@@ -90,8 +90,8 @@ class Replay(Middleware):
             return None
         _, mark, query = context.target.partition("?")
         target = f"{context.path}{mark}{query}"  # without root-path
-        content_type = context.content_type or ""
-        form = form_of(context.method, target, content_type, masked_pieces([asked])[0], recording.alike)
+        [masked] = call_long(len(asked), masked_pieces, [asked])
+        form = form_of(context.method, target, context.content_type or "", masked, recording.alike)
         key = recording.find(form)
         if key is None:
             self._miss(context)
