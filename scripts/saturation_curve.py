@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from app.lab.fidelity.simulation import SimulationPlan, cores, longest_tokens, simulate, worker_pool  # noqa: E402
+from app.lab.fidelity.simulation import SimulationPlan, cores, each, longest_tokens, simulate, worker_pool  # noqa: E402
 from app.lab.fidelity.summary import LATENCIES, Point, RunSummary, draw_curves, summarize  # noqa: E402
 from app.lab.load.report import BLUE, RED, new_figure, progress_of  # noqa: E402
 from app.lab.load.synthetic import Between, Lognormal, Recipe, draw_load  # noqa: E402
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
         worker_pool(cores()) as pool,
         progress_of(sys.stderr, "simulated", len(RATES), "rates") as progress,
     ):
-        for rate, summary in zip(RATES, (pool.map if pool else map)(simulated, RATES), strict=True):
+        for rate, summary in zip(RATES, each(pool, simulated, RATES), strict=True):
             points.append(Point(value=rate, meets_slo=None, summary=summary))
             progress(len(points))
     canvas, axes = new_figure("Qwen3-14B, one H100: lines are simulated, crosses recorded from vLLM 0.23")

@@ -19,7 +19,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from app.lab.fidelity.fitting import PULL, SOFT, Certainty, Problem
-from app.lab.fidelity.simulation import Progress
+from app.lab.fidelity.simulation import Progress, each
 
 STEP = 0.03
 """Change of a constant's logarithm, for derivatives."""
@@ -84,8 +84,7 @@ class Search:
 
     def _try(self, given: Iterable[Array]) -> list[float]:
         candidates = list(given)
-        evaluate = self._pool.map if self._pool else map
-        found = list(evaluate(self._problem.loss, candidates))
+        found = list(each(self._pool, self._problem.loss, candidates))
         self._evaluations += len(candidates)
         least = min(range(len(found)), key=found.__getitem__)
         if found[least] < self._loss:
@@ -134,8 +133,7 @@ def slopes(problem: Problem, x: Array, pool: Pool, step: float = STEP) -> tuple[
     """
     moves = step / numpy.array([constant.spread for constant in problem.constants])
     moved = [x + sign * row for row in numpy.diag(moves) for sign in (1, -1)]
-    found = (pool.map if pool else map)(problem.errors, [*moved, x])
-    seen = numpy.array([numpy.ravel(errors) for errors in found])
+    seen = numpy.array([numpy.ravel(errors) for errors in each(pool, problem.errors, [*moved, x])])
     return seen[-1], (seen[0:-1:2] - seen[1:-1:2]) / (2 * moves[:, numpy.newaxis])
 
 

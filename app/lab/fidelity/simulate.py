@@ -325,8 +325,7 @@ def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
         simulation.worker_pool(min(given.processes, len(jobs))) as pool,
         progress_of(sys.stderr, f"swept {sweep.name}", len(jobs), "points") as progress,
     ):
-        runs = (pool.map if pool else map)(_summary, jobs)
-        for at, summary in zip(sweep.values, runs, strict=True):
+        for at, summary in zip(sweep.values, simulation.each(pool, _summary, jobs), strict=True):
             points.append(summaries.Point.of(at, summary, given.slo))
             progress(len(points))
     word, value = summaries.best(sweep.name, points)

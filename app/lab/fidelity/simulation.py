@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from itertools import groupby
 from random import Random
 from threading import Thread
+from typing import TypeVar
 
 from app.engine.core.step_loop import CostModel, StepCost
 from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline, Watch, shared_keys
@@ -28,6 +29,8 @@ OFTEN = 1024
 SLICE_S = 1.0
 """Virtual seconds between two progress calls after all requests are sent."""
 
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 Progress = Callable[[int], None]
 """Receives the number of finished requests."""
 StepCosts = Callable[[Profile], CostModel]
@@ -210,9 +213,19 @@ def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor | None]:
             raise
 
 
+def each(
+    pool: ProcessPoolExecutor | None, work: Callable[[Job], Result], jobs: Iterable[Job]
+) -> Iterator[Result]:
+    """Returns the results in the order of `jobs`, for which a pool works at once."""
+    if pool is None:
+        return map(work, jobs)
+    futures = [pool.submit(work, job) for job in jobs]
+    return (future.result() for future in futures)
+
+
 def _depend() -> None:
-    """Makes a worker exit silently at Ctrl-C, which reaches the whole terminal, and with its parent."""
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(1))
+    """Leaves Ctrl-C, which reaches the whole terminal, to the parent, and ends a worker with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def end_with_parent() -> None:
         if (parent := multiprocessing.parent_process()) is not None:

@@ -26,7 +26,7 @@ def test_who_interrupts_it_ends_all_of_it(tmp_path: Path, number: signal.Signals
         assert process.stderr is not None
         said = ""
         while "swept" not in said:
-            said = process.stderr.readline()
+            said += process.stderr.read(1)
         process.send_signal(number)
         rest = process.stderr.read()  # ends when no process of it has the pipe any more
     if number == signal.SIGINT:
