@@ -10,7 +10,7 @@ by tier; functions of copies return new ones and change none.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, MutableMapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from cachetools import LRUCache
@@ -70,9 +70,6 @@ class Holders:
     @property
     def pods(self) -> Collection[str]:
         return self._pods.keys()
-
-    def __iter__(self) -> Iterator[EngineGroup]:
-        return (holder for holder in self._holders if holder is not None)
 
     def __getitem__(self, number: int) -> EngineGroup | None:
         """Returns the holder of bit `number`; None for a free bit."""

@@ -24,6 +24,7 @@ from app.engine.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved,
 from app.engine.kvcache.hashing import Placeholder
 from app.engine.kvcache.memo import Memo
 from app.kvindex.backend import (
+    CPU,
     GPU,
     MOST_TIERS,
     UNALIGNED,
@@ -207,8 +208,6 @@ MOST_BLOCK_TOKENS = 1 << 14
 """Most tokens of an engine's block; larger blocks are refused."""
 MOST_TIER_LETTERS, MOST_NAME_LETTERS = 64, 512
 """Longest names of tiers and of adapters, in characters."""
-MOST_MEDIA = 256
-"""Most spellings of tiers that are remembered."""
 MOST_GROUPS = 64
 """Most KV cache groups of one engine."""
 
@@ -241,7 +240,7 @@ class Ingest:
     def __init__(self, backend: Backend, request_keys: RequestKeys, tails_bytes: int = TAILS_BYTES) -> None:
         self._backend, self._request_keys = backend, request_keys
         self._size = request_keys.block_size
-        self._media: dict[str | None, str] = {}
+        self._tiers = {GPU, CPU}
         self.tails: Memo[tuple[IndexedEngine, int, int], Tail] = Memo(tails_bytes)
         """Latest tails, by engine, KV cache group and the engine key before the tail."""
 
@@ -301,18 +300,16 @@ class Ingest:
             return event.medium, event.group_idx
         return id(event)
 
-    def tier(self, medium: str | None) -> str:
+    def _tier(self, medium: str | None) -> str:
         """Returns the tier of a medium. Raises Refused for a name too long, and beyond MOST_TIERS."""
-        if medium in self._media:
-            return self._media[medium]
-        if medium and len(medium) > MOST_TIER_LETTERS:
-            raise Refused("bad_medium")
         tier = medium.lower() if medium else GPU
-        known = {*self._media.values(), *self._backend.tiers}
-        if tier not in known and len(known) >= MOST_TIERS:
-            raise Refused("too_many_tiers")
-        if len(self._media) < MOST_MEDIA:
-            self._media[medium] = tier
+        if tier not in self._tiers:
+            if len(tier) > MOST_TIER_LETTERS:
+                raise Refused("bad_medium")
+            known = self._tiers.union(self._backend.tiers)
+            if tier not in known and len(known) >= MOST_TIERS:
+                raise Refused("too_many_tiers")
+            self._tiers.add(tier)
         return tier
 
     def _parsed(self, events: Sequence[KVEvent]) -> NewBlocks | Operation:
@@ -322,7 +319,11 @@ class Ingest:
         hashes = (
             first.block_hashes if len(events) == 1 else [it for event in events for it in event.block_hashes]
         )
-        engine, group, tier = hash_keys("block_hashes", hashes), first.group_idx or 0, self.tier(first.medium)
+        engine, group, tier = (
+            hash_keys("block_hashes", hashes),
+            first.group_idx or 0,
+            self._tier(first.medium),
+        )
         if not 0 <= group < MOST_GROUPS:
             raise Refused("bad_group_idx")
         if isinstance(first, BlockRemoved):

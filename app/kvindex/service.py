@@ -25,7 +25,7 @@ from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.pods import TargetSource, parse_topic, target_sources
 from app.kvindex.pool import Pool, PoolSettings, PublishedMessage
 from app.kvindex.subscriber import LOOK_AGAIN_S, Context, Subscriber, SubscriberSettings
-from app.kvindex.tokenizers import Discovery, Tokenization, TokenizerLibrary
+from app.kvindex.tokenizers import Tokenization, TokenizerLibrary
 from app.text.base import Tokenizer
 from app.text.huggingface import load_tokenizer
 from config import ConfigError, Settings
@@ -209,7 +209,7 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         load,
         ready=dict.fromkeys((model.model, *model.served_names, *adapters), tokenizer),
         sources=sources,
-        discovery=Discovery(Path(folder).expanduser(), time.monotonic) if folder else None,
+        folder=Path(folder).expanduser() if folder else None,
         hub=hub,
         timeout_s=TOKENIZER_TIMEOUT_S,
     )

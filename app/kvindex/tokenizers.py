@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from array import array
@@ -14,7 +13,6 @@ from typing import TypeVar
 
 import gevent
 from cachetools import LRUCache, TTLCache
-from gevent import monkey
 from gevent.event import AsyncResult
 from gevent.lock import BoundedSemaphore
 
@@ -129,60 +127,34 @@ class Tokenization:
 
 
 TOKENIZER_FILE = "tokenizer.json"
-RESCAN_S = 10.0
-"""Shortest time between two scans, in seconds: a model directory may be a slow network file system."""
-SNAPSHOT = re.compile(r"(?:^|/)models--([^/]+)/snapshots/[^/]+$")
 
 
-class Discovery:
-    """Finds models' tokenizer files below `directory`, in native threads; `now` is in monotonic seconds.
+def find_tokenizer(directory: Path, model: str) -> Path | None:
+    """Finds a model's file below `directory`: by its path, or the current snapshot of a Hugging Face cache.
 
-    The directory may be missing, or filled later: it is scanned again for a missing model after RESCAN_S.
+    The cache is `directory` or its folder `hub`. Returns None without a file, and for a name that leads
+    elsewhere.
     """
-
-    def __init__(self, directory: Path, now: Callable[[], float]) -> None:
-        self._directory = directory
-        self._now = now
-        self._found: dict[str, Path] = {}
-        self._scan_from_s = now()
-        # A native lock, held during a scan: other native threads wait, the event loop does not.
-        self._scanning = monkey.get_original("threading", "Lock")()
-
-    def find(self, model: str) -> Path | None:
-        with self._scanning:
-            if model not in self._found and self._now() >= self._scan_from_s:
-                self._found = discover(self._directory)
-                self._scan_from_s = self._now() + RESCAN_S
-            return self._found.get(model)
+    if any(part in ("", ".", "..") for part in model.split("/")):
+        return None
+    files = [directory / model / TOKENIZER_FILE]
+    if model == directory.name:
+        files.append(directory / TOKENIZER_FILE)
+    try:
+        for cache in (directory, directory / "hub"):
+            snapshots = cache / f"models--{model.replace('/', '--')}" / "snapshots"
+            files += sorted(snapshots.glob(f"*/{TOKENIZER_FILE}"), key=_age, reverse=True)
+        return next((file for file in files if file.is_file()), None)
+    except (OSError, ValueError):  # a name that no file can have
+        return None
 
 
-def discover(directory: Path) -> dict[str, Path]:
-    """Returns model name -> file of every tokenizer below `directory`; of equal names the current one.
-
-    Skips unreadable folders, and does not follow links to folders.
-    """
-    folders = [Path(folder) for folder, _, names in os.walk(directory) if TOKENIZER_FILE in names]
-    return {
-        model_name(folder.relative_to(directory)) or directory.name: folder / TOKENIZER_FILE
-        for folder in sorted(folders, key=_age)
-    }
-
-
-def model_name(folder: Path) -> str:
-    """Returns `org/name` for `.../models--org--name/snapshots/<hash>`, else the path; empty for `.`."""
-    name = "/".join(folder.parts)
-    found = SNAPSHOT.search(name)
-    return name if found is None else found[1].replace("--", "/", 1)
-
-
-def _age(folder: Path) -> tuple[bool, float, str]:
+def _age(file: Path) -> tuple[bool, float]:
     """Sort key: the snapshot of a repository's `refs/main` comes last, otherwise the latest file."""
-    is_current, written_s = False, 0.0
-    with suppress(OSError, ValueError, IndexError):
-        is_current = (folder.parents[1] / "refs" / "main").read_text("utf-8").strip() == folder.name
-    with suppress(OSError):
-        written_s = (folder / TOKENIZER_FILE).stat().st_mtime
-    return is_current, written_s, str(folder)
+    current = ""
+    with suppress(OSError, ValueError):
+        current = (file.parents[2] / "refs" / "main").read_text("utf-8").strip()
+    return current == file.parent.name, file.stat().st_mtime
 
 
 LIMIT_BYTES = 2 << 30
@@ -225,14 +197,14 @@ class TokenizerLibrary:
         timeout_s: float,
         ready: Mapping[str, Tokenizer] | None = None,
         sources: Mapping[str, str] | None = None,
-        discovery: Discovery | None = None,
+        folder: Path | None = None,
         hub: bool = False,
         limit_bytes: int = LIMIT_BYTES,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load, self._timeout_s = load, timeout_s
         self._ready, self._sources = dict(ready or {}), dict(sources or {})
-        self._discovery, self._hub = discovery, hub
+        self._folder, self._hub = folder, hub
         self._loaded: LRUCache[str, Tokenizer] = LRUCache(limit_bytes, getsizeof=tokenizer_bytes)
         self._failed: TTLCache[str, TokenizerLoadError] = TTLCache(MOST_FAILURES, FAILURE_S, timer=now)
         self._loading: dict[str, AsyncResult[Tokenizer | TokenizerLoadError]] = {}
@@ -266,7 +238,7 @@ class TokenizerLibrary:
         return known
 
     def _start(self, model: str) -> AsyncResult[Tokenizer | TokenizerLoadError]:
-        if model not in self._sources and self._discovery is None and not self._is_on_hub(model):
+        if model not in self._sources and self._folder is None and not self._is_on_hub(model):
             raise _unknown(model)
         if len(self._loading) >= WAITING_LOADS:
             raise TokenizerServiceError("Too many tokenizers are being loaded; try again later.")
@@ -299,8 +271,8 @@ class TokenizerLibrary:
 
     def _find_and_load(self, model: str) -> Tokenizer:
         source: str | Path | None = self._sources.get(model)
-        if source is None and self._discovery is not None:
-            source = self._discovery.find(model)
+        if source is None and self._folder is not None:
+            source = find_tokenizer(self._folder, model)
         if source is None and self._is_on_hub(model):
             source = model
         if source is None:

@@ -97,17 +97,15 @@ class Guard(Struct):
                     log.error(text, self.plugin, self.hook, exc_info=error)
             finally:
                 # If the loop turned during the call, only the time since that turn counts.
-                self._note_hold(time.perf_counter() - begun_s - (_loop_s() - loop_s))
+                held_s = time.perf_counter() - begun_s - (_loop_s() - loop_s)
+                self.longest_hold_s = max(self.longest_hold_s, held_s)
+                self.long_holds += held_s > LONGEST_HOLD_S
+                if held_s > LONGEST_HOLD_S and self.long_holds == 1:
+                    text = "plugin %s: hook %s held the event loop for %.0f ms, in which nobody was served"
+                    log.warning(text, self.plugin, self.hook, held_s * 1000)
             return otherwise(*args, **kwargs)
 
         return guarded
-
-    def _note_hold(self, seconds: float) -> None:
-        self.longest_hold_s = max(self.longest_hold_s, seconds)
-        self.long_holds += seconds > LONGEST_HOLD_S
-        if seconds > LONGEST_HOLD_S and self.long_holds == 1:
-            text = "plugin %s: hook %s held the event loop for %.0f ms, in which nobody was served"
-            log.warning(text, self.plugin, self.hook, seconds * 1000)
 
     def checked(self, hook: Callable[P, object], check: Callable[..., T]) -> Callable[P, T | None]:
         """Wraps a hook whose result may be None; `check` gets any other result, and the arguments."""
@@ -144,6 +142,7 @@ class Guard(Struct):
 
     def routes(self, given: Sequence[Route], seen: set[tuple[str, str]]) -> tuple[str, list[Route]]:
         """Returns the blueprint of these routes, and adds them to `seen`. ConfigError for a wrong route."""
+        made = []
         for route in given:
             answered = _answered(route)
             if not route.path.startswith("/"):
@@ -152,19 +151,16 @@ class Guard(Struct):
                 told = f"route {route.methods[0]} {route.path} is there already"
                 raise ConfigError(f"plugin {self.plugin}: {told}")
             seen |= answered
-        return f"plugin_{self.plugin}", [self._route(route) for route in given]
 
-    def _route(self, route: Route) -> Route:
-        """A route of a plugin stays off the fast path."""
+            def handled(context: RequestContext, route: Route = route) -> Response:
+                response = _instance(route.handle(context), Response)
+                _check_headers(response.headers)
+                return response
 
-        def handled(context: RequestContext) -> Response:
-            response = _instance(route.handle(context), Response)
-            _check_headers(response.headers)
-            return response
-
-        handle = self.wrap(handled, self._refuse)
-        handle.__doc__ = route.handle.__doc__
-        return replace(route, handle=handle, plain=None)
+            handle = self.wrap(handled, self._refuse)
+            handle.__doc__ = route.handle.__doc__
+            made.append(replace(route, handle=handle, plain=None))  # stays off the fast path
+        return f"plugin_{self.plugin}", made
 
     def _refuse(self, context: RequestContext) -> Response:
         raise internal(f"The plugin {self.plugin} failed to handle the request.")
@@ -203,10 +199,8 @@ class Guard(Struct):
                 raise ValueError(f"chose {pod!r}, which is none of the pods")
             return pod
 
-        def by_chance(incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
-            return rng.choice(pods)
-
-        vars(policy)["choose"] = self.wrap(chosen, by_chance, refusals=())
+        guarded = self.wrap(chosen, lambda incoming, pods, in_flight: rng.choice(pods), refusals=())
+        vars(policy)["choose"] = guarded
         vars(policy).setdefault("fallbacks", getattr(policy, "fallbacks", 0))
         return policy
 

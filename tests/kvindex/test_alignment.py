@@ -19,15 +19,6 @@ def make_index(block_size: int) -> Index:
     return Index(MemoryBackend(), IndexSettings(block_size=block_size))
 
 
-def test_pods_with_other_block_sizes_meet_on_the_same_keys() -> None:
-    index, tokens = make_index(16), list(range(96))
-    ingest(index, "a", stored(range(1, 7), tokens, size=16))
-    ingest(index, "b", stored(range(1, 4), tokens, size=32))
-    ingest(index, "c", stored(range(1, 3), tokens, size=48))
-    assert matched(index, tokens) == {"a": 6, "b": 6, "c": 6}
-    assert index.size().blocks == 6
-
-
 def test_a_prompt_may_fork_inside_a_block_of_the_index() -> None:
     index, common = make_index(64), list(range(32))
     one, two = common + [1000] * 32, common + [2000] * 32

@@ -164,12 +164,6 @@ def test_what_is_no_batch_is_refused(payload: bytes) -> None:
         decode(payload)
 
 
-def test_a_batch_nested_too_deeply_is_refused() -> None:
-    deep = b"\x91" * 100_000 + b"\xc0"
-    with pytest.raises(Unreadable):
-        decode(b"\x93\xcb" + bytes(8) + b"\x93" + pack(GOOD) + deep + pack(GOOD) + b"\xc0")
-
-
 def test_a_batch_has_so_many_events_at_most() -> None:
     assert len(decode(pack([1.0, [None] * MOST_EVENTS, 0])).losses) == MOST_EVENTS
     with pytest.raises(TooLarge):

@@ -23,7 +23,7 @@ from app.kvindex.backend import (
     count_copies,
     keys_of,
 )
-from app.kvindex.memory import REPEAT_BYTES, SHARE_BYTES, MemoryBackend, weigh_copies
+from app.kvindex.memory import REPEAT_BYTES, SHARE_BYTES, MemoryBackend, weigh_bytes
 from tests.kvindex.conftest import MakeBackend
 from tests.kvindex.held import Copy, content, source, store
 
@@ -190,9 +190,11 @@ def recount(backend: MemoryBackend) -> None:
     assert backend._copies == sum(map(count_copies, held.values())) == backend.size().copies
     assert backend._repeats == sum(len(each.repeats) for each in backend._maps.values())
     assert all(tier < len(backend.tiers) for each in backend._maps.values() for tier, _ in each.repeats)
-    assert backend.table.weight == sum(map(weigh_copies, held.values()))
+    weigh = backend.table.weigh
+    assert backend.table.weight == sum(map(weigh, held.values())) <= backend.table.bound
     beside = backend._alone.size_bytes
-    assert backend.size_bytes == SHARE_BYTES * backend.table.weight + REPEAT_BYTES * backend._repeats + beside
+    unit = 1 if weigh is weigh_bytes else SHARE_BYTES
+    assert backend.size_bytes == unit * backend.table.weight + REPEAT_BYTES * backend._repeats + beside
     named = {
         number: {key for name in names for key in keys_of(backend._maps[number].owned[name])}
         for number, names in maps.items()
@@ -200,11 +202,12 @@ def recount(backend: MemoryBackend) -> None:
     assert all(key in named[number] for key, masks in held.items() for mask in masks for number in bits(mask))
 
 
-@given(histories, st.sampled_from([3, 6, 1000]), st.sampled_from([1, 3, 2048]))
+@given(histories, st.sampled_from([3, 6, 1000]), st.sampled_from([1, 3, 2048]), st.booleans())
 def test_what_is_reckoned_is_what_is_held_also_where_blocks_make_room(
-    history: Any, bound: int, a_slice: int
+    history: Any, bound: int, a_slice: int, by_bytes: bool
 ) -> None:
-    backend, model = MemoryBackend(bound), Model()
+    backend = MemoryBackend(500 * bound, weigh_bytes) if by_bytes else MemoryBackend(bound)
+    model = Model()
     total = Outcome()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("memory.SLICE", a_slice), ("memory.SPARE", 0)):

@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
-from app.kvindex import index as module
 from app.kvindex.index import Index, IndexSettings, Ingest
-from app.kvindex.keys import RequestKeys
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import PROMPT, block, ingest, offloaded, removed, stored
 
@@ -48,22 +46,6 @@ def test_parts_of_a_batch_leave_what_the_whole_batch_leaves(
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][0] is not None and (outcomes[0][0].added, outcomes[0][0].removed) == (10 + 2 + 5, 5)
     assert outcomes[0][2] == {"unknown_block": 2, "unknown_parent": 1}
-
-
-def test_spellings_of_a_medium_are_one_tier_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_MEDIA", 3)
-    made = Ingest(MemoryBackend(), RequestKeys(4))
-    for _ in range(2):
-        for medium in (None, "", "GPU", "gpu", "Gpu"):
-            assert made.tier(medium) == "gpu"
-    assert len(made._media) == 3
-
-
-def test_a_number_stands_for_an_adapter_without_a_name() -> None:
-    index = Index(MemoryBackend(), IndexSettings(block_size=4))
-    ingest(index, "a", stored([1], PROMPT[:4], lora_id=7), stored([2], PROMPT[:4], lora_id=0))
-    assert index.score("m", PROMPT, lora="7")[0].matched == index.score("m", PROMPT)[0].matched == 1
-    assert index.size().blocks == 2
 
 
 # Few blocks, so that they come again, continue each other, and are held twice.

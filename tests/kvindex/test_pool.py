@@ -55,20 +55,6 @@ def test_more_pods_than_there_is_room_for_are_refused_and_counted() -> None:
     assert len(pool.positions()) == 20
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), min_size=1, max_size=60), st.integers(1, 5))
-def test_the_events_of_a_pod_stay_in_their_order(steps: list[tuple[int, int]], shards: int) -> None:
-    """Storing and removing in turns: any other order would leave something else."""
-    index, pool = make(shards=shards)
-    sequences, held = dict.fromkeys(range(7), 0), dict.fromkeys(range(7), 0)
-    for pod, key in steps:
-        event = removed([held[pod]]) if held[pod] else stored([key + 1], PROMPT[:4])
-        held[pod] = 0 if held[pod] else key + 1
-        pool.put(message(f"pod{pod}", sequences[pod], event))
-        sequences[pod] += 1
-    work(pool)
-    assert set(matched(index, PROMPT)) == {f"pod{pod}" for pod, key in held.items() if key}
-
-
 def test_a_restart_is_counted_once_though_the_backend_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Failing()
     index, pool = make(backend)
@@ -124,16 +110,6 @@ def test_no_frames_do_harm(sent: list[list[bytes]], seed: int) -> None:
         place.until(lambda: matched(place.index, PROMPT).get("a") == 1)
         assert "failed" not in place.index.metrics.skipped_messages
         assert "gap" not in place.index.metrics.skipped_messages
-
-
-def test_an_engine_goes_on_where_another_indexer_has_seen_it() -> None:
-    backend = MemoryBackend()
-    index, pool = make(backend)
-    backend.position = lambda source: Stamp(6, 1006.0)  # type: ignore[method-assign]
-    for sequence in (6, 7, 9):
-        pool.put(message("a", sequence, block(sequence - 6)))
-    work(pool)
-    assert index.metrics.skipped_messages == {"duplicate": 1, "gap": 1}
 
 
 def test_a_backend_that_tells_its_epoch_late_has_lost_nothing() -> None:

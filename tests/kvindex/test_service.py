@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ import pytest
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.engine.kvcache.events import EventBatch, encoder
-from app.kvindex.backend import Backend, BackendUnavailable
+from app.engine.kvcache.events import EventBatch
+from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
 from app.kvindex.pods import PodEndpoint, TargetSource
-from app.kvindex.pool import PoolSettings, PublishedMessage
+from app.kvindex.pool import PoolSettings
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.service import TOKENIZER_TIMEOUT_S, KvIndex, fed, index_of, open_backend
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
@@ -128,22 +127,6 @@ def test_a_backend_that_is_away_leaves_sizes_open() -> None:
     assert made.stats()["size"] is None
     assert "kvcache_index_blocks" in made.metrics_text()
     made.close()
-
-
-def test_messages_that_wait_for_the_backend_are_taken_up_without_another_one(
-    index: KvIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    apply, asked = index.index.backend.apply, count()
-
-    def flaky(*operations: Any) -> Any:
-        if next(asked) < 2:
-            raise BackendUnavailable("away")
-        return apply(*operations)
-
-    monkeypatch.setattr(index.index.backend, "apply", flaky)
-    payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
-    index.receive(PublishedMessage("b", "m", 0, payload))
-    until(lambda: bool(index.index.score("m", PROMPT)))
 
 
 def test_after_an_error_a_thread_goes_on(

@@ -18,13 +18,12 @@ from app.base.clock.clock import VirtualClock
 from app.kvindex.metrics import IndexMetrics
 from app.kvindex.tokenizers import (
     FAILURE_BYTES,
-    Discovery,
     Tokenization,
     TokenizationBusy,
     TokenizationTimeout,
     TokenizerLibrary,
     UnknownModelError,
-    discover,
+    find_tokenizer,
     tokenizer_bytes,
 )
 from app.text.base import ChatOptions, Tokenizer, TokenizerError, TokenizerLoadError, TokenizerServiceError
@@ -240,44 +239,38 @@ def put(directory: Path, *folders: str) -> None:
         (directory / folder / "tokenizer.json").write_text("{}")
 
 
-def test_tokenizers_are_discovered_under_the_names_of_their_models(tmp_path: Path) -> None:
+def test_a_folder_has_tokenizers_by_path_and_as_in_the_hubs_cache(tmp_path: Path) -> None:
     cached = "hub/models--Qwen--Qwen3-0.6B/snapshots/0123abc"
-    put(tmp_path, cached, "mine/tuned", "models--flat/other", "models--org--a--b/snapshots/x")
+    put(tmp_path, cached, "mine/tuned", "models--org--a--b/snapshots/x")
     (tmp_path / "mine/empty").mkdir()
-    assert dict(discover(tmp_path)) == {
-        "Qwen/Qwen3-0.6B": tmp_path / cached / "tokenizer.json",
-        "mine/tuned": tmp_path / "mine/tuned/tokenizer.json",
-        "models--flat/other": tmp_path / "models--flat/other/tokenizer.json",
-        "org/a--b": tmp_path / "models--org--a--b/snapshots/x/tokenizer.json",
-    }
-    assert list(dict(discover(tmp_path / "mine/tuned"))) == ["tuned"]
-    assert dict(discover(tmp_path / "missing")) == {}
-
-
-def test_of_several_snapshots_the_current_one_counts(tmp_path: Path) -> None:
-    repository = tmp_path / "models--org--name"
-    put(repository, "snapshots/old", "snapshots/main", "snapshots/new")
-    (repository / "refs").mkdir()
-    (repository / "refs/main").write_text("main\n")
-    assert dict(discover(tmp_path)) == {"org/name": repository / "snapshots/main/tokenizer.json"}
-
-
-def test_without_a_word_on_which_is_current_what_was_written_last_counts(tmp_path: Path) -> None:
-    snapshots = tmp_path / "models--org--name/snapshots"
-    for name, written_s in (("a", 3000), ("b", 1000), ("c", 2000)):
-        put(snapshots, name)
-        os.utime(snapshots / name / "tokenizer.json", (written_s, written_s))
-    assert dict(discover(tmp_path)) == {"org/name": snapshots / "a/tokenizer.json"}
-
-
-def test_a_model_that_is_mounted_later_is_found_but_the_disk_is_not_read_for_every_unknown_name(
-    tmp_path: Path,
-) -> None:
-    now_s = [0.0]
-    discovery = Discovery(tmp_path, lambda: now_s[0])
-    assert discovery.find("late") is None
+    for model, folder in (
+        ("Qwen/Qwen3-0.6B", cached),
+        ("mine/tuned", "mine/tuned"),
+        ("org/a--b", "models--org--a--b/snapshots/x"),
+    ):
+        assert find_tokenizer(tmp_path, model) == tmp_path / folder / "tokenizer.json"
+    assert find_tokenizer(tmp_path / "mine/tuned", "tuned") == tmp_path / "mine/tuned/tokenizer.json"
+    for model in (
+        "late",
+        "mine/empty",
+        "",
+        "/",
+        "mine/../mine/tuned",
+        f"/{tmp_path}/mine/tuned",
+        "x" * 9999,
+        "\0",
+    ):
+        assert find_tokenizer(tmp_path, model) is None
     put(tmp_path, "late")
-    now_s[0] = 9.9  # not yet ten seconds later
-    assert discovery.find("late") is None
-    now_s[0] = 10.0
-    assert discovery.find("late") == tmp_path / "late/tokenizer.json"
+    assert find_tokenizer(tmp_path, "late") == tmp_path / "late/tokenizer.json"
+
+
+def test_of_several_snapshots_the_current_one_counts_and_else_what_was_written_last(tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--name"
+    for name, written_s in (("a", 3000), ("b", 1000), ("c", 2000)):
+        put(repository, f"snapshots/{name}")
+        os.utime(repository / "snapshots" / name / "tokenizer.json", (written_s, written_s))
+    assert find_tokenizer(tmp_path, "org/name") == repository / "snapshots/a/tokenizer.json"
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("c\n")
+    assert find_tokenizer(tmp_path, "org/name") == repository / "snapshots/c/tokenizer.json"

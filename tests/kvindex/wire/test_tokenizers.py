@@ -11,7 +11,7 @@ from tests.kvindex.test_tokenizers import PATIENCE_S
 from tests.running_server import ROOT
 
 HANGING = """
-import sys, time
+import sys
 from pathlib import Path
 from gevent import monkey
 if sys.argv[1] == "patched":
@@ -20,7 +20,7 @@ import gevent
 from app.base.clock.pause import share_loop
 from app.text.base import TokenizerError
 from app.text.huggingface import default_tokenizer
-from app.kvindex.tokenizers import Discovery, TokenizerLibrary
+from app.kvindex.tokenizers import TokenizerLibrary
 
 share_loop()
 
@@ -32,8 +32,7 @@ def load(source):
     return default_tokenizer()
 
 sources = {"hangs": "hangs", "good": "good"}
-discovery = Discovery(Path("nowhere"), time.monotonic)
-library = TokenizerLibrary(load, sources=sources, discovery=discovery, timeout_s=0.3)
+library = TokenizerLibrary(load, sources=sources, folder=Path("nowhere"), timeout_s=0.3)
 def ask(model):
     try:
         return library.get(model).name
