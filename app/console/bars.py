@@ -1,4 +1,4 @@
-"""What the page shows: frames of changes, the bars of all choices, and the map of KV blocks.
+"""The page's data: frames of changes, the bars of all choices, and the map of KV blocks.
 
 The page gets a whole picture once, then a frame of changes four times a second. Both are JSON; frequent rows
 have positions instead of names. Times are milliseconds of the server's clock since the picture's `began`.
@@ -175,10 +175,7 @@ class RequestBars:
         return int(self._over.currsize)
 
     def begin(self, counts_blocks: bool) -> None:
-        """Starts to collect changes, for the first open page.
-
-        With `counts_blocks`, for blocks without numbers, a bar has only the number of its blocks.
-        """
+        """Starts to collect changes; with `counts_blocks` a bar has only the number of its blocks."""
         self._open, self._counts_blocks = True, counts_blocks
 
     def end(self) -> None:

@@ -28,10 +28,7 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class LoadPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """Poisson arrivals at `rate` requests a second.
-
-    With `groups` the prompts of each group begin with the same `shared` tokens.
-    """
+    """Poisson arrivals at `rate` a second; with `groups`, a group's prompts begin with `shared` tokens."""
 
     rate: Annotated[float, Meta(gt=0, le=500)] = 5.0
     seconds: Annotated[float, Meta(gt=0, le=600)] = 30.0

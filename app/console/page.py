@@ -42,10 +42,7 @@ HEADERS: Mapping[str, str] = {
 
 
 def routes() -> list[Route]:
-    """Returns the routes of the page and its files: without a key, as they hold no secrets.
-
-    The page's own requests need a key.
-    """
+    """Returns the routes of the page and its files: without a key, as they hold no secrets."""
     names = ("index.html", *STYLES, *SCRIPTS)
     files = {name.rpartition("/")[2]: FOLDER / name for name in names}
 

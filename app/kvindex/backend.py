@@ -76,10 +76,7 @@ class Holders:
         return self._holders[number] if number < len(self._holders) else None
 
     def number(self, source: IndexedEngine, group: int, scored: bool | None = None) -> int:
-        """Returns the bit of a group, assigned now if needed. `scored` is None if unknown to the caller.
-
-        Raises TooManyHolders when no bit is free.
-        """
+        """Returns the bit of a group, assigned now if needed. TooManyHolders when no bit is free."""
         known = self._groups.get(source, {}).get(group)
         if known is None:
             number = self._free[0] if self._free else len(self._holders)
@@ -139,10 +136,7 @@ class Holders:
         self._adapters[adapter] = self._adapters.get(adapter, 0) | 1 << number
 
     def mask(self, model: str, pods: Collection[str] = ()) -> int:
-        """Returns the scored holders of a model, else those of an adapter of this name.
-
-        Only holders of `pods`, unless `pods` is empty.
-        """
+        """Returns the scored holders of a model, else of an adapter of this name; with `pods`, only these."""
         serving = self._models.get(model) or self._adapters.get(model, 0) & self._scored
         if not pods:
             return serving
@@ -283,10 +277,7 @@ Operation: TypeAlias = Store | Offload | Remove | Clear
 
 
 class Stamp(Struct, frozen=True, gc=False):
-    """Number of an engine's batch and part; indexers that share a backend apply each part once.
-
-    `restart` marks the first batch after an engine's restart.
-    """
+    """Number of an engine's batch and part; `restart` marks the first batch after an engine's restart."""
 
     sequence: int
     ts: float
@@ -295,10 +286,7 @@ class Stamp(Struct, frozen=True, gc=False):
 
 
 class Outcome(Struct):
-    """Result of operations, in block copies; `unknown` counts named blocks that are not in the index.
-
-    `applied` is False when another indexer has applied the batch before.
-    """
+    """Result of operations, in block copies; not `applied` if another indexer was first."""
 
     added: int = 0
     removed: int = 0

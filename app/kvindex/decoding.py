@@ -61,10 +61,7 @@ class TooLarge(Unreadable):
 
 
 class PodBatch(Struct, frozen=True):
-    """A batch of a data parallel `rank`, published at `ts` (seconds since 1970).
-
-    `events` has the usable events in order; `losses` has a reason for each other event.
-    """
+    """A batch of a data parallel `rank`, of `ts` (since 1970); `losses` has reasons for lost events."""
 
     ts: float
     rank: int
@@ -73,10 +70,7 @@ class PodBatch(Struct, frozen=True):
 
 
 class ArrayStored(BlockStored, gc=False, frozen=True, array_like=True, tag="BlockStored"):
-    """`BlockStored` as an array, from vLLM up to 0.23 and SGLang; trailing items may be missing.
-
-    The first simulator has null for `token_ids`.
-    """
+    """`BlockStored` as an array; trailing items may be missing. The first simulator has no `token_ids`."""
 
     token_ids: list[int] | None  # type: ignore[assignment]
     block_size: int
@@ -136,10 +130,7 @@ def field_losses() -> list[str]:
 
 
 def decode(payload: Data | None) -> PodBatch:
-    """Decodes the batch of a message. Raises Unreadable, and TooLarge for None.
-
-    A batch without a valid time has the time 0, and a loss `bad_ts`.
-    """
+    """Decodes a batch; without a valid time it has the time 0. Raises Unreadable, and TooLarge for None."""
     if payload is None:
         raise TooLarge("a batch has too many bytes")
     whole: EventBatch | ArrayBatch

@@ -71,11 +71,7 @@ class IndexSettings(Struct, frozen=True):
 
 
 class Index:
-    """Index of the blocks of prompts in the caches of pods, stored in a backend.
-
-    `clock` gives seconds, to measure lookups. Threads may share an index. Batches of one pod must arrive in
-    order.
-    """
+    """Index of the blocks of prompts in the caches of pods. Batches of one pod must arrive in order."""
 
     def __init__(
         self,
@@ -220,11 +216,7 @@ class Refused(Exception):
 
 
 class NewBlocks(Struct, gc=False):
-    """Stores that differ only in their blocks, with engine keys as numbers.
-
-    `engine` has the keys of all blocks in a row; `parents` has one key for each event. `adapter` is None for
-    the base model.
-    """
+    """Stores that differ only in their blocks: all engine keys in a row, and one parent for each event."""
 
     events: Sequence[BlockStored]
     engine: Sequence[int]

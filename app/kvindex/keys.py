@@ -1,6 +1,6 @@
 """Request keys: names of a prompt's blocks, the same for all pods.
 
-The keys are those of llm-d's router with `xxh64` (kv-cache specification, section 1.5, generation E). They
+The keys equal those of llm-d's router with `xxh64` (kv-cache specification, section 1.5, generation E). They
 cover seed, model, tokens and features. Hashing a block costs about as much as a dictionary lookup.
 
 Prompts of one conversation, or with one system prompt, share most of their tokens. A cache therefore keeps
@@ -101,10 +101,7 @@ _OFFSET_32, _PRIME_32 = 2166136261, 16777619
 
 
 class Link:
-    """Hashes a chain of blocks without copies: a block's key is written in front of the next block.
-
-    The key overwrites the last tokens of its block, which are hashed by then.
-    """
+    """Hashes a chain of blocks without copies: a key overwrites the end of its block, before the next."""
 
     def __init__(self, block_bytes: int) -> None:
         self._words = array("Q", bytes(KEY_BYTES + LINK_BLOCKS * block_bytes))

@@ -163,10 +163,7 @@ class BlockTable:
         return found
 
     def runs(self, keys: Sequence[int]) -> Iterator[tuple[WeightedBlocks | None, Copies, Sequence[int]]]:
-        """Splits keys into runs with one segment and equal copies; None and () for a run of new keys.
-
-        The caller may `put` a run before taking the next run.
-        """
+        """Splits keys into runs of one segment and equal copies; each may be `put` before the next."""
         places, at = self._segment_of, 0
         segments = [places[key & PLACE].get(key) for key in keys]
         if keys and segments.count(None) == len(keys):
@@ -183,10 +180,7 @@ class BlockTable:
                 yield segment, held, [key for _, key in run]
 
     def put(self, segment: WeightedBlocks | None, keys: Sequence[int], before: Copies, after: Copies) -> None:
-        """Replaces the copies `before` of a run's blocks by `after`. Marks the blocks as used.
-
-        New blocks go to the open segment, or to a new one.
-        """
+        """Replaces the copies `before` of a run's blocks by `after`. New blocks go to the open segment."""
         if segment is not None:
             for key in keys:
                 segment.blocks[key] = after

@@ -59,10 +59,7 @@ def _moved(endpoint: str, address: str) -> str:
 
 
 def parse_target(text: str) -> PodEndpoint:
-    """Parses `tcp://host:port;replay=tcp://host:port;pod=name;model=name`; all options may be missing.
-
-    `tcp://` may be missing, too. ValueError for other texts.
-    """
+    """Parses `[tcp://]host:port;replay=tcp://host:port;pod=name;model=name`, options optional. ValueError."""
     endpoint, *options = text.strip().split(";")
     if "://" not in endpoint:
         endpoint = f"tcp://{endpoint}"
@@ -107,10 +104,7 @@ class TargetSource:
 
 
 class FileTargets(TargetSource):
-    """A file with one endpoint a line, parsed again after each change; `#` begins a comment.
-
-    Invalid lines are skipped with a warning.
-    """
+    """A file with one endpoint a line, parsed after each change; `#` begins a comment, invalid lines warn."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(name=str(path))
@@ -161,10 +155,7 @@ class DnsTargets(TargetSource):
 
 
 def target_sources(entries: Sequence[str], resolve: Resolve = resolve_host) -> list[TargetSource]:
-    """Returns the sources for `file:path`, `dns://host:port` (all addresses of a host), and endpoints.
-
-    Raises ValueError for other entries.
-    """
+    """Returns the sources for `file:path`, `dns://host:port` and endpoints. ValueError for other entries."""
     fixed: list[PodEndpoint] = []
     sources: list[TargetSource] = []
     for entry in entries:

@@ -90,10 +90,7 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
 
 
 class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s": "lag_seconds"}):
-    """Progress of an engine's stream: latest sequence number, and age of that batch when applied, in seconds.
-
-    In JSON, the fields have the names of `GET /kv/index`.
-    """
+    """Progress of an engine's stream; `lag_s` is the age of its latest batch when applied, in seconds."""
 
     pod: str
     model: str
@@ -289,14 +286,11 @@ class EngineStream:
         self.lag_s = 0.0
         """Seconds from publication to application of the latest batch; the two clocks may differ."""
         self.held: list[tuple[PublishedMessage, float]] = []
-        """Messages that wait for a replay, with their time of publication.
-
-        A list, as an empty deque takes 700 bytes for each engine.
-        """
+        """Messages that wait for a replay, with their time. A list: an empty deque takes 700 bytes."""
         self._held_bytes = 0
         self._catching_up: gevent.Greenlet[..., None] | None = None
         self._asked: int | None = None
-        """The first number of the latest replay; what it has not brought is not asked for again."""
+        """The first number of the latest replay; a replay from there is not asked for again."""
         self._cool_until = float("-inf")
         self._restarting = False
 
@@ -386,7 +380,7 @@ class EngineStream:
         self.lag_s = self._pool.wall() - batch.ts
 
     def _catch_up(self) -> None:
-        """Greenlet: applies the messages held back, each after a replay of what is missing before it."""
+        """Greenlet: applies the messages held back, each after a replay of the missing batches before it."""
         wait_s = BACK_OFF_S[0]
         while self.held:
             try:
@@ -401,7 +395,7 @@ class EngineStream:
             self._pool.pace()
 
     def _take_held(self) -> None:
-        """Asks for what is missing before the first message held back; applies the message if nothing is."""
+        """Asks for batches missing before the first message held back; applies the message if none are."""
         self._notice_loss()
         message, ts = self.held[0]
         repeated = self._is_repeated(message.sequence, ts)

@@ -139,10 +139,7 @@ class RedisBackend(Backend):
         return self.tidy()
 
     def tidy(self) -> int:
-        """Removes the blocks of cleared holders, a page at a time; returns the number of copies removed.
-
-        Called after each clear; a further call continues after an interrupted one.
-        """
+        """Removes the blocks of cleared holders, a page at a time; returns the number of copies removed."""
         removed = 0
         for number in self._answer(lambda: self._redis.smembers(self._key("retired"))):
             more = 1

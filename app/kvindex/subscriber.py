@@ -115,10 +115,7 @@ class Subscriber:
             self._lines[None] = self._line(self._settings.bind, zmq.Socket.bind, self._settings.topic)
 
     def step(self, now: float) -> bool:
-        """Reads waiting messages, some of each socket; returns True if there were any.
-
-        `now` is monotonic, in seconds.
-        """
+        """Reads some waiting messages of each socket; returns True if there were any. `now` is monotonic."""
         if now >= self._look_at:
             self._look_at = now + LOOK_AGAIN_S
             self._follow(now)

@@ -186,7 +186,7 @@ class TokenizerLibrary:
 
     `load` gets a folder, file or hub name; it may block and raise anything. `ready` tokenizers are never
     dropped, loaded ones are above `limit_bytes`, the least recently used first. `sources` has the argument of
-    `load` by model, `discovery` finds further files, and with `hub` all other names of the form
+    `load` by model, `folder` has further files, and with `hub` all other names of the form
     `organisation/name` are loaded, too. `now` is monotonic, in seconds.
     """
 
@@ -222,8 +222,8 @@ class TokenizerLibrary:
     def get(self, model: str) -> Tokenizer:
         """Returns the tokenizer of `model`.
 
-        Raises UnknownModelError for a model without one, TokenizerLoadError for a load that failed, now or at
-        most FAILURE_S ago, and TokenizerServiceError if the load takes too long, or too many models load.
+        Raises UnknownModelError for a model without one, TokenizerLoadError for a load that failed at most
+        FAILURE_S ago, and TokenizerServiceError if the load takes too long or too many models load.
         """
         known = self._ready.get(model) or self._loaded.get(model) or self._failed.get(model)
         if known is None:

@@ -78,10 +78,7 @@ class Guard(Struct):
         otherwise: Callable[P, T],
         refusals: tuple[type[Exception], ...] = (ApiError, EngineError),
     ) -> Callable[P, T]:
-        """Wraps `function` for the server; `otherwise` replaces the result of a failed call.
-
-        Errors in `refusals` refuse a request: they are raised, and are no failures.
-        """
+        """Wraps `function`; `otherwise` replaces a failed call, errors in `refusals` refuse the request."""
 
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
             self.calls += 1
@@ -337,10 +334,7 @@ class PluginRegistry:
     def step_cost(
         self, profile: Profile, otherwise: StepSeconds | None = None
     ) -> tuple[str, CostModel] | None:
-        """Name and cost model of the first plugin with the hook.
-
-        Where it fails, `otherwise` is asked; without it, a step has the profile's cost.
-        """
+        """Name and cost model of the first plugin; where it fails, `otherwise` or the profile is asked."""
         usual = otherwise or StepCost(profile.cost).seconds
         found = self._made(
             "step_cost", lambda cost, guard: (guard.plugin, guard.step_cost(cost, usual)), profile=profile

@@ -111,10 +111,7 @@ class RequestFacts(Struct, frozen=True):
 
 
 class FaultScript:
-    """Rules in order. Each counts its matching requests; the first that applies decides.
-
-    Rules that are also in `before` keep their counters.
-    """
+    """Rules in order; the first that applies decides. Rules that are also in `before` keep their counters."""
 
     def __init__(self, rules: Sequence[FaultRule], now_s: float, before: FaultScript | None = None) -> None:
         known = list(before._rules) if before else []
@@ -315,9 +312,7 @@ def ends_after(damage: Damage, number: int) -> bool:
 
 
 def _damage_whole(response: Response, body: bytes, damage: Damage, connection: Connection | None) -> None:
-    """Damages an unstreamed body. Only a disconnect contradicts Content-Length; other damage looks like a
-    whole answer.
-    """
+    """Damages an unstreamed body. Only a disconnect contradicts Content-Length."""
     if isinstance(damage, DisconnectRule):
         response.body = _breaking(body[: len(body) // 2] if damage.after else b"", connection)
     elif isinstance(damage, TruncateRule | TruncatedJsonRule):
@@ -336,10 +331,7 @@ def _breaking(first: bytes, connection: Connection | None) -> Iterator[bytes]:
 
 
 def break_off(connection: Connection | None) -> NoReturn:
-    """Ends the connection at once, without TLS close_notify.
-
-    Raises BrokenOffError, which gunicorn treats like a client that has left.
-    """
+    """Ends the connection at once, without TLS close_notify; gunicorn takes this for a client that left."""
     if connection is not None:
         connection.shut()
     raise BrokenOffError(errno.ECONNRESET, "broken off on purpose")

@@ -218,9 +218,7 @@ class Finding(Struct):
 
 
 class ClientReport(Struct):
-    """The audit of one client since its first error or fault. `awaiting_retry` counts cut-off streams that
-    may still be retried.
-    """
+    """The audit of one client; `awaiting_retry` counts cut-off streams that may still be retried."""
 
     requests: int = 0
     errors: dict[int, int] = {}

@@ -81,9 +81,7 @@ class Template:
         return str(self._made(lambda: "".join(_limited(template.generate(**values)))))
 
     def value(self, values: Values) -> object:
-        """Renders a template of one expression without converting the value to text; other templates give a
-        text.
-        """
+        """Returns the value of a template of one expression, and the text of other templates."""
         expression = self._expression
         return self.text(values) if expression is None else self._made(lambda: _plain(expression(**values)))
 
@@ -111,9 +109,7 @@ def random_functions(rng: Random) -> dict[str, object]:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Sandbox that allows `*` and `%` only for numbers of limited size: a text times a million needs a
-    gigabyte.
-    """
+    """Sandbox with `*` and `%` only for numbers of limited size: a text times a million needs a gigabyte."""
 
     intercepted_binops = frozenset("*%")
 
@@ -236,7 +232,7 @@ class Action:
         given = {"embedding": then.embedding, "score": then.score, "classes": then.classes}
         numbers = next((name for name, value in given.items() if value is not None), "")
         self.result = numbers or WORDS * speaks
-        """What the rule gives, of `app.serving.scripts.matching.WANTS`; empty if it only passes or fails."""
+        """Kind of result, of `app.serving.scripts.matching.WANTS`; empty if the rule only passes or fails."""
         if not isinstance(then.embedding, str | None) and len(then.embedding) > MOST_VECTOR:
             raise ScriptError(f"then.embedding: at most {MOST_VECTOR} numbers")
         for name, value in given.items():
@@ -255,9 +251,7 @@ class Action:
         """The reply without its texts and calls."""
 
     def answer(self, request: MatchedRequest, values: Values, accepts: Accepts) -> ScriptedAnswer:
-        """Builds the answer to a request. ScriptFailure: a template failed, or a tool's schema forbids a
-        call.
-        """
+        """Builds the answer. ScriptFailure: a template failed, or a tool's schema forbids a call."""
         text = "" if self._text is None else self._text.text(values)
         if self._json is not None:
             text = json.dumps(self._json(values), ensure_ascii=False)

@@ -28,10 +28,7 @@ ReadMessages = Callable[[Sequence[dict[str, object]]], Sequence[Message]]
 
 
 def run(argv: Sequence[str], read: ReadMessages) -> int:
-    """Returns the exit status: 1 for an invalid script or argument, or when no rule answers; 0 otherwise.
-
-    `read` converts chat messages into the messages that rules compare.
-    """
+    """Returns the exit status: 1 for an invalid script or argument, or when no rule answers; 0 otherwise."""
     given = _parser().parse_args(argv)
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     log.setLevel(logging.WARNING)
@@ -50,9 +47,7 @@ def run(argv: Sequence[str], read: ReadMessages) -> int:
 
 
 def _try(scripts: ScriptSet, request: MatchedRequest, given: argparse.Namespace) -> int:
-    """Prints the rule that answers the request, and its answer. `--why` prints why earlier rules do not
-    match.
-    """
+    """Prints the rule that answers and its answer; with `--why`, why earlier rules do not match."""
     decision = None
     for _ in range(given.times):
         decision = scripts.decide(request)

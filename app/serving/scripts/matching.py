@@ -53,10 +53,7 @@ WORDS = "words"
 
 
 class Message(Struct, frozen=True, gc=False):
-    """A message of a conversation. `tool` names the tool of a tool result, where the request gives the name.
-
-    Without `gc`: the garbage collector skips the messages of long conversations.
-    """
+    """A message; `tool` names the tool of a tool result. No `gc`: conversations are long."""
 
     role: str
     text: str
@@ -106,9 +103,7 @@ class MatchedRequest:
 
     @cached_property
     def conversation(self) -> bytes:
-        """Digest of client, model and messages up to the first user message; equal for all turns of a
-        conversation.
-        """
+        """Digest of client, model and messages up to the first of a user; the same for all turns."""
         begin = next((n for n, each in enumerate(self.messages, 1) if each.role == "user"), None)
         messages = [(each.role, len(each.text), each.text[:FOLDED]) for each in self.messages[:begin]]
         return _digest((self.facts.client(), self.facts.model, messages))
@@ -119,10 +114,7 @@ def _digest(value: object) -> bytes:
 
 
 class Groups(Struct):
-    """Texts captured by the regexes of a rule: by number of the first match, by name of all matches.
-
-    `count` is the number of requests that matched the rule in the scope of its `nth`, this request included.
-    """
+    """Texts captured by a rule's regexes; `count` is the number of requests that matched so far."""
 
     texts: dict[str | int, str] = {}
     count: int = 0
@@ -160,10 +152,7 @@ class Conditions:
         }
 
     def misfit(self, request: MatchedRequest, groups: Groups) -> str:
-        """Returns the key of the first condition that does not hold; empty when all hold.
-
-        Adds captured texts to `groups`. May raise TooSlow.
-        """
+        """Returns the key of the first condition that does not hold, or "". May raise TooSlow."""
         when = self._when
         if when.model is not None and request.facts.model not in listed(when.model):
             return "model"

@@ -111,9 +111,7 @@ class When(RulePart, frozen=True, kw_only=True):
     turn: Numbers | None = None
     """Number of user messages; 1 where there are no messages."""
     tool_result: bool | str | ToolResultIs | None = None
-    """The conversation ends with a tool result: any (or, if false, none), of the named tool, or with the
-    given text.
-    """
+    """The conversation ends with a tool result: any (false: none), of the named tool, or this text."""
     tools: bool | Texts | None = None
     """The request offers tools: any (or, if false, none), or at least the named tools."""
     headers: dict[str, str | TextIs | None] = {}
@@ -220,9 +218,7 @@ def read_script(path: str) -> Script:
 
 
 def script_of(document: Mapping[str, object], path: str) -> Script:
-    """Converts a parsed document into a script; `path` names the file in errors. Raises ScriptError like
-    `read_script`.
-    """
+    """Converts a parsed document into a script. Raises ScriptError like `read_script`."""
     try:
         script = msgspec.convert(document, Script)
         for number, rule in enumerate(script.rules, 1):

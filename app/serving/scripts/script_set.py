@@ -95,9 +95,7 @@ class RuleState:
         return place(self.path, self.number, self.rule.name)
 
     def concerns(self, request: MatchedRequest) -> bool:
-        """True if the rule has the result that the request wants. A rule without a result concerns all
-        requests.
-        """
+        """True if the rule has the result that the request wants, or none."""
         return self.action.result in ("", request.wants)
 
     def missing_tool(self, request: MatchedRequest) -> str:
@@ -111,9 +109,7 @@ class RuleState:
     def match(
         self, request: MatchedRequest, rng: Random, counters: LRUCache[tuple[int, bytes], int]
     ) -> Groups | None:
-        """Returns the texts captured by the rule's regexes; None when the rule does not answer. May raise
-        TooSlow.
-        """
+        """Returns the captured texts; None when the rule does not answer. May raise TooSlow."""
         groups = Groups()
         if not self.concerns(request) or self.conditions.misfit(request, groups):
             return None
@@ -151,10 +147,7 @@ class ScriptFile(Struct, eq=False):
     """Why the newest version of the file is not used."""
 
     def load(self, uids: Iterator[int], now_s: float, rng: Random, accepts: Accepts) -> list[RuleState]:
-        """Reads the file; rules that are there already keep their counters. ScriptError: the old rules stay.
-
-        `rng` serves a script without a seed. Returns the rules whose calls cannot be checked yet.
-        """
+        """Reads the file; known rules keep their counters. Returns rules whose calls are unchecked."""
         self.stamp = stamp_of(self.path)
         known: dict[str, RuleState | None] = {repr(each.rule): each for each in self.rules}
         try:
@@ -196,10 +189,7 @@ class ScriptSet:
         unix: Callable[[], float],
         accepts: Accepts,
     ) -> None:
-        """`files` lists model (empty for all) and path, in the order of evaluation.
-
-        ScriptError, with one line, for an invalid file.
-        """
+        """`files` lists model (empty for all) and path, in order. ScriptError for an invalid file."""
         self._now, self._unix, self._rng, self._accepts = now, unix, rng, accepts
         self._uids = count()
         self._counters: LRUCache[tuple[int, bytes], int] = LRUCache(MOST_COUNTERS)
@@ -382,9 +372,7 @@ def check_scripts(settings: ScriptSettings) -> None:
 
 
 def accepting(schemas: Schemas) -> Accepts:
-    """Returns a function that checks a value against a schema. The function raises ScriptError for an
-    invalid schema.
-    """
+    """Returns a check of a value against a schema; the check raises ScriptError for an invalid schema."""
 
     def accepts(schema: object, value: object) -> bool:
         try:
