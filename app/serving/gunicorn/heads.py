@@ -85,23 +85,18 @@ def response_head(response: Response, closes: bool = False) -> bytes:
     """Returns status line and headers as gunicorn sends them; `closes`: no further answer follows."""
     status = STATUS_LINES.get(response.status) or response.status_line
     chunked = response.streamed or type(response.body) is not bytes
-    head = default_head(status, int(time.time()), closes, chunked)
+    head = _default_head(status, int(time.time()), closes, chunked)
     for name, value in response.headers.items():
         head += f"{name}: {value}\r\n"
     return (head + "\r\n").encode("latin-1")
 
 
 @lru_cache(maxsize=16)
-def default_head(status: str, second: int, closes: bool, chunked: bool, version: str = "HTTP/1.1") -> str:
+def _default_head(status: str, second: int, closes: bool, chunked: bool) -> str:
     """Returns gunicorn's status line and headers before the application's headers, at a Unix second."""
-    connection, date = "close" if closes else "keep-alive", _http_date(second)
-    lines = f"{version} {status}\r\nServer: {SERVER}\r\nDate: {date}\r\nConnection: {connection}\r\n"
+    connection, date = "close" if closes else "keep-alive", formatdate(second, usegmt=True)
+    lines = f"HTTP/1.1 {status}\r\nServer: {SERVER}\r\nDate: {date}\r\nConnection: {connection}\r\n"
     return lines + "Transfer-Encoding: chunked\r\n" if chunked else lines
-
-
-@lru_cache(maxsize=2)
-def _http_date(second: int) -> str:
-    return formatdate(second, usegmt=True)  # as RFC 9110 section 5.6.7 has it
 
 
 def has_bare_line_feed(data: bytes) -> bool:

@@ -16,41 +16,44 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
+import logging
 import resource
 import ssl
 import sys
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from math import inf
+from socket import SHUT_WR
 from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent.event import Event
 from gevent.pool import Pool
+from gevent.server import StreamServer
 from gunicorn import http
 from gunicorn.arbiter import Arbiter
 from gunicorn.http import wsgi
+from gunicorn.http.body import ChunkedReader, LengthReader
+from gunicorn.http.errors import InvalidHeader
+from gunicorn.http.wsgi import Response
 from gunicorn.workers.ggevent import GeventWorker
 
 from app.base.clock.pause import pause_with
+from app.serving.api.responder import EventStream
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.certificates import CertificateError, ServerCertificate
-from app.serving.gunicorn.client_socket import (
-    ClientServer,
-    FairSocket,
-    GeneralResponse,
-    check_head,
-    discard_body,
-    has_much_unread,
-    linger,
-)
 from app.serving.gunicorn.connections import LONGEST_S, FastConnection, FastPath, OpenConnections
-from app.serving.gunicorn.fair_turns import FairTurns
+from app.serving.gunicorn.fair_turns import FairTurns, Share
+from app.serving.gunicorn.heads import HOST
+from app.serving.http.connection import LAST_CHUNK
 from app.serving.http.context import CONTEXT, context_of
+from app.serving.http.response import AnswerBody
 
 if TYPE_CHECKING:
     from gevent.socket import socket as GeventSocket
+    from gunicorn.config import Config
     from gunicorn.http.message import Request
 
 TICK_S = 1.0
@@ -77,6 +80,78 @@ FIRST_REQUEST_S = 0.3
 GENERAL_S = 0.001
 """Estimated processor time of a request through Flask, in seconds."""
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+LITTLE_BYTES, LITTLE_S = 1 << 17, 0.5
+"""Most bytes of an unread body, and seconds, that are spent to keep a connection open."""
+LINGER_BYTES, LINGER_S = 1 << 20, 1.0
+"""Most bytes, and seconds, that are read and discarded before a connection is closed (RFC 9112 9.6)."""
+PARSED_BYTES = 8192
+"""Most bytes per read while gunicorn searches for the end of a head or chunk."""
+PART_BYTES = 4096
+"""Bytes per parsed part: one-byte chunks in a part this long take 4 ms."""
+RECORD_BYTES = 1 << 14
+"""Most bytes of a TLS record."""
+LOOK_AGAIN_S = 0.05
+"""Longest time until accepting is tried again after a limit was reached, in seconds."""
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+TELL_AGAIN_S = 60.0
+"""Seconds between two log lines about missing file descriptors or memory for connections."""
+log = logging.getLogger(__name__)
+
+
+class ClientServer(StreamServer):  # type: ignore[misc]
+    """Hands each new connection to `accept` in the hub. While `is_full`, clients wait in the backlog."""
+
+    max_delay = LOOK_AGAIN_S
+
+    def __init__(
+        self,
+        listener: GeventSocket,
+        accept: Callable[[GeventSocket, object], None],
+        is_full: Callable[[], bool],
+    ) -> None:
+        super().__init__(listener, handle=accept, spawn=None)
+        self._is_full = is_full
+        self._silent_until_s = 0.0
+
+    def do_read(self) -> Any:
+        """Returns the next connection; None without one. GreenletExit: gevent tries again after a delay."""
+        if self._is_full():
+            raise gevent.GreenletExit
+        try:
+            return super().do_read()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            if (now_s := time.monotonic()) >= self._silent_until_s:
+                self._silent_until_s = now_s + TELL_AGAIN_S
+                log.error("clients wait, no more connections can be accepted: %s", error.strerror)
+            raise gevent.GreenletExit from None
+
+    def do_handle(self, *args: Any) -> None:
+        """Leaves closing the connection to `accept`."""
+        self.handle(*args)
+
+
+class FairSocket:
+    """A client's socket for gunicorn's parser; `data`, read earlier, comes first.
+
+    Bytes come in small parts, and other connections may run after each part.
+    """
+
+    __slots__ = ("_client", "_share", "_turns", "data", "gettimeout", "settimeout")
+
+    def __init__(self, client: GeventSocket, data: bytes, turns: FairTurns, share: Share) -> None:
+        self._client, self.data, self._turns, self._share = client, data, turns, share
+        self.gettimeout, self.settimeout = client.gettimeout, client.settimeout
+
+    def recv(self, size: int) -> bytes:
+        if size <= PARSED_BYTES:  # gunicorn parses a head or chunk of unknown length
+            size = PART_BYTES
+        # At least a whole record of TLS: the hub would not see bytes that were decrypted and left.
+        data = self.data or self._client.recv(max(size, RECORD_BYTES))
+        data, self.data = data[:size], data[size:]
+        self._turns.wait(self._share)
+        return data
 
 
 class Worker(GeventWorker):  # type: ignore[misc]
@@ -261,7 +336,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             check_head(req)
             self._respond(connection, req, arrived_s)
             self._turns.wait(share)  # a client that always has a request ready would block the loop
-            if discard_body(parser):
+            if not has_much_unread(req) and parser.finish_body(time.monotonic() + LITTLE_S, LITTLE_BYTES + 1):
                 rest: bytes = parser.unreader.take_buffered() + source.data
                 return rest
             linger(client)
@@ -311,6 +386,69 @@ class Worker(GeventWorker):  # type: ignore[misc]
             getattr(body, "close", lambda: None)()
         if not self.alive or response.should_close():
             raise StopIteration
+
+
+class GeneralResponse(Response):  # type: ignore[misc]
+    """gunicorn's response, written by the transport of its connection: head and body leave together."""
+
+    def __init__(self, req: Request, sock: GeventSocket, cfg: Config, connection: FastConnection) -> None:
+        super().__init__(req, sock, cfg)
+        self.headers_sent: bool = False
+        self._connection = connection
+
+    def send_headers(self) -> None:
+        if not self.headers_sent:
+            self.headers_sent = True
+            lines = [*self.default_headers(), *(f"{name}: {value}\r\n" for name, value in self.headers)]
+            self._connection.put(("".join(lines) + "\r\n").encode("latin-1"))
+
+    def _emit_body(self, data: bytes) -> None:
+        self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+
+    def send(self, body: Iterable[bytes]) -> None:
+        """Sends the answer: by pieces, or as a stream that leaves without this greenlet."""
+        answer = body.response if isinstance(body, AnswerBody) else None
+        try:
+            if answer is not None and isinstance(answer.body, EventStream) and self.chunked:
+                self.send_headers()
+                self._connection.send_stream(answer.body)
+                return
+            for item in body:
+                self.write(item)
+            self.send_headers()
+            self._connection.send(LAST_CHUNK if self.chunked else b"")
+        finally:
+            if answer is not None:
+                self.sent = answer.bytes_sent
+
+
+def check_head(req: Request) -> None:
+    """Checks a request of gunicorn's parser, and applies a "close" among others (RFC 9110 7.6.1).
+
+    InvalidHeader (status 400): Host is invalid, or missing in HTTP/1.1.
+    """
+    host = next((value for name, value in req.headers if name == "HOST"), None)
+    if (req.version >= (1, 1)) if host is None else not HOST.fullmatch(host):
+        raise InvalidHeader("HOST", req=req)
+    members = ",".join(value for name, value in req.headers if name == "CONNECTION").lower().split(",")
+    if any(member.strip(" \t") == "close" for member in members):
+        req.force_close()
+
+
+def has_much_unread(req: Request) -> bool:
+    """True if the unread body of gunicorn's `req` is chunked, or above LITTLE_BYTES."""
+    reader = getattr(getattr(req, "body", None), "reader", None)
+    if isinstance(reader, LengthReader):
+        return bool(reader.length > LITTLE_BYTES)
+    return isinstance(reader, ChunkedReader) and reader.parser is not None
+
+
+def linger(client: GeventSocket) -> None:
+    thrown_away = 0
+    with suppress(OSError), gevent.Timeout(LINGER_S, False):
+        client.shutdown(SHUT_WR)
+        while thrown_away < LINGER_BYTES and (data := client.recv(LITTLE_BYTES)):
+            thrown_away += len(data)
 
 
 def _forget_names() -> None:

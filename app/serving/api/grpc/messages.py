@@ -18,7 +18,7 @@ from app.serving.http.connection import BrokenOffError, StreamTransport
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import StreamingBody
-from app.serving.http.rpc import framed
+from app.serving.http.route import framed
 
 Proto: TypeAlias = Any
 """A message of protobuf, or a module of its messages, which ship no types."""

@@ -43,7 +43,7 @@ from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.pooling import EMBEDDINGS, PoolingRunner, served_routes
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, not_found, not_implemented
-from app.serving.http.rpc import RpcCode, RpcMethod, RpcOutcome, RpcResponse, RpcService
+from app.serving.http.route import RpcCode, RpcMethod, RpcOutcome, RpcResponse, RpcService
 from app.serving.protocol.pooling import EmbeddingRequest
 from app.serving.protocol.validation import check_prompt_length
 from config import VLLM_VERSION

@@ -44,7 +44,7 @@ from app.serving.http.connection import StreamSource
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.errors import ApiError, internal, not_implemented
 from app.serving.http.response import CLIENT_GONE, Response, StreamingBody
-from app.serving.http.rpc import PREFIX_BYTES, RpcCode, RpcMethod, RpcOutcome, RpcResponse, error_response
+from app.serving.http.route import PREFIX_BYTES, RpcCode, RpcMethod, RpcOutcome, RpcResponse, error_response
 
 log = logging.getLogger(__name__)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -28,7 +28,7 @@ from hyperframe.frame import GoAwayFrame
 
 from app.serving.gunicorn.connections import Address, FastPath, HubConnection
 from app.serving.gunicorn.fair_turns import TURN_S, Share
-from app.serving.http.rpc import PREFIX_BYTES, RpcService
+from app.serving.http.route import PREFIX_BYTES, RpcService
 
 P = ParamSpec("P")
 Headers = list[tuple[bytes, bytes]]
