@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
 from app.serving.http.context import MatchedRoute, RequestContext
 from app.serving.http.errors import ApiError
-from app.serving.http.response import PendingResponse, Response
+from app.serving.http.response import PendingResponse, Response, StreamingBody
 
 Handler = Callable[[RequestContext], Response]
 ErrorHandler = Callable[[Exception], Response]
@@ -144,6 +144,19 @@ class RpcResponse(Response):
     ) -> None:
         super().__init__(body, status, headers)
         self.outcome = outcome or RpcOutcome()
+
+
+class MessageFeed(StreamingBody):
+    """Messages with their prefixes; `endless` ones go on until the client or the server leaves."""
+
+    def __init__(self, messages: Iterator[bytes], endless: bool = False) -> None:
+        super().__init__()
+        self._messages, self.endless = messages, endless
+
+    def __iter__(self) -> Iterator[bytes]:
+        for data in self._messages:
+            self.bytes_sent += len(data)
+            yield data
 
 
 def framed(message: bytes) -> bytes:

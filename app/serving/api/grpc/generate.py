@@ -9,11 +9,11 @@ from typing import cast
 
 import msgspec
 
-from app.engine.core.outputs import EngineOutput, Failed, Finish, TakeToken, TokenLogprob, Tokens
+from app.engine.core.outputs import EngineOutput, Failed, Finish, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest
 from app.serving.api.chat.media import BuiltPrompt, Features
 from app.serving.api.errors import as_stream_error
-from app.serving.api.grpc.messages import MessageFeed, Proto, engine, framed_message
+from app.serving.api.grpc.messages import Proto, engine, framed_message
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import ALL
 from app.serving.api.pipeline import RequestPipeline, check_repeated
@@ -214,12 +214,6 @@ class RpcWriter(ResponseWriter):
         """Fails: an answer consists of messages only."""
         raise NotImplementedError
 
-    def plain(self, index: int) -> Proto:
-        """Returns the message of a plain token, with a place for its id; None where it has more."""
-        if not self._stream or self._logprobs is not None or self.prompt_logprobs is not None:
-            return None
-        return self._chunk(index, 0, ())
-
     def _streamed(self, output: Tokens) -> bytes:
         index, ids, entries = output.index, output.ids, output.logprobs or ()
         self.choices[index].tokens += len(ids)
@@ -302,33 +296,7 @@ def _add_top(to: Proto, entry: TokenLogprob | None, top: int) -> None:
         alternatives.values.extend([logprob for _, _, logprob in shown])
 
 
-class MessageStream(EventStream):
-    """A stream of messages; those of one choice's plain tokens differ only in the token."""
-
-    __slots__ = ()
-
-    def _plain_taker(self, index: int) -> TakeToken | None:
-        assert isinstance(self.writer, RpcWriter)
-        choice, said = self.writer.choices[index], self.writer.plain(index)
-        if said is None:
-            return None
-        token_ids, serialized = said.chunk.token_ids, said.SerializeToString
-
-        def take(text: str, token_id: int, at_s: float) -> None:
-            transport = self.transport
-            if transport is None or transport.lags or not self.unfinished:
-                self.emit(Tokens(index, [text], [token_id], at_s))
-                return
-            token_ids[0] = token_id
-            message = framed(serialized())
-            choice.tokens += 1
-            self.bytes_sent += len(message)
-            transport.send_soon(message)
-
-        return take
-
-
-class DamagedMessages(MessageFeed, DamagedStream):
+class DamagedMessages(DamagedStream):
     """A damaged stream of messages."""
 
     def _chunks(self, data: bytes) -> Sequence[bytes]:
@@ -361,7 +329,7 @@ class RpcResponder(Responder):
         """Returns the response, always a stream: a whole answer is one message per choice."""
         assert isinstance(writer, RpcWriter)
         fault, entries = context.kept(Fault), 1 + (requests[0].logprobs or 0)
-        body = MessageStream(writer, len(requests), entries_per_token=entries)
+        body = EventStream(writer, len(requests), entries_per_token=entries)
         body.handle = self.engine.submit(requests, body.emit)
         response = RpcResponse(body, self.headers, writer.outcome)
         if fault is not None:

@@ -1,23 +1,19 @@
-"""Messages of the packages that vLLM itself uses: reading, writing, and streams of them.
+"""Messages of the packages that vLLM itself uses: reading and writing.
 
 protoc makes the messages: their fields have no types that a checker would know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
-import gevent
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 
 from app.base.clock.pause import Slices
-from app.serving.http.connection import BrokenOffError, StreamTransport
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
-from app.serving.http.response import StreamingBody
 from app.serving.http.route import framed
 
 Proto: TypeAlias = Any
@@ -36,8 +32,6 @@ LONG: Final = 1 << 15
 FIXED: Final = {1: 8, 5: 4}
 """Bytes of a field by its kind on the wire, where that is fixed (protobuf's encoding guide)."""
 VARINT, BYTES = 0, 2
-LOOK_S: Final = 0.2
-"""Seconds between two checks of a client that reads slowly."""
 
 
 def read(context: RequestContext, kind: type[Message]) -> Proto:
@@ -87,53 +81,3 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 def framed_message(message: Message) -> bytes:
     return framed(message.SerializeToString())
-
-
-class MessageFeed(StreamingBody):
-    """A body of messages that a greenlet writes while the client reads."""
-
-    _greenlet: gevent.Greenlet | None = None
-
-    def attach(self, transport: StreamTransport) -> None:
-        transport.start(self)
-        self._greenlet = gevent.spawn(self._write, transport)
-
-    def next_slice(self) -> tuple[bytes, bool, bool]:
-        """Returns nothing: the greenlet goes on when a call lags no longer (see `StreamSource`)."""
-        return b"", False, False
-
-    def _write(self, transport: StreamTransport) -> None:
-        try:
-            for data in self:
-                while transport.lags and transport.is_open:
-                    gevent.sleep(LOOK_S)
-                if not transport.is_open:
-                    return
-                transport.write(data)
-            transport.write(b"", True)
-        except BrokenOffError:
-            transport.break_off()
-
-    def leave(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        super().close()
-        if self._greenlet is not None:
-            self._greenlet.kill(block=False)
-
-
-class EndlessFeed(MessageFeed):
-    """Messages that go on until the client or the server leaves."""
-
-    endless = True
-
-    def __init__(self, messages: Iterator[Message]) -> None:
-        super().__init__()
-        self._messages = messages
-
-    def __iter__(self) -> Iterator[bytes]:
-        for message in self._messages:
-            data = framed_message(message)
-            self.bytes_sent += len(data)
-            yield data

@@ -29,10 +29,8 @@ from app.engine.kvcache.hashing import low64
 from app.engine.kvcache.publisher import EventSender
 from app.serving.api.grpc.generate import Generator
 from app.serving.api.grpc.messages import (
-    LOOK_S,
     MOST_MESSAGE_BYTES,
     SERVICE,
-    EndlessFeed,
     Proto,
     common,
     engine,
@@ -43,7 +41,7 @@ from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.pooling import EMBEDDINGS, PoolingRunner, served_routes
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, not_found, not_implemented
-from app.serving.http.route import RpcCode, RpcMethod, RpcOutcome, RpcResponse, RpcService
+from app.serving.http.route import MessageFeed, RpcCode, RpcMethod, RpcOutcome, RpcResponse, RpcService
 from app.serving.protocol.pooling import EmbeddingRequest
 from app.serving.protocol.validation import check_prompt_length
 from config import VLLM_VERSION
@@ -65,7 +63,8 @@ FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"
 CHUNK_BYTES = 1 << 16
 MOST_BYTES = 64 << 20
 """Most bytes of all files of a tokenizer together."""
-LOOK_AGAIN_S = 0.01
+LOOK_AGAIN_S, LOOK_S = 0.01, 0.2
+"""Seconds between two checks of a server that gets idle, and of a watched health."""
 LONGEST_WAIT_S = 60.0
 """Longest wait, in seconds, until a server is idle and its cache can be flushed."""
 Told: TypeAlias = Message | RpcResponse
@@ -230,7 +229,7 @@ class EngineService:
             if waiting.qsize() <= MOST_WAITING:
                 waiting.put((sequence, batch))
 
-        response = RpcResponse(EndlessFeed(_batches(waiting, outcome)), None, outcome)
+        response = RpcResponse(MessageFeed(_batches(waiting, outcome), endless=True), None, outcome)
         _counted(self._subscribers, MOST_SUBSCRIBERS, response)
         publisher.listen(take)
         response.on_close(partial(publisher.forget, take))
@@ -251,15 +250,15 @@ class EngineService:
     def _watch(self, asked: Proto, context: RequestContext) -> RpcResponse:
         """The health now, and at every change."""
 
-        def changes() -> Iterator[Message]:
+        def changes() -> Iterator[bytes]:
             told = None
             while True:
                 if (found := self._status(asked.service)) != told:
                     told = found
-                    yield health.HealthCheckResponse(status=found)
+                    yield framed_message(health.HealthCheckResponse(status=found))
                 gevent.sleep(LOOK_S)
 
-        return _counted(self._watchers, MOST_WATCHERS, RpcResponse(EndlessFeed(changes())))
+        return _counted(self._watchers, MOST_WATCHERS, RpcResponse(MessageFeed(changes(), endless=True)))
 
     def _reflect(self, asked: Proto, context: RequestContext) -> Message:
         """Answers one question for `grpcurl`: names of services, or the files that declare them."""
@@ -301,16 +300,14 @@ def _counted(open_streams: set[RpcResponse], most: int, response: RpcResponse) -
     return response
 
 
-def _batches(waiting: Queue[tuple[int, EventBatch]], outcome: RpcOutcome) -> Iterator[Message]:
+def _batches(waiting: Queue[tuple[int, EventBatch]], outcome: RpcOutcome) -> Iterator[bytes]:
     """Yields a `KvEventBatch` for each batch; a subscriber that is too slow has an error as its end."""
     while waiting.qsize() <= MOST_WAITING:
         number, batch = waiting.get()
-        yield common.KvEventBatch(
-            sequence_number=number,
-            timestamp=batch.ts,
-            dp_rank=batch.data_parallel_rank,
-            events=[{"event_id": at, **_event(event)} for at, event in enumerate(batch.events)],
-        )
+        events = [{"event_id": at, **_event(event)} for at, event in enumerate(batch.events)]
+        rank = batch.data_parallel_rank
+        told = common.KvEventBatch(sequence_number=number, timestamp=batch.ts, dp_rank=rank, events=events)
+        yield framed_message(told)
     outcome.fail(ApiError(429, "RateLimitError", "The subscriber is too slow."))
 
 

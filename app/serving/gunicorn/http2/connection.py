@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
+import gevent.event
 import gevent.socket
 import msgspec
 from h2.errors import ErrorCodes
@@ -23,6 +24,7 @@ from h2.events import (
     TrailersReceived,
     WindowUpdated,
 )
+from h2.exceptions import ProtocolError
 from h2.stream import H2Stream
 
 from app.base.clock.clock import Watcher
@@ -40,11 +42,19 @@ from app.serving.gunicorn.http2.transport import (
     read_headers,
 )
 from app.serving.gunicorn.logs import log_exchange
-from app.serving.http.connection import StreamSource
+from app.serving.http.connection import BrokenOffError
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.errors import ApiError, internal, not_implemented
-from app.serving.http.response import CLIENT_GONE, Response, StreamingBody
-from app.serving.http.route import PREFIX_BYTES, RpcCode, RpcMethod, RpcOutcome, RpcResponse, error_response
+from app.serving.http.response import CLIENT_GONE, Response
+from app.serving.http.route import (
+    PREFIX_BYTES,
+    MessageFeed,
+    RpcCode,
+    RpcMethod,
+    RpcOutcome,
+    RpcResponse,
+    error_response,
+)
 
 log = logging.getLogger(__name__)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -65,7 +75,6 @@ UNSUPPORTED: Headers = [(b":status", b"415"), (b"content-type", b"text/plain")]
 """The answer to requests that are no gRPC calls (grpc/doc/PROTOCOL-HTTP2.md)."""
 MOST_EACH_BYTES = 1 << 16
 """Most bytes of waiting messages in a call whose messages are answered one by one."""
-BROKEN_OFF = (RpcCode.INTERNAL, "The answer broke off.")
 OK: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 LONGEST_MESSAGE = 2000
 """Most characters of a status message."""
@@ -170,7 +179,7 @@ class Http2Connection(CallTransport):
                 call.take(b"", True)
         elif isinstance(event, WindowUpdated):
             if call is not None:
-                self.soon(call.go_on)
+                call.wake.set()
             elif not event.stream_id:
                 self.soon(self._feed)
         elif isinstance(event, RemoteSettingsChanged):
@@ -205,14 +214,12 @@ class Http2Connection(CallTransport):
                 call.take(b"", True)
 
     def _feed(self) -> None:
-        for call in list(self.stalled):
-            call.go_on()
+        for call in self.stalled:
+            call.wake.set()
 
     def catch_up(self) -> None:
         super().catch_up()
-        if self.is_open:
-            for call in self.calls.values():
-                self.soon(call.lag)
+        self._feed()
 
     @property
     def has_unread(self) -> bool:
@@ -259,7 +266,7 @@ class Http2Connection(CallTransport):
 
 
 class RpcCall:
-    """A call of `method` (None: unknown method), with the interface of `StreamTransport` for its source.
+    """A call of `method` (None: unknown): messages come in the hub, and a greenlet answers.
 
     `has_request`: the client has sent its last message. `since_s`: start of the wait for the rest of the
     request, or for room for the answer (monotonic seconds). `size`: memory of the call's headers, in bytes.
@@ -279,14 +286,12 @@ class RpcCall:
         self._is_each = method is not None and method.each
         self._body = bytearray()
         """Received bytes of the next messages."""
+        self.wake = gevent.event.Event()
+        """Set when there may be room for the answer, or another message."""
+        self._greenlet: gevent.Greenlet | None = None
         self._context: RequestContext | None = None
         self._response: RpcResponse | None = None
-        self._source: StreamSource | None = None
-        self._next_slice: Callable[[], tuple[bytes, bool, bool]] | None = None
-        """Returns the next bytes of the answer; see `StreamSource`."""
-        self._unsent = b""
-        """Bytes that the client's windows have no room for."""
-        self._begun = self._last = self._lagging = self.has_request = False
+        self._begun = self._is_answering = self.has_request = False
         self.since_s, self.is_open = time.monotonic(), True
         self._deadline: Watcher | None = None
         if given := TIMEOUT.fullmatch(headers.get("grpc-timeout", "")):
@@ -305,15 +310,14 @@ class RpcCall:
         if wanted > most + PREFIX_BYTES or connection.buffered > connection.most_buffered_bytes:
             text = f"A message of {wanted - PREFIX_BYTES} bytes is too long: at most {most} are read."
             self.fail(RpcCode.RESOURCE_EXHAUSTED, text)
-        elif self._context is not None:
-            self.lag()
+        elif self._greenlet is not None:
+            self.wake.set()
         elif self._is_each or is_end:
             message = b"" if self._is_each else self._message()
             if message is not None and self._body and not self._is_each:
                 self.fail(RpcCode.INTERNAL, "The call has more than one message.")
             elif message is not None:
-                self._context = self._new_context(message)
-                gevent.spawn(self._handle, self._context, self._method)
+                self._greenlet = gevent.spawn(connection.guarded, self._serve, message)
 
     def _message(self) -> bytes | None:
         body, end = self._body, self._end_of_message
@@ -356,130 +360,93 @@ class RpcCall:
             way="grpc",
         )
 
-    def _handle(self, context: RequestContext, method: RpcMethod | None) -> None:
-        connection = self._connection
-        connection.path.turns.wait(connection.share)
+    def _serve(self, message: bytes) -> None:
+        """Greenlet: runs the middleware and the method, and sends the answer."""
+        path, method, context = self._connection.path, self._method, self._new_context(message)
+        path.turns.wait(self._connection.share)
         if not self.is_open:
             return
+        self._context = context
         current_request.set(context)
         try:
-            response: Response | None = connection.path.middleware.begin(context)
+            response: Response | None = path.middleware.begin(context)
             if response is None and method is None:
                 raise not_implemented(f"There is no method {context.path[:200]}.")
-            if response is None and method is not None and not method.each:
-                response = method.handle(context)
+            if response is None and method is not None:
+                response = (
+                    RpcResponse(MessageFeed(self._answers(method))) if method.each else method.handle(context)
+                )
         except Exception as error:
             response = _response_to(error)
-        try:
-            connection.guarded(self._answer, response, context)
-        except Exception:  # rendering failed
-            log.exception("an answer broke off")
-            connection.guarded(self.fail, *BROKEN_OFF)
-
-    def _answer(self, response: Response | None, context: RequestContext) -> None:
-        """Runs the middleware on the answer, and sends it. None: each message has its own answer."""
-        answer = RpcResponse() if response is None else _as_rpc(response)
+        assert response is not None
+        answer = _as_rpc(response)
         if not self.is_open:  # the client left meanwhile
             answer.status = CLIENT_GONE
         try:
-            self._connection.path.middleware.end(context, answer)
+            path.middleware.end(context, answer)
         except Exception as error:
             _response_to(error)
             answer = error_response(internal("The answer could not be finished."))
-        if not self.is_open:
+        if self.is_open:
+            self._answer(answer)
+        else:
             answer.close()
-            return
-        self._response, body = answer, answer.body
-        if response is None or body:
-            self._begun = True
-            self._connection.send_headers(self.id, _metadata(answer))
-        if isinstance(body, StreamingBody):
-            body.attach(self)  # type: ignore[arg-type]
-        elif response is None:
-            self._next_slice = self._answer_next
-            self.lag()
-        else:
-            answer.body = body if isinstance(body, bytes) else b"".join(body)
-            self.write(answer.body, last=True)
 
-    def _answer_next(self) -> tuple[bytes, bool, bool]:
-        """Answers the next message; see `StreamSource`."""
-        assert self._method is not None and self._response is not None
-        if (message := self._message()) is None:
-            return b"", False, self.has_request
-        self.since_s = time.monotonic()
+    def _answer(self, answer: RpcResponse) -> None:
+        self._response, body, self._is_answering = answer, answer.body, True
         try:
-            data = bytes(self._method.handle(self._new_context(message)).body)  # type: ignore[arg-type]
-        except Exception as error:
-            self._response.outcome = _response_to(error).outcome
-            return b"", False, True
-        return data, self.has_request or len(self._body) >= self._end_of_message, False
+            if body:
+                self._begun = True
+                self._connection.send_headers(self.id, _metadata(answer))
+            for data in [body] if isinstance(body, bytes) else body:
+                self._send(data)
+            self._finish()
+        except ProtocolError:
+            raise
+        except BrokenOffError:
+            self._connection.close()
+        except Exception:  # rendering failed
+            log.exception("an answer broke off")
+            self.fail(RpcCode.INTERNAL, "The answer broke off.")
 
-    @property
-    def lags(self) -> bool:
-        """True while pieces wait in the source until `ask` takes them."""
-        return self._lagging or self._connection.lags
+    def _answers(self, method: RpcMethod) -> Iterator[bytes]:
+        """Yields the answer to each message as it comes."""
+        while self.is_open:
+            self.since_s = time.monotonic()
+            if (message := self._message()) is not None:
+                try:
+                    yield bytes(method.handle(self._new_context(message)).body)  # type: ignore[arg-type]
+                except Exception as error:
+                    assert self._response is not None
+                    self._response.outcome = _response_to(error).outcome
+                    return
+                self._connection.path.turns.wait(self._connection.share)
+            elif self.has_request:
+                return
+            else:
+                self.wake.wait()
+                self.wake.clear()
 
-    def start(self, source: StreamSource) -> None:
-        self._source, self._next_slice = source, source.next_slice
-
-    def send_soon(self, data: bytes) -> None:
-        if self._unsent or len(data) > self._connection.room(self._stream):
-            self.write(data)
-        else:
-            self._connection.send_data(self._stream, data)
-
-    def write(self, data: bytes, last: bool = False) -> None:
-        """Sends messages as windows allow; `last` ends the call with its status."""
-        self._last |= last
-        connection, unsent = self._connection, self._unsent + data if self._unsent else data
-        size = min(len(unsent), connection.room(self._stream))
-        if size > 0:
-            connection.send_data(self._stream, unsent[:size])
-            unsent = unsent[size:]
-        self._unsent = unsent
-        if size > 0 or not unsent:
-            connection.stalled.pop(self, None)
-        if unsent:
+    def _send(self, data: bytes) -> None:
+        """Sends messages as the client's windows and the socket allow."""
+        connection, at = self._connection, 0
+        while at < len(data) and self.is_open:
+            size = 0 if connection.lags else min(len(data) - at, connection.room(self._stream))
+            if size > 0:
+                connection.send_data(self._stream, data[at : at + size])
+                at += size
+                connection.stalled.pop(self, None)
+                continue
             if self not in connection.stalled:  # the client's time limit starts anew
                 self.since_s = time.monotonic()
                 connection.stalled[self] = None
-            self._lagging = True
-        elif self._last:
-            self._finish()
-
-    def lag(self) -> None:
-        if self._next_slice is not None:
-            self._lagging = True
-            self._connection.soon(self.ask)
-
-    def go_on(self) -> None:
-        """Sends what waits for room in the client's windows, and then goes on with the source."""
-        if self._unsent and self.is_open:
-            self.write(b"")
-            if not self._unsent and self.is_open:
-                self.lag()
-
-    def ask(self) -> None:
-        """Takes a slice of the answer now, and another one in the next turn."""
-        connection = self._connection
-        if self._unsent or connection.lags or self._next_slice is None or not self.is_open:
-            return
-        try:
-            data, more, last = self._next_slice()
-        except Exception:  # rendering failed
-            log.exception("an answer broke off")
-            self.fail(*BROKEN_OFF)
-            return
-        if self.is_open:
-            self.write(data, last)
-        if not self._unsent and self.is_open:
-            self._lagging = more
-            if more:
-                connection.soon(self.ask)
+            self.wake.wait()
+            self.wake.clear()
+            connection.path.turns.wait(connection.share)
 
     def _finish(self) -> None:
-        assert self._response is not None
+        if not self.is_open or self._response is None:
+            return
         outcome, headers = self._response.outcome, [] if self._begun else _metadata(self._response)
         headers.append((b"grpc-status", b"%d" % outcome.code))
         if outcome.message:
@@ -487,16 +454,13 @@ class RpcCall:
         self._connection.send_headers(self.id, headers, ends=True)
         if not self.has_request:
             self._connection.reset(self.id, ErrorCodes.NO_ERROR)
-        self._close()
+        self.gone()
 
     def fail(self, code: RpcCode, text: str) -> None:
         """Ends the call with this status, at any stage."""
-        if self.is_open:
-            self._leave_source()
-            self._response = self._response or RpcResponse()
-            self._response.outcome = RpcOutcome(code, text)
-            self._unsent = b""
-            self._finish()
+        self._response = self._response or RpcResponse()
+        self._response.outcome = RpcOutcome(code, text)
+        self._finish()
 
     def expire(self) -> None:
         self.fail(RpcCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
@@ -511,23 +475,11 @@ class RpcCall:
         if self._response is not None and getattr(self._response.body, "endless", False):
             self.fail(RpcCode.UNAVAILABLE, "The server is shutting down.")
 
-    def break_off(self) -> None:
-        self._connection.close()
-
     def gone(self) -> None:
-        """Ends the call: the client has given it up, or has left."""
-        if self.is_open:
-            self._leave_source()
-            self._close()
-
-    def _leave_source(self) -> None:
-        source, self._source, self._next_slice = self._source, None, None
-        if source is not None:
-            source.leave()
-
-    def _close(self) -> None:
+        """Ends the call: it is answered, or the client has given it up, or has left."""
+        if not self.is_open:
+            return
         connection, self.is_open = self._connection, False
-        self._source = self._next_slice = None
         if self._deadline is not None:
             self._deadline.stop()
             self._deadline.close()
@@ -542,6 +494,8 @@ class RpcCall:
             if connection.path.logs_access:
                 log_exchange(connection.path.log, self._context, response)
             response.close()
+        if self._is_answering and self._greenlet is not None and self._greenlet is not gevent.getcurrent():
+            self._greenlet.kill(block=False)
 
 
 def _metadata(response: Response) -> Headers:
