@@ -70,7 +70,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags.add_argument("--tokens", type=int, default=100, help="length of a stream")
     flags.add_argument("--itl", type=float, default=20, help="milliseconds between tokens")
     flags.add_argument("--ttft", type=float, default=50, help="milliseconds until the first token")
-    flags.add_argument("--limit", type=float, default=1.5, help="most CPU, in units of HTTP's")
+    flags.add_argument("--limit", type=float, default=2.5, help="most CPU, in units of HTTP's")
     return flags.parse_args(argv)
 
 

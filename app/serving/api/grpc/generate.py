@@ -193,6 +193,8 @@ class RpcWriter(ResponseWriter):
         """Log probabilities of the prompt, once rendered."""
         self._begun: set[int] = set()
         """Choices that have sent the prompt's log probabilities."""
+        self._plain: dict[int, Proto] = {}
+        """Message of each choice's plain tokens, which differ only in the id."""
         self._kept: list[Proto] = [] if self._stream else [engine.OutputLogProbs() for _ in self.choices]
 
     def chunk(self, output: EngineOutput) -> bytes:
@@ -221,20 +223,26 @@ class RpcWriter(ResponseWriter):
         if output.finish is not None:
             last = self._of_reply(engine.OutputLogProbs(), entries[-1:]) if entries else None
             messages.append(self._complete(index, output.finish, ids[-1:], last))
-        return b"".join(map(framed_message, messages))
+        return b"".join(messages)
 
-    def _chunk(self, index: int, token_id: int, entries: Sequence[TokenLogprob]) -> Proto:
-        said = engine.GenerateStreamChunk(
-            token_ids=[token_id],
-            prompt_tokens=self.usage.told(len(self._prompt_ids), 0)[0],
-            completion_tokens=1,
-            cached_tokens=self.told_cached,
-            output_logprobs=self._of_reply(engine.OutputLogProbs(), entries) if entries else None,
-            input_logprobs=None if index in self._begun else self._of_prompt(),
-            index=index,
-        )
-        self._begun.add(index)
-        return engine.GenerateResponse(chunk=said)
+    def _chunk(self, index: int, token_id: int, entries: Sequence[TokenLogprob]) -> bytes:
+        said = None if entries else self._plain.get(index)
+        if said is None:
+            chunk = engine.GenerateStreamChunk(
+                token_ids=[token_id],
+                prompt_tokens=self.usage.told(len(self._prompt_ids), 0)[0],
+                completion_tokens=1,
+                cached_tokens=self.told_cached,
+                output_logprobs=self._of_reply(engine.OutputLogProbs(), entries) if entries else None,
+                input_logprobs=None if index in self._begun else self._of_prompt(),
+                index=index,
+            )
+            said = engine.GenerateResponse(chunk=chunk)
+            if not entries and not chunk.HasField("input_logprobs"):
+                self._plain[index] = said
+            self._begun.add(index)
+        said.chunk.token_ids[0] = token_id
+        return framed_message(said)
 
     def _whole(self, output: Tokens) -> bytes:
         choice, kept = self.choices[output.index], self._kept[output.index]
@@ -243,9 +251,9 @@ class RpcWriter(ResponseWriter):
         if output.finish is None:
             return b""
         logprobs = kept if kept.token_ids else None
-        return framed_message(self._complete(output.index, output.finish, choice.ids, logprobs))
+        return self._complete(output.index, output.finish, choice.ids, logprobs)
 
-    def _complete(self, index: int, finish: Finish, ids: Sequence[int], logprobs: Proto) -> Proto:
+    def _complete(self, index: int, finish: Finish, ids: Sequence[int], logprobs: Proto) -> bytes:
         """Returns the end of a choice. In a stream it repeats only the last token, as in vLLM."""
         prompt_tokens, tokens = self.usage.told(len(self._prompt_ids), len(ids))
         said = engine.GenerateComplete(
@@ -266,7 +274,7 @@ class RpcWriter(ResponseWriter):
             said.kv_transfer_params_json = msgspec.json.encode(transfer).decode()
             said.kv_transfer_params.remote_host = transfer.remote_host
             said.kv_transfer_params.remote_port = transfer.remote_port
-        return engine.GenerateResponse(complete=said)
+        return framed_message(engine.GenerateResponse(complete=said))
 
     def _of_reply(self, to: Proto, entries: Sequence[TokenLogprob]) -> Proto:
         for entry in entries:
