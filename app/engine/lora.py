@@ -117,15 +117,13 @@ def adapters_of(lora: LoraSettings, model: ModelSettings) -> LoRARegistry:
 def _module(item: str) -> LoraModule:
     """Parses `name=path`; as in vLLM, an item without `=` or with a comma is read as a JSON object."""
     name, equals, path = item.partition("=")
-    is_pair = equals and "," not in item and not item.lstrip().startswith("{")
-    try:
-        module = (
-            LoraModule(name.strip(), path.strip()) if is_pair else msgspec.json.decode(item, type=LoraModule)
-        )
-    except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"setting lora-modules: {item!r} is no adapter, neither name=path nor a JSON object: {error}"
-        ) from None
+    module = LoraModule(name.strip(), path.strip())
+    if not equals or "," in item or item.lstrip().startswith("{"):
+        try:
+            module = msgspec.json.decode(item, type=LoraModule)
+        except msgspec.DecodeError as error:
+            message = f"setting lora-modules: {item!r} is no adapter, neither name=path nor a JSON object"
+            raise ConfigError(f"{message}: {error}") from None
     if not module.name:
         raise ConfigError(f"setting lora-modules: {item!r} has no name")
     return module
@@ -236,7 +234,6 @@ class LoRASlots:
         return iter(self._running)
 
     def running(self, adapter: str) -> int:
-        """Number of requests that run with an adapter; 0 for one that is not resident."""
         return self._running.get(adapter, 0)
 
     def is_ready(self, adapter: str | None) -> bool:

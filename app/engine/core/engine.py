@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.base.clock.clock import Clock
-from app.base.clock.pause import pause_if_possible
+from app.base.clock.pause import Pace
 from app.base.clock.streams import Streams
 from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, Recorder
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 STARTED_AT_ONCE = 128
 """Most choices of a request that start in the turn of its arrival; keeps other streams on time."""
-LONGEST_WORK_S = 0.005
-"""Most work without a pause, in seconds; keeps other streams on time."""
 log = logging.getLogger(__name__)
 
 
@@ -110,7 +108,12 @@ class Engine(EngineClient):
     def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Handle:
         if not requests:
             return self._over
-        replies = self._replies(requests)
+        replies = [self._model.reply(requests[0])]
+        if len(requests) > 1:
+            rest = Pace(self._clock.now)
+            for request in requests[1:]:
+                rest()
+                replies.append(self._model.reply(request))
         if requests[0].beams:
             return BeamSearch(self.run, self._clock, self.wheel, requests, replies, emit)
         return self.run(requests, replies, emit)
@@ -155,18 +158,6 @@ class Engine(EngineClient):
         special = request.adapter or request.observers or request.delays or request.remote_prefill
         asked = request.cache_hit_threshold or request.logprobs is not None
         return not (special or asked or reply.spans or reply.delays or len(reply.texts) > MOST_AT_ONCE)
-
-    def _replies(self, requests: Listed[EngineRequest]) -> list[Reply]:
-        """Returns a reply per request, with pauses for other work."""
-        if len(requests) == 1:
-            return [self._model.reply(requests[0])]
-        replies, begun_s = list[Reply](), self._clock.now()
-        for request in requests:
-            if self._clock.now() - begun_s > LONGEST_WORK_S:
-                pause_if_possible()
-                begun_s = self._clock.now()
-            replies.append(self._model.reply(request))
-        return replies
 
 
 def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: SequenceContext) -> None:

@@ -42,7 +42,6 @@ class Lifecycle:
 
     @property
     def is_sleeping(self) -> bool:
-        """True until all memory freed by sleep is back."""
         return bool(self._asleep)
 
     @property

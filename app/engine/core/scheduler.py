@@ -291,8 +291,7 @@ class Scheduler(Generic[S]):
         return max(0, -(-tokens // self._block_size) - sequence.held)
 
     def _grow(self, sequence: S, tokens: int) -> None:
-        lacks = self._lacks(sequence, tokens)
-        if lacks:
+        if lacks := self._lacks(sequence, tokens):
             self.blocks.grow(sequence, lacks)
             sequence.held += lacks
 

@@ -54,14 +54,12 @@ class SteppedSequence(ReplySequence):
             phase, computed = Phase.PREFILL if self.running else waits, min(self.computed, computed)
         return SequenceStatus(phase, computed, self.held, self.scheduled_s, self._first_s)
 
-    def end_at_once(self, now_s: float) -> None:
-        """Ends with an empty reply."""
-        self._empty()
-        self.scheduled_s = now_s
+    def hand_out(self, at_s: float, count: int) -> None:
+        """Takes `count` tokens, due at `at_s`; ends with an error of the writer."""
         try:
-            self.take(now_s, 1)
+            self.take(at_s, count)
         except Exception as error:
-            log.exception("what ends a sequence at once could not be handed out")
+            log.exception("a token could not be handed out")
             self.fail(error)
 
     def preempted(self) -> None:
@@ -176,7 +174,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
 
     @property
     def waiting(self) -> int:
-        return self._in_line + len(self._queue.members) + len(self.scheduler.fetching)
+        return self._in_line + self.queued
 
     def free(self, adapter: str | None = None) -> int:
         if self.scheduler.paused or adapter is not None and not self._queue.is_ready(adapter):
@@ -210,7 +208,6 @@ class StepExecutor(StepLoop[SteppedSequence]):
             self._look()
 
     def _look(self) -> None:
-        """Schedules a step if none is under way and there is work."""
         if not self._under_way and not self.scheduler.idle:
             self.wake(self._clock.now())
             self._arm()
@@ -224,7 +221,9 @@ class StepExecutor(StepLoop[SteppedSequence]):
         if threshold:
             found = 0 if cache is None else cache.find(sequence, tokens) * cache.block_size
             if found / max(1, tokens) < threshold:
-                sequence.end_at_once(self._clock.now())
+                sequence.scheduled_s = now_s = self._clock.now()
+                sequence.empty()
+                sequence.hand_out(now_s, 1)
                 return False
         if sequence.adapter is not None:
             self._recorder.adapter_moved(sequence, sequence.adapter, "waiting")
@@ -265,7 +264,6 @@ class StepExecutor(StepLoop[SteppedSequence]):
             self._out.append(DueTokens(due, len(due), first_s))
 
     def _arm(self) -> None:
-        """Has the wheel call at the next event or due token."""
         due_s = min(self.next_s, self._out[0].next_s) if self._out else self.next_s
         if due_s < self._alarm_s and not self._turning:
             self._alarm_s = due_s
@@ -305,13 +303,8 @@ class StepExecutor(StepLoop[SteppedSequence]):
             first.left -= 1
             first.next_s += self._out_s
             count += 1
-            if sequence.over:
-                continue
-            try:
-                sequence.take(at_s, tokens)
-            except Exception as error:
-                log.exception("a token could not be handed out")
-                sequence.fail(error)
+            if not sequence.over:
+                sequence.hand_out(at_s, tokens)
         if not first.left:
             self._out.popleft()
         return count

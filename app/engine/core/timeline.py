@@ -190,7 +190,7 @@ class ReplySequence(Sequence):
             self._end(COUNTED_AS[finish.reason])
         return finish is None
 
-    def _empty(self) -> None:
+    def empty(self) -> None:
         """Too little is cached: the reply becomes empty (simulator.md 13.7)."""
         self._reply = Reply((), (), CACHE_THRESHOLD)
         self._texts = self._ids = ()
@@ -232,7 +232,7 @@ class TimedSequence(ReplySequence):
             if context.cache is not None:
                 context.cache.allocate(self)
             if self.cached_tokens < request.cache_hit_threshold * prompt_tokens:
-                self._empty()
+                self.empty()
                 self.fetched_tokens = self.created_tokens = 0
                 self._due_s = at_s
             else:

@@ -20,22 +20,18 @@ BLOCK_BYTES = 400
 
 
 class BlockObserver:
-    """Follows blocks by their numbers."""
+    """Follows blocks by their numbers.
 
-    def allocated(self, block: int) -> None:
-        """Called when a sequence gets the block to fill."""
+    A block is `allocated` to be filled, `accessed` by another sequence that finds its content, and `released`
+    by a sequence (`findable` if its content stays cached). `evicted` drops its content, if any; `cleared`
+    that of all blocks.
+    """
 
-    def accessed(self, block: int) -> None:
-        """Called when another sequence uses the cached block."""
-
-    def released(self, block: int, findable: bool) -> None:
-        """Called when a sequence releases the block; `findable` if its content stays cached."""
-
-    def evicted(self, block: int) -> None:
-        """Called when the block's content, if any, is dropped."""
-
-    def cleared(self) -> None:
-        """Called when all blocks become empty."""
+    def allocated(self, block: int) -> None: ...
+    def accessed(self, block: int) -> None: ...
+    def released(self, block: int, findable: bool) -> None: ...
+    def evicted(self, block: int) -> None: ...
+    def cleared(self) -> None: ...
 
 
 class Block(Struct, gc=False, eq=False):
@@ -260,8 +256,7 @@ class CountedBlocks:
             if not first.blocks:
                 queue.popleft()
 
-    def filled(self, sequence: Hashable) -> None:
-        """Does nothing: no other sequence finds these blocks."""
+    def filled(self, sequence: Hashable) -> None: ...
 
     def release(self, sequence: Hashable, held: int, findable: int = 0) -> None:
         self.free += held

@@ -76,12 +76,9 @@ class EventBatch(Struct, gc=False, frozen=True, array_like=True):
 
 
 def event_bytes(event: KVEvent) -> int:
-    match event:
-        case BlockStored():
-            return 400 + 40 * len(event.token_ids) + 90 * len(event.block_hashes)
-        case BlockRemoved():
-            return 200 + 80 * len(event.block_hashes)
-    return 100
+    if isinstance(event, BlockStored):
+        return 400 + 40 * len(event.token_ids) + 90 * len(event.block_hashes)
+    return 200 + 80 * len(event.block_hashes)
 
 
 LayoutName: TypeAlias = Literal[
@@ -91,66 +88,50 @@ LayoutName: TypeAlias = Literal[
 
 LAYOUTS: tuple[LayoutName, ...] = get_args(LayoutName)
 DEFAULT_LAYOUT: LayoutName = "map"
-
-Encode: TypeAlias = Callable[[EventBatch], bytes]
-
-
-class Arrays(Struct, frozen=True):
-    """Array lengths in an older vLLM's layout, including the event's name.
-
-    With `rank` a batch carries its rank. With `offsets` extra keys of images are pairs with an offset.
-    `legacy` is llm-d's simulator: parent 0 for none, and extra keys always nil.
-    """
-
-    stored: int
-    removed: int
-    rank: bool = True
-    offsets: bool = True
-    legacy: bool = False
-
-    def event(self, event: KVEvent) -> Sequence[object]:
-        match event:
-            case BlockStored():
-                values: list[object] = ["BlockStored", *astuple(event)][: self.stored]
-                if self.legacy:
-                    values[2], values[8] = event.parent_block_hash or _NO_PARENT, None
-                elif not self.offsets and (blocks := event.extra_keys) is not None:
-                    values[8] = [
-                        keys and [key[0] if isinstance(key, list) else key for key in keys] for keys in blocks
-                    ]
-                return values
-            case BlockRemoved():
-                return ["BlockRemoved", *astuple(event)][: self.removed]
-        return ["AllBlocksCleared"]
-
-
-_ARRAYS: dict[LayoutName, Arrays] = {
-    "0.9.0": Arrays(stored=6, removed=2, rank=False),
-    "0.9.2": Arrays(stored=6, removed=2),
-    "0.10.2": Arrays(stored=7, removed=3),
-    "0.14": Arrays(stored=8, removed=3),
-    "0.17": Arrays(stored=9, removed=3, offsets=False),
-    "0.19": Arrays(stored=9, removed=3),
-    "0.20": Arrays(stored=10, removed=4),
-    "0.22": Arrays(stored=12, removed=4),
-    "llm-d-inference-sim": Arrays(stored=9, removed=3, legacy=True),
+LEGACY: LayoutName = "llm-d-inference-sim"
+"""Of llm-d's simulator: parent 0 for none, and extra keys always nil."""
+ARRAYS: dict[LayoutName, tuple[int, int, bool]] = {
+    "0.9.0": (6, 2, False),
+    "0.9.2": (6, 2, True),
+    "0.10.2": (7, 3, True),
+    "0.14": (8, 3, True),
+    "0.17": (9, 3, True),
+    "0.19": (9, 3, True),
+    "0.20": (10, 4, True),
+    "0.22": (12, 4, True),
+    LEGACY: (9, 3, True),
 }
-
-_NO_PARENT = Raw(b"\xcf" + bytes(8))
+"""Lengths of stored and removed events with their names, and whether a batch carries its rank."""
+NO_PARENT = Raw(b"\xcf" + bytes(8))
 """0 as a full 64-bit number: llm-d's decoder accepts no shorter ones."""
 
 
-def encoder(layout: LayoutName = DEFAULT_LAYOUT) -> Encode:
+def encoder(layout: LayoutName = DEFAULT_LAYOUT) -> Callable[[EventBatch], bytes]:
     """Returns the encoder of batches for `layout`. Raises ValueError for an unknown layout."""
     encode = Encoder().encode
     if layout == "map":
         return encode
-    arrays = _ARRAYS.get(layout)
-    if arrays is None:
+    if layout not in ARRAYS:
         raise ValueError(f"unknown layout of KV events {layout}")
+    stored, removed, has_rank = ARRAYS[layout]
+
+    def array(event: KVEvent) -> Sequence[object]:
+        if isinstance(event, AllBlocksCleared):
+            return ["AllBlocksCleared"]
+        values: list[object] = [type(event).__name__, *astuple(event)]
+        if isinstance(event, BlockRemoved):
+            return values[:removed]
+        if layout == LEGACY:
+            values[2], values[8] = event.parent_block_hash or NO_PARENT, None
+        elif layout == "0.17" and event.extra_keys is not None:  # images without their offsets
+            values[8] = [
+                keys and [key[0] if isinstance(key, list) else key for key in keys]
+                for keys in event.extra_keys
+            ]
+        return values[:stored]
 
     def encode_arrays(batch: EventBatch) -> bytes:
-        events = list(map(arrays.event, batch.events))
-        return encode([batch.ts, events, batch.data_parallel_rank] if arrays.rank else [batch.ts, events])
+        rank = [batch.data_parallel_rank] if has_rank else []
+        return encode([batch.ts, list(map(array, batch.events)), *rank])
 
     return encode_arrays

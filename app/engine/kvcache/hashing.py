@@ -12,10 +12,9 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import cache
 from hashlib import sha256
 from random import Random
-from struct import Struct as Packing
+from struct import iter_unpack
 from typing import Literal, TypeAlias
 
 import xxhash
@@ -56,12 +55,7 @@ def all_low64(hashes: Sequence[bytes]) -> list[int]:
     """Returns `low64` of hashes of equal length, at a third of the cost."""
     if not hashes:
         return []
-    return [number for (number,) in _last_eight(len(hashes[0])).iter_unpack(b"".join(hashes))]
-
-
-@cache
-def _last_eight(length: int) -> Packing:
-    return Packing(f">{length - 8}xQ")
+    return [number for (number,) in iter_unpack(f">{len(hashes[0]) - 8}xQ", b"".join(hashes))]
 
 
 def none_hash(algorithm: Algorithm, seed: str | None, rng: Random) -> bytes:
@@ -154,8 +148,9 @@ def extras_bytes(value: object) -> int:
 def hash_function(algorithm: Algorithm, block_size: int) -> HashBlocks:
     """Returns the hash function of `algorithm` for a block size. Raises ValueError if unknown."""
     digest = _digest(algorithm)
-    if algorithm.endswith("_cbor"):
-        return CborBlocks(digest, block_size).hashes
+    before = b"\x83" + cbor.head(cbor.BYTES, len(digest(b"")))
+    between = cbor.head(cbor.ARRAY, block_size)
+    tails: Memo[Extra, bytes] = Memo(EXTRAS_MEMO_BYTES)
 
     def hash_pickled(parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
         hashes = []
@@ -165,31 +160,20 @@ def hash_function(algorithm: Algorithm, block_size: int) -> HashBlocks:
             hashes.append(parent)
         return hashes
 
-    return hash_pickled
-
-
-class CborBlocks:
-    def __init__(self, digest: Callable[[bytes], bytes], block_size: int) -> None:
-        self._digest = digest
-        self._block_size = block_size
-        self._before = b"\x83" + cbor.head(cbor.BYTES, len(digest(b"")))
-        self._between = cbor.head(cbor.ARRAY, block_size)
-        self._tails: Memo[Extra, bytes] = Memo(EXTRAS_MEMO_BYTES)
-
-    def hashes(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
-        before, between, digest = self._before, self._between, self._digest
-        hashes = []
-        for number, codes in enumerate(cbor.block_codes(ids, self._block_size)):
-            tail = cbor.NULL
+    def hash_cbor(parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
+        hashes, tail = [], cbor.NULL
+        for number, codes in enumerate(cbor.block_codes(ids, block_size)):
             if extras:
-                known = self._tails.get(extra := extras[number])
+                known = tails.get(extra := extras[number])
                 if known is None:
                     known = cbor.encode(extra)
-                    self._tails.put(extra, known, len(known) + extras_bytes(extra))
+                    tails.put(extra, known, len(known) + extras_bytes(extra))
                 tail = known
             parent = digest(before + parent + between + codes + tail)
             hashes.append(parent)
         return hashes
+
+    return hash_cbor if algorithm.endswith("_cbor") else hash_pickled
 
 
 def _digest(algorithm: Algorithm) -> Callable[[bytes], bytes]:
