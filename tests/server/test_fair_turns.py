@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import gevent
@@ -27,10 +26,8 @@ def time() -> Time:
 
 
 @pytest.fixture
-def turns(time: Time) -> Iterator[FairTurns]:
-    turns = FairTurns(time, time)
-    yield turns
-    turns.close()
+def turns(time: Time) -> FairTurns:
+    return FairTurns(time, time)
 
 
 def test_the_work_of_a_turn_is_bounded_for_all_connections_together(turns: FairTurns, time: Time) -> None:

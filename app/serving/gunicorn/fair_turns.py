@@ -55,13 +55,6 @@ class FairTurns:
         self._turn_begins: Any = loop.prepare(ref=False)
         self._turn_begins.start(self._begin_turn)
 
-    def close(self) -> None:
-        self._short.clear()
-        self._long.clear()
-        for watcher in (self._next_turn, self._turn_begins):
-            watcher.stop()
-            watcher.close()
-
     def has_time(self) -> bool:
         """True if work may run at once: no work waits, and this turn has time left."""
         if self._short or self._long:

@@ -37,7 +37,6 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.http import wsgi
 from gunicorn.http.body import ChunkedReader, LengthReader
 from gunicorn.http.errors import InvalidHeader
-from gunicorn.http.wsgi import Response
 from gunicorn.workers.ggevent import GeventWorker
 
 from app.base.clock.pause import pause_with
@@ -49,7 +48,7 @@ from app.serving.gunicorn.fair_turns import FairTurns, Share
 from app.serving.gunicorn.heads import HOST
 from app.serving.http.connection import LAST_CHUNK
 from app.serving.http.context import CONTEXT, context_of
-from app.serving.http.response import AnswerBody
+from app.serving.http.response import Response
 
 if TYPE_CHECKING:
     from gevent.socket import socket as GeventSocket
@@ -388,7 +387,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             raise StopIteration
 
 
-class GeneralResponse(Response):  # type: ignore[misc]
+class GeneralResponse(wsgi.Response):  # type: ignore[misc]
     """gunicorn's response, written by the transport of its connection: head and body leave together."""
 
     def __init__(self, req: Request, sock: GeventSocket, cfg: Config, connection: FastConnection) -> None:
@@ -407,7 +406,7 @@ class GeneralResponse(Response):  # type: ignore[misc]
 
     def send(self, body: Iterable[bytes]) -> None:
         """Sends the answer: by pieces, or as a stream that leaves without this greenlet."""
-        answer = body.response if isinstance(body, AnswerBody) else None
+        answer = body if isinstance(body, Response) else None
         try:
             if answer is not None and isinstance(answer.body, EventStream) and self.chunked:
                 self.send_headers()

@@ -1,7 +1,7 @@
 """An HTTP response, sent by Flask under any worker or by the fast path.
 
-A `Response` is a WSGI callable, and Flask returns it unchanged. Its headers are complete from the start:
-Werkzeug's response copies and completes them at each call, at a tenth of the cost of a short chat.
+A `Response` is a WSGI callable and its own WSGI body; Flask returns it unchanged. Its headers are complete
+from the start: Werkzeug's response completes them at each call, at a tenth of the cost of a short chat.
 """
 
 from __future__ import annotations
@@ -125,30 +125,12 @@ class Response:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         status = STATUS_LINES.get(self.status) or self.status_line
         start_response(status, list(self.headers.items()))
-        if not isinstance(self.body, bytes):
-            return AnswerBody(self.body, self)
-        return [self.body] if self.callbacks is None else AnswerBody([self.body], self)
+        return [self.body] if isinstance(self.body, bytes) and self.callbacks is None else self
 
-
-class AnswerBody:
-    """A WSGI body: counts the bytes of its response, and closes the response when it is closed."""
-
-    __slots__ = ("_next", "response")
-
-    def __init__(self, body: Iterable[bytes], response: Response) -> None:
-        self._next = iter(body).__next__
-        self.response = response
-
-    def __iter__(self) -> AnswerBody:
-        return self
-
-    def __next__(self) -> bytes:
-        piece = self._next()
-        self.response.pieces_bytes += len(piece)
-        return piece
-
-    def close(self) -> None:
-        self.response.close()
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in [self.body] if isinstance(self.body, bytes) else self.body:
+            self.pieces_bytes += len(piece)
+            yield piece
 
 
 class PendingResponse:

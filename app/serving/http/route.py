@@ -33,8 +33,7 @@ class Route(MatchedRoute):
     """A handler for `methods` of `path`, whose variable parts are in braces, as in vLLM.
 
     `handle` may wait, and raises errors that `on_error` turns into a response. `plain` answers the first of
-    `methods` without ever waiting. Its `recognise` gets the whole body, and returns None, with nothing drawn
-    or counted, when `handle` has to answer.
+    `methods`.
     """
 
     methods: tuple[str, ...]
