@@ -42,7 +42,6 @@ class MeasuredRun(Struct):
     in_flight: int | None = None
     """Most requests that the client had in flight; None if unlimited or not in the file."""
     notes: Sequence[str] = ()
-    """Remarks about the file, for users."""
 
     @property
     def load(self) -> LoadTrace:
@@ -123,7 +122,6 @@ def _text(path: str) -> str:
 
 
 def _documents(path: str, text: str) -> Iterator[tuple[str, Document]]:
-    """Yields the JSON objects of a file, with their lines where each line has one."""
     lines: Sequence[tuple[str, str]] = [("", text)]
     try:
         msgspec.json.decode(text, type=msgspec.Raw)

@@ -103,7 +103,6 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
 
 
 def _start(given: argparse.Namespace) -> Profile:
-    """Returns the start of the fit, with the limits of the recorded server."""
     if given.start is not None:
         if given.device is not None or given.model_config is not None:
             raise UsageError("calibrate: start is given, so device and model-config must not be")
@@ -147,14 +146,12 @@ IDLE_STEPS = 20
 FULL = 0.9
 """Least share of `max-num-seqs` in the fullest step of a saturated run."""
 COLOR_LIMIT = 5.0
-"""Error in percent from which colors are the same."""
 
 Errors = Mapping[str, Sequence[float]]
 """Errors of each run by name, in the order of the figures."""
 
 
 def told(profile: Profile, model: str | None, errors: Errors, unseen: Errors) -> Profile:
-    """Returns the profile with its origin, its errors, and a summary of its check."""
     checked = f"The {len(errors)} runs it was fitted on: {_summary(errors)}."
     if unseen:
         checked += f" {len(unseen)} runs that the fit never saw: {_summary(unseen)}."

@@ -35,15 +35,12 @@ class Film:
         self._steps: list[tuple[float, float, int, int, int]] = []
         self._stride = self._seen = 1
         self._every = max(1, -(-len(load) // MOST_BARS))
-        """Every n-th request has a bar."""
         self._preemptions: dict[Pod, int] = {}
         self._lost_s: list[float] = []
-        """Times of preemptions."""
         self._chunks: list[tuple[float, int]] = []
         """Prefill chunks except last ones: time of the end, number of the request."""
         self._under_way: dict[int, None] = {}
         self._written = 0
-        """Output tokens of ended requests."""
         self._figures = dict.fromkeys(FIGURES, 0.0)
         self._ttft, self._itl = [0] * (len(FIRST_TOKEN) + 1), [0] * (len(INTER_TOKEN) + 1)
 
@@ -85,7 +82,6 @@ class Film:
         )  # fmt: skip
 
     def frames(self, outcome: SimulationOutcome) -> Iterator[Frame]:
-        """Yields the frames from the first request to the last token."""
         out, begin_s = outcome, min(outcome.send_s)
         columns = (out.send_s, self._admitted_s, out.first_s, out.last_s)
         orders = [deque(sorted(range(len(its)), key=its.__getitem__)) for its in columns]
@@ -159,7 +155,6 @@ class Film:
         return (begin_s + length_s * (place + 1) / count for place in range(count))
 
     def _cache_usage(self, out: SimulationOutcome, at_s: float) -> float:
-        """Returns the mean share of used blocks in the timeline's bin, over all pods."""
         timeline, capacity = out.timeline, self._plan.profile.engine.num_gpu_blocks - 1
         place = int((at_s - timeline.begin_s) / timeline.bin_s)
         used = timeline.blocks[place] if place < len(timeline.blocks) else 0.0

@@ -20,7 +20,6 @@ from config.profile import CostConstants, FrontCosts, Profile
 class SimulatedRun(Struct):
     figures: list[float]
     idle_steps: int
-    """Steps that began on an idle device."""
     most_running: int
     """Sequences in the fullest step."""
     preemptions: int
@@ -65,7 +64,6 @@ CONSTANTS = (
     Constant("front_per_token", 0.4, 0.5e-6),
     Constant("out_per_stream", 0.4, 20e-6),
 )
-"""Constants in the order of reports."""
 
 
 class Certainty(Struct, frozen=True):
@@ -125,7 +123,6 @@ class Problem(Struct, frozen=True):
     start: Profile
     constants: tuple[Constant, ...]
     values: tuple[float, ...]
-    """Start values of the constants."""
     runs: tuple[Run, ...]
 
     def candidate(self, x: Collection[float]) -> dict[str, float]:

@@ -25,7 +25,6 @@ class OfflineRequest(SequenceState):
     def __init__(self, arrival_s: float, prompt_tokens: int, output_tokens: int, number: int = 0) -> None:
         super().__init__(prompt_tokens, output_tokens)
         self.number = number
-        """Position in the load."""
         self.arrival_s = self.send_s = arrival_s
         """Time planned by the load; `send_s` may be later."""
         self.first_s = self.last_s = -1.0
@@ -128,7 +127,6 @@ class Timeline:
         """Most blocks used at any time in any pod."""
 
     def add(self, start_s: float, end_s: float, sequences: int, blocks: int) -> None:
-        """Adds a step, wholly to the bin of its start."""
         place = int((start_s - self.begin_s) / self.bin_s)
         while place >= MOST_BINS:
             self._fold()
@@ -180,7 +178,6 @@ class Pod(StepLoop[OfflineRequest]):
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens found in the cache, left there by other requests."""
         blocks = self.blocks
         return blocks.hits * blocks.block_size if isinstance(blocks, PrefixBlocks) else 0
 

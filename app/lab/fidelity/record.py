@@ -33,7 +33,6 @@ COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "send_s", "first_s", "l
 TOKEN_IDS = range(1000, 30000)
 """Token ids for prompts to a server without /tokenize: in most vocabularies, and special in none."""
 WORDS = " ".join(one + other for one in ascii_lowercase for other in ascii_lowercase)
-"""Text sent to /tokenize, to get valid token ids."""
 ANSWER_S = 10.0
 T = TypeVar("T")
 

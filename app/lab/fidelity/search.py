@@ -26,7 +26,6 @@ STEP = 0.03
 LONG_STEP = 0.1
 """Change of a constant's logarithm for certainties: long, so that roughness does not pass for information."""
 DOWNHILL = 5
-"""Most Gauss-Newton steps."""
 LENGTHS = (1.0, 0.5, 0.2, 0.05)
 """Shares of a Gauss-Newton step that are tried."""
 LONGEST = 1.5
@@ -53,12 +52,9 @@ class SearchResult(Struct, frozen=True):
     loss: float
     evaluations: int
     why: str
-    """Reason for the end of the search."""
 
 
 class Search:
-    """One search, done by `run`."""
-
     def __init__(self, problem: Problem, pool: Pool, most: int, progress: Progress) -> None:
         """`most` limits the evaluations, roughly; without improvements the search ends earlier.
 

@@ -58,7 +58,6 @@ Plugged = Callable[[Settings, Profile], tuple[str, simulation.StepCosts] | None]
 DRAWN = ("rate", "arrivals", "burstiness", "ramp_from", "input_tokens", "output_tokens", "seconds") + (
     *("num_requests", "prefix_groups", "prefix_tokens"),
 )
-"""Flags of a synthetic load."""
 TRACE_COLUMNS = (
     "columns arrival_s, input_tokens, output_tokens; where prompts share a beginning, also "
     "prefix_group and prefix_tokens; others are ignored"

@@ -34,7 +34,6 @@ Result = TypeVar("Result")
 Progress = Callable[[int], None]
 """Receives the number of finished requests."""
 StepCosts = Callable[[Profile], CostModel]
-"""Makes the cost model of one engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,6 @@ class SimulationPlan:
     """Seconds from the last token of a request until the next request takes its place."""
     seed: int = 1
     step_costs: StepCosts | None = None
-    """None for the costs of the profile."""
 
 
 class SimulationOutcome:
@@ -92,7 +90,6 @@ class Simulation:
         self._places = None if plan.in_flight is None else [-math.inf] * plan.in_flight
         """Heap of times at which the client's places are free, as far as known; None without a limit."""
         self._counts = dict.fromkeys(range(plan.pods), 0)
-        """Requests in flight by pod."""
         self._endings: list[tuple[float, int]] = []
         """Heap of the known ends of requests: times and pods."""
         self._done = 0
@@ -255,7 +252,6 @@ def check_engine(at: EngineLimits, origin: str) -> None:
 
 
 def longest_tokens(at: EngineLimits) -> int:
-    """Returns the most tokens of a request, prompt and answer together."""
     longest = (at.num_gpu_blocks - 1) * at.block_size
     if not at.enable_chunked_prefill:
         longest = min(longest, at.max_num_batched_tokens)

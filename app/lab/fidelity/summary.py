@@ -18,13 +18,11 @@ from config.kinds import parse_duration
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "e2e")
 MOST = {"rate": 1_000_000, "in-flight": 1_000_000, "pods": 10_000}
-"""Greatest values of settings that can be swept."""
 MOST_POINTS = 1000
 CURVE = ("requests/s", "tokens/s", "TTFT p50", "p99", "ITL p50", "p99", "E2E p99") + (
     *("running", "KV peak", "preempted"),
 )
 BINS = 120
-"""Bins of time in a picture of a run."""
 
 
 class Spread(Struct, frozen=True):
@@ -64,11 +62,9 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: int
     cached_tokens: int
-    """Prompt tokens found in the cache, left there by other requests."""
     kv_cache_usage: Use
     """Shares from 0 to 1: the mean over all pods, the peak of any pod."""
     running: Use
-    """Sequences in the steps of a pod."""
     requests_per_pod: tuple[int, ...]
 
     def latency(self, name: str) -> Spread:

@@ -63,13 +63,10 @@ class PolicySummary(Struct, frozen=True, kw_only=True):
     ttft_p90_s: float
     ttft_p99_s: float
     ttfts_s: tuple[float, ...]
-    """TTFTs, ascending."""
     cached_share: float
-    """Share of cached tokens among prompt tokens."""
     requests_per_s: float
     """Answered requests per second of the whole run."""
     per_pod: dict[str, int]
-    """Answered requests by pod."""
     fallbacks: int
     """Requests routed without scores, because the indexer failed."""
     errors: tuple[str, ...]

@@ -232,7 +232,6 @@ OWN = frozenset(
 MODULE = (sys.executable, "-m", "app")
 SETTLE_LIMIT_S = 15.0
 EVENT_LIMIT_S = 2.0
-"""Seconds after which a KV event counts as lost and another one is caused."""
 MARK = "Mark {number}:"
 MARK_WORD = " and"
 

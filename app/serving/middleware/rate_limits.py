@@ -30,7 +30,6 @@ LIMITED = frozenset(
         *("/vllm.grpc.engine.VllmEngine/Generate", "/vllm.grpc.engine.VllmEngine/Embed"),
     )
 )
-"""Paths whose POST requests count."""
 MOST_CALLERS, CALLER_BYTES = 10_000, 1000
 """Most remembered clients, by last use; memory of a client's hash and buckets in bytes, measured."""
 MINUTE_S = 60.0
@@ -56,8 +55,6 @@ class Buckets(NamedTuple):
 
 
 class LimitedRequest(NamedTuple):
-    """Buckets and arrival of a request that counts; kept in its context."""
-
     buckets: Buckets
     asked_s: float
 
@@ -120,7 +117,6 @@ class RateLimits(Middleware):
             bucket.spend(tokens, self._clock.now())
 
     def _observe(self, caller: bytes, request: EngineRequest) -> Watch:
-        """Charges a sequence: the prompt once, each choice at its end."""
         if request.index % request.n == 0:
             self.charge(caller, len(request.prompt_ids))
         return lambda outcome: self.charge(caller, outcome.tokens)

@@ -12,7 +12,6 @@ from config.settings import Settings
 
 Begin = Callable[[RequestContext], Response | None]
 MOST_PLAIN_BYTES = 1 << 16
-"""Longest body on the fast path, in bytes."""
 
 
 class Middleware:
@@ -25,7 +24,6 @@ class Middleware:
     concerns_plain = True
     """True if `begin` concerns requests on the fast path."""
     most_plain_bytes = MOST_PLAIN_BYTES
-    """Longest body on the fast path, in bytes. Flask serves longer ones, where long work is sliced."""
     caches: Mapping[str, Bounded] = MappingProxyType({})
 
     def begin(self, context: RequestContext) -> Response | None:

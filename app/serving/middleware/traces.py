@@ -31,20 +31,17 @@ PROMPT_TOKENS, CACHED_TOKENS = f"{USAGE}prompt_tokens", f"{USAGE}cached_tokens"
 COMPLETION_TOKENS = f"{USAGE}completion_tokens"
 TIME_TO_FIRST_TOKEN = f"{LATENCY}time_to_first_token"
 PARENT = ("traceparent", "tracestate")
-"""Headers with the client's span (W3C trace context)."""
 CHOICE = "understudy.choice"
 """Index of a sequence among the choices of its request, from 0."""
 
 UNTRACED = frozenset(("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version"))
 """Paths that probes and scrapers request many times a minute."""
 OTHER = "_OTHER"
-"""Name of an unknown method in OpenTelemetry's conventions."""
 
 NAME = "llm_request"
 """Name of a generation request's span, from vLLM."""
 QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
 BROKEN = ("abort", "error")
-"""Finish reasons that mark a span as an error."""
 NANOSECONDS = 1_000_000_000
 READINGS, TOGETHER_S = 4, 2e-5
 """Most readings of the two clocks, and longest time between readings in seconds: longer means a context
@@ -129,7 +126,6 @@ class RequestTrace:
         self._latency: dict[str, float] = {}
         self._reasons: list[str] = []
         self._open = 0
-        """Number of running sequences."""
         self._answered_s: float | None = None
 
     def watch(self, generation: EngineRequest) -> Watch:
@@ -150,7 +146,6 @@ class RequestTrace:
         return partial(self._ended, generation)
 
     def end(self, now_s: float) -> None:
-        """Ends the request's span as of `now_s`, once its last sequence is over."""
         self._answered_s = now_s
         if self._open:
             return

@@ -32,9 +32,7 @@ from the recorded ones in shape: status, kind of content, keys, kinds of values,
 (docs/recording.md). Exit status 1 when some do.
 """
 MOST_TOLD = 5
-"""Most differences printed per exchange."""
 MOST_SHOWN = 160
-"""Most characters of a shape in a printed line."""
 CONSTANTS = ("object", "type", "role")
 """Fields with protocol constants as values; these values are compared."""
 KINDS: dict[type, str] = {
@@ -42,7 +40,6 @@ KINDS: dict[type, str] = {
     **{dict: "empty object", list: "empty list"},
 }
 NO_JSON = object()
-"""Marks a body that is not JSON."""
 Shapes = Sequence[set[str]]
 """Status and content type, then the shape of the body, or of each event of a stream."""
 

@@ -57,8 +57,6 @@ class RecordingError(ConfigError):
 
 
 class Binary(Struct, frozen=True):
-    """Bytes that are not UTF-8 text."""
-
     base64: str
 
 
@@ -134,7 +132,6 @@ def sendable(headers: Headers) -> list[tuple[str, str]]:
 
 
 def data_of(content: bytes) -> Data:
-    """Encodes `content` for the file."""
     if _CONTROL.search(content) is None:
         try:
             return content.decode()
@@ -220,7 +217,6 @@ class Recording:
     def __init__(self, path: str, alike: bool = False) -> None:
         self.path, self.alike = path, alike
         self.given: Counter[int] = Counter()
-        """Number of answers given, by line number."""
         self._equal: dict[bytes, list[Place]] = {}
         self._next: Counter[bytes] = Counter()
         self._alike: dict[tuple[bytes, bool], list[tuple[Likeness, bytes]]] = {}
@@ -279,7 +275,6 @@ def _recorded_form(request: RecordedRequest, alike: bool) -> RequestForm:
 
 
 def opened(path: str) -> BinaryIO:
-    """Opens the file. RecordingError when it cannot be read."""
     try:
         return open(path, "rb")
     except OSError as error:
@@ -310,7 +305,6 @@ def exchanges(path: str) -> Iterator[tuple[Place, Exchange]]:
 
 
 def recorded(path: str) -> Iterator[tuple[int, Exchange]]:
-    """Yields line numbers and exchanges of a recording, in the order of arrival."""
     with opened(path) as file:
         for place in sorted((place for place, _ in exchanges(path)), key=lambda place: place.at_s):
             file.seek(place.start)
@@ -345,7 +339,6 @@ class Likeness(Struct, frozen=True):
     turns: Sequence[bytes]
     """Hashes of messages, inputs or prompts."""
     words: frozenset[str]
-    """Words of the last turn."""
 
     def rank(self, other: Likeness) -> tuple[bool, int, float]:
         """Similarity as a tuple; larger is more similar.
@@ -368,9 +361,6 @@ class RequestForm(Struct, frozen=True):
 
 
 def form_of(method: str, target: str, content_type: str, body: bytes, alike: bool) -> RequestForm:
-    """Builds the lookup form, with secrets of the target masked. With `alike`, adds the likeness of a JSON
-    object.
-    """
     path, mark, query = mask_query(target).partition("?")
     place = hash_of(f"{method} {unquote(path)}{mark}{query}".encode())
     fields = json_object(body)

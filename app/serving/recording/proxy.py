@@ -85,7 +85,6 @@ class RecordingFile:
         self.path, self.now, self.warn = path, now, warn
         self.kept = self.left_out = 0
         self.free_bytes = most_held_bytes
-        """Bytes that open exchanges may still hold."""
         self.began_s = now()
         self._writing = Group()
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -164,7 +163,6 @@ class KeptExchange:
         self.release()
 
     def over(self) -> None:
-        """Writes the exchange, or reports why it is dropped."""
         if not self.is_over:
             self.give_up("the client left")
         if self.excuse:
@@ -205,7 +203,6 @@ every chunk (docs/recording.md). Secrets in headers, queries and bodies are mask
 Ctrl-C or SIGTERM.
 """
 STOP_S = 5.0
-"""Longest wait for open answers at shutdown, in seconds."""
 MIB = 1 << 20
 PIECE = 65536
 PARTING_S = 0.2
@@ -213,8 +210,6 @@ PARTING_S = 0.2
 
 
 class RecordingProxy:
-    """Forwards every request to `target`, and records it in `file`."""
-
     def __init__(self, target: Target, file: RecordingFile, most_bytes: int = MOST_BODY_BYTES) -> None:
         self._target, self._file, self._most = target, file, most_bytes
 
@@ -286,7 +281,6 @@ def _answer_headers(response: HTTPResponse) -> list[tuple[str, str]]:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Records until Ctrl-C or SIGTERM; returns the exit status."""
     flags = FlagParser(prog=f"{COMMAND} record --proxy", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
     add("--proxy", action="store_true", required=True, help=argparse.SUPPRESS)

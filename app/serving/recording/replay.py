@@ -31,7 +31,6 @@ from app.serving.recording.exchange import (
 PREFIXES = ("/v1/", "/v2/", "/inference/")
 """Paths with counted misses; `replay-miss: not-found` answers 404 to them."""
 NEVER = ("/admin/", "/health", "/metrics", "/ready", "/ping")
-"""Paths that are never replayed."""
 OURS = frozenset(
     (
         *("connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"),

@@ -26,17 +26,13 @@ last message of the user and the result of a tool. The script is to be edited: m
 replies templates.
 """
 MOST_BYTES = 2 << 20
-"""Largest script, in bytes."""
 OWN_FINISHES = frozenset(("length", "abort", "content_filter"))
-"""Finish reasons that a script must set explicitly."""
 LEAST_PAUSE_S, PAUSE_GAPS = 0.1, 4
 """A pause is a gap between tokens above 0.1 s and above 4 times the median gap."""
 _MARK = re.compile(r"\{[{%#]")
-"""Start of a template expression."""
 FAMILIES = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 Json: TypeAlias = dict[str, Any]
 BROKEN = (msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError)
-"""Errors that a malformed body raises."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -157,7 +153,6 @@ class RecordedReply(Struct):
     moments: list[float] = []
 
     def take(self, event: Json, at_s: float) -> None:
-        """Adds an answer, or a chunk of a stream, with its time."""
         self.events += 1
         says = False
         for choice in event.get("choices") or ():
