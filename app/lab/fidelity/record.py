@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -34,7 +34,6 @@ TOKEN_IDS = range(1000, 30000)
 """Token ids for prompts to a server without /tokenize: in most vocabularies, and special in none."""
 WORDS = " ".join(one + other for one in ascii_lowercase for other in ascii_lowercase)
 ANSWER_S = 10.0
-T = TypeVar("T")
 
 
 @as_command(RecordError)
@@ -122,39 +121,26 @@ def prompts(load: LoadTrace, model: str, ids: Sequence[int], seed: int) -> Itera
         yield Wanted(load.arrival_s[number], body, output)
 
 
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
 def _first_model(target: Target, headers: dict[str, str]) -> str:
-    found = _ask(target, headers, "GET", "/v1/models", _Models)
-    if found is None or not found.data:
+    models = _ask(target, headers, "GET", "/v1/models").get("data")
+    if not models:
         raise RecordError("GET /v1/models: names no model; give --model, or the server's --api-key")
-    return found.data[0].id
+    return str(models[0]["id"])
 
 
 def _token_ids(target: Target, headers: dict[str, str], model: str) -> Sequence[int]:
     question = msgspec.json.encode({"model": model, "prompt": WORDS, "add_special_tokens": False})
-    found = _ask(target, headers, "POST", "/tokenize", _Tokens, question)
-    return sorted(set(found.tokens)) if found is not None and found.tokens else TOKEN_IDS
+    return sorted(set(_ask(target, headers, "POST", "/tokenize", question).get("tokens") or TOKEN_IDS))
 
 
 def _ask(
-    target: Target, headers: dict[str, str], method: str, path: str, kind: type[T], body: bytes | None = None
-) -> T | None:
-    """Returns the server's answer; None for another status than 200, or another form."""
+    target: Target, headers: dict[str, str], method: str, path: str, body: bytes | None = None
+) -> dict[str, Any]:
+    """Returns the server's answer; empty for another status than 200, or another form."""
     try:
         status, answer = exchange(target.address, method, target.prefix + path, body, ANSWER_S, headers)
-        return msgspec.json.decode(answer, type=kind) if status == 200 else None
+        return msgspec.json.decode(answer, type=dict[str, Any]) if status == 200 else {}
     except OSError as error:
         raise RecordError(f"{target.address}: {error}") from None
     except msgspec.MsgspecError:
-        return None
+        return {}

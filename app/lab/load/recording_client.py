@@ -8,7 +8,7 @@ engine, therefore delays no recorded time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 
 import gevent
 from gevent.pool import Pool
@@ -16,13 +16,7 @@ from gevent.socket import wait
 from msgspec import UNSET, MsgspecError, Struct
 from msgspec.json import decode, encode
 
-from app.serving.http.client import (
-    COMPLETIONS,
-    JSON,
-    ROUTED_TO,
-    HttpConnection,
-    Target,
-)
+from app.serving.http.client import COMPLETIONS, JSON, ROUTED_TO, HttpConnection, Target
 
 HEAD_END = b"\r\n\r\n"
 DATA, DONE = b"data: ", b"[DONE]"
@@ -126,33 +120,24 @@ class RecordingClient:
         Raises RecordError, with the number of the request, at the first failure.
         """
         self._start_s = self._now()
-        caller = gevent.getcurrent()
-        try:
-            with self._looking():
-                for number, wanted in enumerate(requests):
-                    while (left_s := wanted.arrival_s - self._passed_s()) > 0:
-                        gevent.sleep(left_s)
-                    self._running.spawn(self._measure, number, wanted, caller)
-                    self._progress(number + 1)
-                self._running.join()
-        finally:
-            self._running.kill()
-        return sorted(self._measured, key=lambda it: it.number)
-
-    @contextmanager
-    def _looking(self) -> Iterator[None]:
-        loop = gevent.get_hub().loop
+        caller, loop = gevent.getcurrent(), gevent.get_hub().loop
         look = loop.check(ref=False, priority=loop.MAXPRI)
-
-        def looked() -> None:
-            self._woken_s = self._passed_s()
-
-        look.start(looked)
+        look.start(self._look)
         try:
-            yield
+            for number, wanted in enumerate(requests):
+                while (left_s := wanted.arrival_s - self._passed_s()) > 0:
+                    gevent.sleep(left_s)
+                self._running.spawn(self._measure, number, wanted, caller)
+                self._progress(number + 1)
+            self._running.join()
         finally:
             look.stop()
             look.close()
+            self._running.kill()
+        return sorted(self._measured, key=lambda it: it.number)
+
+    def _look(self) -> None:
+        self._woken_s = self._passed_s()
 
     def _passed_s(self) -> float:
         return self._now() - self._start_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, repeat, takewhile
@@ -20,6 +21,9 @@ LOGNORMAL_SIGMA = 0.5
 SHAREGPT = {"input": (220.0, 1.3), "output": (200.0, 1.0)}
 """Mean and sigma of lognormal lengths close to ShareGPT's, as serving benchmarks sample them."""
 SHAREGPT_RANGE = (4, 1024)
+_LENGTHS = re.compile(
+    r"([0-9]{1,20})(?:-([0-9]{1,20})|:(uniform)|:(lognormal)(?::([0-9]*\.?[0-9]+))?)?", re.ASCII
+)
 FORMS = "N, N:lognormal, N:lognormal:SIGMA, N:uniform, LOW-HIGH or sharegpt"
 
 
@@ -62,42 +66,21 @@ def read_lengths(text: str, which: str) -> Lengths:
     """Reads the lengths of "input" or "output". Raises ValueError for another form than `FORMS`."""
     if text == "sharegpt":
         return Lognormal(*SHAREGPT[which], *SHAREGPT_RANGE)
-    first, _, kind = text.partition(":")
-    low, dash, high = first.partition("-")
-    if dash and not kind:
-        bounds = Between(_tokens(low), _tokens(high))
-        if bounds.low > bounds.high:
-            raise ValueError(f"{low} must not exceed {high}")
-        return bounds
-    tokens = _tokens(first)
-    form, _, sigma = kind.partition(":")
-    if form == "lognormal":
-        return Lognormal(float(tokens), _sigma(sigma) if sigma else LOGNORMAL_SIGMA)
-    if kind == "uniform":
+    found = _LENGTHS.fullmatch(text)
+    if found is None or not all(1 <= int(it) <= MOST_TOKENS for it in found.group(1, 2) if it):
+        raise ValueError(f"must be {FORMS}, with whole numbers of tokens from 1 to {MOST_TOKENS}")
+    tokens, high, sigma = int(found[1]), int(found[2] or found[1]), float(found[5] or LOGNORMAL_SIGMA)
+    if tokens > high:
+        raise ValueError(f"{tokens} must not exceed {high}")
+    if not 0 < sigma <= 5:
+        raise ValueError("SIGMA must be a number above 0, of at most 5")
+    if found[3]:
         return Between(max(1, tokens // 2), tokens + tokens // 2)
-    if kind:
-        raise ValueError(f"must be {FORMS}")
-    return Between(tokens, tokens)
+    return Lognormal(float(tokens), sigma) if found[4] else Between(tokens, high)
 
 
 def lengths(which: str) -> Callable[[str], Lengths]:
     return as_argument(lambda text: read_lengths(text, which))
-
-
-def _tokens(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:20]) <= MOST_TOKENS:
-        raise ValueError(f"must be {FORMS}, with whole numbers of tokens from 1 to {MOST_TOKENS}")
-    return int(text)
-
-
-def _sigma(text: str) -> float:
-    try:
-        sigma = float(text)
-    except ValueError:
-        sigma = math.nan
-    if not 0 < sigma <= 5:
-        raise ValueError("SIGMA must be a number above 0, of at most 5")
-    return sigma
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

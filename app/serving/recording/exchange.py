@@ -93,11 +93,7 @@ class RecordedRequest(Struct, frozen=True, omit_defaults=True):
 
 
 class RecordedAnswer(Struct, frozen=True, omit_defaults=True, weakref=True):
-    """A recorded answer: its head came after `head_s` seconds, its end after `end_s`, each chunk at its own
-    time.
-
-    `is_broken`: the connection was lost after `end_s`.
-    """
+    """A recorded answer; seconds after the request. `is_broken`: the connection was lost after `end_s`."""
 
     status: Status
     headers: Headers
@@ -161,18 +157,6 @@ def line_of(item: Header | Exchange) -> bytes:
     return msgspec.json.encode(item) + b"\n"
 
 
-def check_header(line: bytes, path: str) -> None:
-    """Checks the first line of a file. RecordingError: no recording, or another version of the format."""
-    try:
-        header = msgspec.json.decode(line, type=Header)
-    except msgspec.MsgspecError:
-        header = Header("", 0)
-    if header.format != FORMAT:
-        raise RecordingError(f"{path}: is no recording of {COMMAND} record --proxy")
-    if header.version != VERSION:
-        raise RecordingError(f"{path}: has version {header.version} of the format; this is for {VERSION}")
-
-
 class HiddenSecrets(Exception):
     """A body may have secrets that cannot be masked. The text gives the reason."""
 
@@ -223,7 +207,11 @@ class Recording:
         """Requests to compare with similar ones and their keys, by route and `stream`."""
         self._answers: WeakValueDictionary[int, RecordedAnswer] = WeakValueDictionary()
         """Answers being sent, by position; requests with the same answer share one copy."""
-        forms = [(place, _recorded_form(it.request, alike)) for place, it in exchanges(path)]
+        forms = []
+        for place, exchange in exchanges(path):
+            request, kind = exchange.request, header_of(exchange.request.headers, "content-type")
+            body = bytes_of(request.body)
+            forms.append((place, form_of(request.method, request.target, kind, body, alike)))
         for place, form in sorted(forms, key=lambda each: each[0].at_s):
             if form.likeness is not None and form.key not in self._equal:
                 route = form.place, form.likeness.stream
@@ -256,22 +244,15 @@ class Recording:
         answer = self._answers.get(place.start)
         if answer is None:
             try:
-                answer = call_long(place.length, self._read, place)
+                line = os.pread(self._file.fileno(), place.length, place.start)
+                answer = call_long(place.length, read_exchange, line).answer
             except ValueError:
                 raise RecordingError(f"{self.path}: line {place.number} has changed") from None
             self._answers[place.start] = answer
         return answer
 
-    def _read(self, place: Place) -> RecordedAnswer:
-        return read_exchange(os.pread(self._file.fileno(), place.length, place.start)).answer
-
     def close(self) -> None:
         self._file.close()
-
-
-def _recorded_form(request: RecordedRequest, alike: bool) -> RequestForm:
-    kind = header_of(request.headers, "content-type")
-    return form_of(request.method, request.target, kind, bytes_of(request.body), alike)
 
 
 def opened(path: str) -> BinaryIO:
@@ -284,7 +265,14 @@ def opened(path: str) -> BinaryIO:
 def exchanges(path: str) -> Iterator[tuple[Place, Exchange]]:
     """Yields the position and content of each exchange. Raises the errors of `Recording`."""
     with opened(path) as file:
-        check_header(file.readline(MOST_LINE_BYTES), path)
+        try:
+            header = msgspec.json.decode(file.readline(MOST_LINE_BYTES), type=Header)
+        except msgspec.MsgspecError:
+            header = Header("", 0)
+        if header.format != FORMAT:
+            raise RecordingError(f"{path}: is no recording of {COMMAND} record --proxy")
+        if header.version != VERSION:
+            raise RecordingError(f"{path}: has version {header.version} of the format; this is for {VERSION}")
         start = file.tell()
         for number in count(2):
             line = file.readline(MOST_LINE_BYTES)
@@ -341,11 +329,7 @@ class Likeness(Struct, frozen=True):
     words: frozenset[str]
 
     def rank(self, other: Likeness) -> tuple[bool, int, float]:
-        """Similarity as a tuple; larger is more similar.
-
-        Order of comparison: equal roles, number of equal turns at equal positions, shared words of the last
-        turn.
-        """
+        """Returns equal roles, number of equal turns at equal positions, share of the last turn's words."""
         shared = len(self.words & other.words) / (len(self.words | other.words) or 1)
         return self.roles == other.roles, sum(map(eq, self.turns, other.turns)), shared
 
@@ -412,11 +396,7 @@ def json_object(body: bytes) -> dict[str, object] | None:
 
 
 def digest(value: object, place: bytes = b"") -> bytes:
-    """Hashes a JSON value; the same value at another `place` has another hash.
-
-    ValueError or RecursionError for values that JSON cannot encode: half a surrogate pair, integers beyond 64
-    bits, deep nesting.
-    """
+    """Hashes a JSON value. ValueError or RecursionError if it cannot be encoded, as half a surrogate pair."""
     try:
         return hash_of(_encoder.encode(value), place)
     except OverflowError as error:

@@ -38,23 +38,15 @@ from app.serving.http.client import (
     watching,
 )
 from app.serving.middleware.masking import mask_query
+from app.serving.recording import exchange as recordings
 from app.serving.recording.exchange import (
-    FORMAT,
     MOST_BODY_BYTES,
-    VERSION,
     Exchange,
     Header,
-    HiddenSecrets,
     RecordedAnswer,
     RecordedChunk,
     RecordedRequest,
     RecordingError,
-    data_of,
-    header_of,
-    line_of,
-    masked_headers,
-    masked_pieces,
-    sendable,
 )
 from config import ConfigError
 from config.flags import FlagParser, whole_number
@@ -90,7 +82,8 @@ class RecordingFile:
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         try:
             self._file: BinaryIO = path.open("xb", buffering=0)
-            self._end = self._file.write(line_of(Header(FORMAT, VERSION, target, began)))
+            header = Header(recordings.FORMAT, recordings.VERSION, target, began)
+            self._end = self._file.write(recordings.line_of(header))
         except FileExistsError:
             raise RecordingError(f"{path}: is there already") from None
         except OSError as error:
@@ -112,7 +105,7 @@ class RecordingFile:
                 raise OSError("there is no room for it")
             self._end += len(line)
             self.kept += 1
-        except (HiddenSecrets, OSError, ValueError) as error:
+        except (recordings.HiddenSecrets, OSError, ValueError) as error:
             with suppress(OSError):
                 self._file.truncate(self._end)
                 self._file.seek(self._end)
@@ -176,25 +169,27 @@ class KeptExchange:
         self._pieces.clear()
 
     def line(self) -> bytes:
-        """Encodes the exchange as a line of the file. HiddenSecrets: a body cannot be masked."""
+        """Encodes the exchange as a line of the file. recordings.HiddenSecrets: a body cannot be masked."""
         asked, came = self._pieces["request"], self._pieces["answer"]
-        coding = header_of(self.request_headers, "content-encoding")
-        [body] = masked_pieces([b"".join(piece for _, piece in asked)], coding)
-        masked = masked_pieces([piece for _, piece in came], header_of(self.headers, "content-encoding"))
+        asked_as, came_as = (
+            recordings.header_of(its, "content-encoding") for its in (self.request_headers, self.headers)
+        )
+        [body] = recordings.masked_pieces([b"".join(piece for _, piece in asked)], asked_as)
+        masked = recordings.masked_pieces([piece for _, piece in came], came_as)
         chunks = [
-            RecordedChunk(round(at_s - self.asked_s, 6), data_of(piece))
+            RecordedChunk(round(at_s - self.asked_s, 6), recordings.data_of(piece))
             for (at_s, _), piece in zip(came, masked, strict=True)
         ]
-        headers, length = masked_headers(self.headers), sum(map(len, masked))
+        headers, length = recordings.masked_headers(self.headers), sum(map(len, masked))
         if length and not self.is_broken:  # masking may have changed the length; a HEAD request has no body
             headers = [
                 (name, str(length) if name.lower() == "content-length" else value) for name, value in headers
             ]
-        request_headers = masked_headers(self.request_headers)
-        request = RecordedRequest(self.method, mask_query(self.target), request_headers, data_of(body))
+        target, request_headers = mask_query(self.target), recordings.masked_headers(self.request_headers)
+        request = RecordedRequest(self.method, target, request_headers, recordings.data_of(body))
         head_s, end_s = round(self.head_s - self.asked_s, 6), round(self.end_s - self.asked_s, 6)
         answer = RecordedAnswer(self.status, headers, head_s, chunks, end_s, self.is_broken)
-        return line_of(Exchange(round(self.at_s - self._file.began_s, 6), request, answer))
+        return recordings.line_of(Exchange(round(self.at_s - self._file.began_s, 6), request, answer))
 
 
 ABOUT = """\
@@ -277,7 +272,7 @@ def _answer_headers(response: HTTPResponse) -> list[tuple[str, str]]:
     left_out = HOP_BY_HOP
     if response.length is None or response.status in (204, 304):
         left_out = left_out | {"content-length"}
-    return sendable([each for each in response.getheaders() if each[0].lower() not in left_out])
+    return recordings.sendable([each for each in response.getheaders() if each[0].lower() not in left_out])
 
 
 def run(argv: Sequence[str]) -> int:

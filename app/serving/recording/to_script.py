@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -115,7 +116,11 @@ def _when(api: str, asked: Json) -> Json:
 
 def _then(answer: RecordedAnswer) -> Json:
     if answer.status >= 400:
-        return {"fault": _error(answer)}
+        error: Json = {}
+        with suppress(msgspec.MsgspecError):
+            error = msgspec.json.decode(answer.body(), type=dict[str, Json]).get("error", {})
+        told = {name: error[name] for name in ("type", "message") if isinstance(error.get(name), str)}
+        return {"fault": {"action": "error", "status": answer.status, **told}}
     reply = reply_of(answer)
     then: Json = {"reasoning": _literals(reply.reasoning)} if reply.reasoning else {}
     if reply.text or not reply.calls:
@@ -127,15 +132,6 @@ def _then(answer: RecordedAnswer) -> Json:
     if answer.is_broken:
         then["fault"] = {"action": "disconnect", "after": reply.events}
     return then | {"delays": _delays(reply.moments, answer.end_s)}
-
-
-def _error(answer: RecordedAnswer) -> Json:
-    fault: Json = {"action": "error", "status": answer.status}
-    try:
-        error = msgspec.json.decode(answer.body(), type=dict[str, Json]).get("error", {})
-    except msgspec.MsgspecError:
-        return fault
-    return fault | {name: error[name] for name in ("type", "message") if isinstance(error.get(name), str)}
 
 
 class RecordedReply(Struct):
