@@ -77,7 +77,9 @@ LINKS = re.compile(r'<(?:script defer src|link rel="stylesheet" href)="console/[
 def report_of(picture: Picture, frames: Iterable[Frame]) -> str:
     """Returns HTML with a recording. Its policy allows only its own scripts and styles, by their hashes."""
     html = (FOLDER / "index.html").read_text("utf-8")
-    styles, scripts = map(_joined, (STYLES, SCRIPTS))
+    styles, scripts = (
+        "\n".join((FOLDER / name).read_text("utf-8") for name in names) for names in (STYLES, SCRIPTS)
+    )
     policy = (
         f"default-src 'none'; script-src '{_hash(scripts)}'; style-src '{_hash(styles)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -88,10 +90,6 @@ def report_of(picture: Picture, frames: Iterable[Frame]) -> str:
     recording = '<script type="application/json" id="recording">' + "\n".join(lines) + "</script>\n"
     html = LINKS.sub("", html).replace("</title>\n", f"</title>\n{head}")
     return html.replace("</body>", f"{recording}<script>{scripts}</script>\n</body>")
-
-
-def _joined(names: Iterable[str]) -> str:
-    return "\n".join((FOLDER / name).read_text("utf-8") for name in names)
 
 
 def _hash(text: str) -> str:

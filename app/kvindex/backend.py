@@ -277,12 +277,11 @@ Operation: TypeAlias = Store | Offload | Remove | Clear
 
 
 class Stamp(Struct, frozen=True, gc=False):
-    """Number of an engine's batch and part; `restart` marks the first batch after an engine's restart."""
+    """Number of an engine's batch; `restart` marks the first batch after an engine's restart."""
 
     sequence: int
     ts: float
     restart: bool = False
-    part: int = 0
 
 
 class Outcome(Struct):
@@ -334,6 +333,8 @@ class Backend(Protocol):
     """Changes after the backend has lost all data."""
     times_lost: int
     """Number of such losses."""
+    events_a_turn: int
+    """Most events to apply in one go."""
 
     def owned(self, source: IndexedEngine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         """Returns the entry of each (group, engine key) of a source; None for an unknown block."""

@@ -35,8 +35,8 @@ MOST_HASH_BYTES = 64
 """Longest block hash, in bytes."""
 MOST_EVENTS = 1 << 16
 """Most events of one batch; one megabyte has room for fewer well-formed events."""
-LONG_ARRAY = 0xDD
-"""First byte of a msgpack array with a 32-bit length; lengths above 65,535 need this form."""
+COUNT_BYTES = {0xDC: 2, 0xDD: 4}
+"""First byte of a long msgpack array -> bytes of its length."""
 EVENTS_A_TURN = 256
 """Events decoded one by one, in about 1 ms, before other greenlets run."""
 BROKEN = DecodeError, RecursionError, UnicodeDecodeError
@@ -151,7 +151,7 @@ def _taken_apart(payload: Data) -> PodBatch:
         raw = _RAW_BATCH.decode(payload)
         rank = msgspec.msgpack.decode(raw.data_parallel_rank, type=int | None) or 0
         head = bytes(memoryview(raw.events)[:5])
-        if head[0] == LONG_ARRAY and int.from_bytes(head[1:], "big") > MOST_EVENTS:
+        if int.from_bytes(head[1 : 1 + COUNT_BYTES.get(head[0], 0)], "big") > MOST_EVENTS:
             raise TooLarge("a batch has too many events")
         values = _RAW_EVENTS.decode(raw.events)
     except BROKEN as error:

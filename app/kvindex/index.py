@@ -57,8 +57,6 @@ from config.sections.observability import TRACE
 log = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_SIZE = 16
-EVENTS_A_TURN = 1024
-"""Events applied in one go, in about 3 ms, before other greenlets run."""
 
 
 class IndexSettings(Struct, frozen=True):
@@ -105,30 +103,25 @@ class Index:
         the engine's blocks. Returns None, and counts a loss, with too many pods. After BackendUnavailable the
         caller applies the batch again later.
         """
-        total, lost, events = Outcome(), [*batch.losses], batch.events
+        outcome, lost, events, most = Outcome(), [*batch.losses], batch.events, self.backend.events_a_turn
         try:
-            for part, start in enumerate(range(0, len(events) or 1, EVENTS_A_TURN)):
-                if part:
+            for start in range(0, len(events) or 1, most):
+                if start:
                     pause_if_possible()
-                some = events if len(events) <= EVENTS_A_TURN else events[start : start + EVENTS_A_TURN]
-                stamp = None
-                if sequence is not None:
-                    stamp = Stamp(sequence, batch.ts, restart and not part, part)
-                operations = self._ingest.operations(source, some, lost)
-                outcome = self.backend.apply(source, operations, stamp)
-                if part:
-                    total.add(outcome)
-                else:
-                    total = outcome
+                stamp = None if sequence is None else Stamp(sequence, batch.ts, restart and not start)
+                operations = self._ingest.operations(source, events[start : start + most], lost)
+                outcome.add(self.backend.apply(source, operations, stamp))
         except TooManyHolders:
             self.metrics.skip_message("too_many_pods")
             return None
         # Counted at the end: a batch that is applied again would be counted twice.
-        if lost or total.unknown:
-            self.metrics.skip_events(lost, total.unknown)
-        self.metrics.added.inc(total.added)
-        self.metrics.removed.inc(total.removed)
-        return total
+        if lost:
+            self.metrics.skipped_events.update(lost)
+        if outcome.unknown:
+            self.metrics.skipped_events["unknown_block"] += outcome.unknown
+        self.metrics.added.inc(outcome.added)
+        self.metrics.removed.inc(outcome.removed)
+        return outcome
 
     def clear(self, pod: str) -> int:
         """Removes a pod; returns its number of copies of blocks. Long work pauses."""

@@ -21,7 +21,6 @@ from typing import TypeAlias
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest, xxh64_intdigest
 
-from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.hashing import Placeholder
 from app.engine.kvcache.memo import Memo
 
@@ -83,8 +82,6 @@ ROOTS_BYTES = 1 << 18
 """Memory of the roots of models and adapters, in bytes."""
 KEY_BYTES, TOKEN_BYTES = 8, 4
 TOKENS_A_KEY = KEY_BYTES // TOKEN_BYTES
-SLICE_BLOCKS = 1024
-"""Blocks whose keys take about 1 ms; further blocks follow a pause."""
 LINK_BLOCKS = 64
 """Blocks hashed in place at a time."""
 PART_BLOCKS = 64
@@ -226,31 +223,17 @@ class PrefixKeyCache:
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
-        """Returns the keys of `RequestKeys.keys`; pauses in a long prompt."""
+        """Returns the keys of `RequestKeys.keys`."""
         if features is not None:
-            return self._hashed(parent, tokens, features)
+            return self._request_keys.keys(parent, tokens, features)
         ids = packed_ids(tokens)
         data = ids.tobytes()
         keys = self._known(parent, data)
         known = len(keys)
         if known:
             parent = keys[-1]
-        keys += self._hashed(parent, ids[known * self._size :] if known else ids, None)
+        keys += self._request_keys.keys(parent, ids[known * self._size :] if known else ids)
         self._remember(parent, data, keys, known)
-        return keys
-
-    def _hashed(self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None) -> list[int]:
-        size, most, full = self._size, SLICE_BLOCKS, len(tokens) // self._size
-        if full <= most:
-            return self._request_keys.keys(parent, tokens[: full * size], features)
-        keys: list[int] = []
-        for start in range(0, full, most):
-            if start:
-                pause_if_possible()
-            end = min(start + most, full)
-            some = features and features[start:end]
-            keys += self._request_keys.keys(parent, tokens[start * size : end * size], some)
-            parent = keys[-1]
         return keys
 
     def _known(self, parent: int, data: bytes) -> list[int]:

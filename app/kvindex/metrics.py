@@ -111,12 +111,6 @@ class IndexMetrics:
     def skip_message(self, reason: MessageLoss, count: int = 1) -> None:
         self.skipped_messages[reason] += count
 
-    def skip_events(self, lost: Iterable[str], unknown_blocks: int) -> None:
-        """Counts what was not used of a batch: events by reason, and unknown blocks."""
-        self.skipped_events.update(lost)
-        if unknown_blocks:
-            self.skipped_events["unknown_block"] += unknown_blocks
-
     def looked_up(self, seconds: float, matched: int) -> None:
         """Counts a scored prompt; the best pod has `matched` of the prompt's blocks."""
         self._lookups.inc()

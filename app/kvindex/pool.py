@@ -14,13 +14,12 @@ import zmq
 from gevent.event import Event
 from gevent.select import POLLIN, poll
 from msgspec import Struct
-from msgspec.structs import replace
 
 from app.base.clock.pause import Pace, pause_if_possible
 from app.engine.kvcache.endpoints import is_ipv6, of_rank
 from app.engine.kvcache.publisher import END, affinity
 from app.kvindex.backend import BackendUnavailable, IndexedEngine
-from app.kvindex.decoding import Data, PodBatch, Unreadable, decode
+from app.kvindex.decoding import PodBatch, Unreadable, decode
 from app.kvindex.index import Index
 from app.kvindex.keys import fnv1a_32
 
@@ -51,7 +50,7 @@ class PublishedMessage(Struct, frozen=True, gc=False):
     pod: str
     model: str
     sequence: int
-    payload: Data | None
+    payload: bytes | None
     replay: str | None = None
     per_rank: bool = False
     topic: bytes | None = None
@@ -66,7 +65,7 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
 
     `most_messages` limits each queue, `most_bytes` all queues together. Above `most_pods`, a new pod replaces
     the pod with the oldest latest message. Above `most_engines`, a new engine is refused. Payloads above
-    `most_payload_bytes` are not kept.
+    `most_payload_bytes` are not read.
 
     At most `most_replays` run. A replay fails after `replay_idle_s` seconds without an answer, after
     `replay_total_s` seconds in total, and when messages held back meanwhile take more than `most_held_bytes`
@@ -167,8 +166,6 @@ class Pool:
     def put(self, message: PublishedMessage) -> str | None:
         """Queues a message; returns the pod that is forgotten to make room, if any."""
         self.index.metrics.received.inc()
-        if len(message.payload or b"") > self.settings.most_payload_bytes:
-            message = replace(message, payload=None)
         name = message.pod
         pod = self._pods.get(name)
         if pod is not None:

@@ -58,7 +58,7 @@ local function retire(source, pod)
   if #groups > 0 then call('INCR', at('version')) end
 end
 
--- Applies a batch, or a part of one. Returns epoch, what became of it, copies added and removed, unknown blocks.
+-- Applies a batch. Returns epoch, what became of it, copies added and removed, unknown blocks.
 local function apply()
   local batch = cmsgpack.unpack(ARGV[2])
   local present = epoch()
@@ -66,16 +66,15 @@ local function apply()
 
   local stamp = at('s:' .. batch.source)
   if batch.sequence then
-    local known = call('HMGET', stamp, 'seq', 'ts', 'part', 'rseq', 'rts')
-    local seq, ts, part = tonumber(known[1]), tonumber(known[2]), tonumber(known[3])
-    local again = tonumber(known[4]) == batch.sequence and tonumber(known[5]) == batch.ts
+    local known = call('HMGET', stamp, 'seq', 'ts', 'rseq', 'rts')
+    local seq, ts = tonumber(known[1]), tonumber(known[2])
+    local again = tonumber(known[3]) == batch.sequence and tonumber(known[4]) == batch.ts
     if batch.restart and not again then
       retire(batch.source, batch.pod)
       call('HSET', stamp, 'rseq', batch.sequence, 'rts', string.format('%.17g', batch.ts))
-    elseif seq and batch.ts <= ts
-        and (batch.sequence < seq or (batch.sequence == seq and batch.part <= part)) then
+    elseif seq and batch.ts <= ts and batch.sequence <= seq then
       return {present, 'already'}
-    elseif seq and known[5] and batch.ts < tonumber(known[5]) and batch.sequence ~= seq + 1 then
+    elseif seq and known[4] and batch.ts < tonumber(known[4]) and batch.sequence ~= seq + 1 then
       return {present, 'already'} -- late news of the engine's former life
     end
   end
@@ -221,7 +220,7 @@ local function apply()
   end
   if batch.sequence then
     local latest = math.max(batch.ts, tonumber(call('HGET', stamp, 'ts') or batch.ts))
-    call('HSET', stamp, 'seq', batch.sequence, 'ts', string.format('%.17g', latest), 'part', batch.part)
+    call('HSET', stamp, 'seq', batch.sequence, 'ts', string.format('%.17g', latest))
   end
   count()
   return {present, 'applied', added, removed, unknown}

@@ -35,6 +35,7 @@ from app.kvindex.backend import (
     Store,
     TooManyHolders,
 )
+from app.kvindex.decoding import MOST_EVENTS
 
 SCRIPT = Path(__file__).with_name("redis.lua")
 LEARN_HOLDERS = 512
@@ -68,6 +69,7 @@ class RedisBackend(Backend):
         self.tiers = [GPU, CPU]
         self.epoch = ""
         self.times_lost = 0
+        self.events_a_turn = MOST_EVENTS  # a batch is one script
         self._ttl_s, self._namespace, self._timeout_s = ttl_s, namespace, timeout_s
         self._most_holders = most_holders
         self._tidied = False

@@ -35,8 +35,6 @@ Context: TypeAlias = zmq.Context[zmq.Socket[bytes]]
 Frame: TypeAlias = zmq.Frame
 
 SEQUENCE_BYTES = 8
-COPIED_BYTES = 1 << 20
-"""Larger payloads, in bytes, stay in ZMQ's memory: copying 128 MB takes a tenth of a second."""
 LOOK_AGAIN_S = 2.0
 """Time between two looks at files and host names with pods, in seconds."""
 FULL_S = 0.01
@@ -236,7 +234,7 @@ class Subscriber:
         if port is not None and replay is None and host:
             replay, shared = f"tcp://{host}:{port}", True
         name, number, content = frames
-        payload = content.bytes if len(content) <= COPIED_BYTES else content.buffer
+        payload = content.bytes if len(content) <= self._pool.settings.most_payload_bytes else None
         sequence = int.from_bytes(number.bytes, "big")
         model = model or self._settings.model
         return PublishedMessage(pod, model, sequence, payload, replay, shared, name.bytes)

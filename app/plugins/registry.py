@@ -343,8 +343,13 @@ class PluginRegistry:
 
     def middleware(self) -> list[Middleware]:
         """Middleware around requests, the outermost first."""
-        found = self._made("middleware", lambda given, guard: [guard.middleware(one) for one in _list(given)])
-        return [one for several in found for one in several]
+        made: list[Middleware] = []
+
+        def add(given: Middleware | Sequence[Middleware], guard: Guard) -> None:
+            made.extend(map(guard.middleware, given if isinstance(given, Sequence) else (given,)))
+
+        self._made("middleware", add)
+        return made
 
     def routes(self, taken: Callable[[], Iterator[Route]]) -> list[tuple[str, list[Route]]]:
         """Returns blueprint names with their routes. ConfigError for a route that is in `taken`."""
@@ -445,10 +450,6 @@ def _answered(route: Route) -> set[tuple[str, str]]:
     """Returns methods and paths; names of parameters make no difference."""
     path = "/".join("{}" if part.startswith("{") else part for part in route.path.split("/"))
     return {(method, path) for method in route.methods}
-
-
-def _list(given: object) -> Sequence[Any]:
-    return given if isinstance(given, Sequence) else (given,)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -10,7 +10,6 @@ from app.engine.kvcache.events import AllBlocksCleared, KVEvent
 from app.engine.kvcache.hashing import Placeholder
 from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.keys import SLICE_BLOCKS
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import ingest, offloaded, removed, stored
 from tests.kvindex.held import matched
@@ -120,7 +119,7 @@ def test_a_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> 
 
 
 def test_a_long_prompt_with_a_salt_is_found_to_its_end() -> None:
-    index, most = make_index(MemoryBackend()), SLICE_BLOCKS
+    index, most = make_index(MemoryBackend()), 1024
     tokens, blocks = [number % 1000 for number in range(4 * (2 * most + 3))], 2 * most + 3
     for first in range(0, blocks, 100):
         hashes = range(first + 1, min(first + 100, blocks) + 1)

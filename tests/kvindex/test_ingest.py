@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
 from app.kvindex.index import Index, IndexSettings, Ingest
 from app.kvindex.memory import MemoryBackend
-from tests.kvindex.engines import PROMPT, block, ingest, offloaded, removed, stored
+from tests.kvindex.engines import block, ingest, offloaded, removed, stored
 
 
 def test_blocks_that_come_and_go_are_counted_and_those_that_nobody_has() -> None:
@@ -22,30 +22,6 @@ def test_blocks_that_come_and_go_are_counted_and_those_that_nobody_has() -> None
     for name, value in (("admissions", 3), ("evictions", 3)):
         assert f"kvcache_index_{name}_total {value}.0" in lines
     assert index.metrics.skipped_events == {"unknown_block": 3}
-
-
-@pytest.mark.parametrize("most", [2, 3, 7])
-def test_parts_of_a_batch_leave_what_the_whole_batch_leaves(
-    most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events = [
-        *map(block, range(4)),
-        stored([5, 6, 7, 8, 9, 10], PROMPT[16:], 4),
-        stored([25, 26], [7] * 8, lora_name="alice"),
-        offloaded([1, 2, 3, 4, 5]),
-        removed([6, 7, 8, 9, 10, 77, 78]),
-        stored([30], [7] * 4, 99),
-    ]
-    outcomes = []
-    for events_a_turn in (1000, most):
-        monkeypatch.setattr("app.kvindex.index.EVENTS_A_TURN", events_a_turn)
-        index = Index(MemoryBackend(), IndexSettings(block_size=4))
-        outcome = ingest(index, "a", *events)
-        (best,) = index.score("m", PROMPT)
-        outcomes.append((outcome, index.size(), index.metrics.skipped_events, best))
-    assert outcomes[0] == outcomes[1]
-    assert outcomes[0][0] is not None and (outcomes[0][0].added, outcomes[0][0].removed) == (10 + 2 + 5, 5)
-    assert outcomes[0][2] == {"unknown_block": 2, "unknown_parent": 1}
 
 
 # Few blocks, so that they come again, continue each other, and are held twice.

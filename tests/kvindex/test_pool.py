@@ -144,6 +144,30 @@ def test_a_number_that_cannot_be_read_is_that_of_one_engine_that_awaits_it(unrea
     assert sum(index.metrics.skipped_messages.values()) == 1 + 2
 
 
+def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
+    index, pool = make(most_pods=3)
+    for sequence, pod in enumerate("abcade"):  # when d comes, a is not the longest silent
+        pool.put(
+            PublishedMessage(pod, "m", sequence, encode(batch(stored([1], PROMPT[:4]), ts=1000.0 + sequence)))
+        )
+    work(pool)
+    assert set(matched(index, PROMPT)) == {"a", "d", "e"}
+    assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({})
+
+
+def test_what_is_lost_is_counted_once_though_the_backend_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.kvindex.pool.BACK_OFF_S", (0.001, 0.001))
+    backend = Failing()
+    backend.fails_at = range(1, 4)
+    index, pool = make(backend)
+    stores = [stored([number], [number] * 4) for number in range(2, 6_002)]
+    events: list[KVEvent] = [stored([1], PROMPT[:3]), *stores, removed([9**9])]
+    pool.put(PublishedMessage("a", "m", 0, encode(batch(*events, ts=1000.0))))
+    work(pool)
+    assert backend.calls == 3 + 6 and index.size().copies == 6_000
+    assert index.metrics.skipped_events == {"token_count": 1, "unknown_block": 1}
+
+
 def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.MonkeyPatch) -> None:
     index, pool = make()
     copies = [0]
@@ -158,30 +182,3 @@ def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.Monke
     most = max(abs(after - before) for before, after in pairwise([*copies, index.size().copies]))
     assert max(copies) > 4_000 and index.size().copies == 0 and most <= 2048
     assert index.metrics.skipped_events == {}
-
-
-def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
-    index, pool = make(most_pods=3)
-    for sequence, pod in enumerate("abcade"):  # when d comes, a is not the longest silent
-        pool.put(
-            PublishedMessage(pod, "m", sequence, encode(batch(stored([1], PROMPT[:4]), ts=1000.0 + sequence)))
-        )
-    work(pool)
-    assert set(matched(index, PROMPT)) == {"a", "d", "e"}
-    assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({})
-
-
-@pytest.mark.parametrize("fails_at", [1, 2, 5])
-def test_what_is_lost_is_counted_once_though_the_backend_fails_halfway(
-    fails_at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.kvindex.pool.BACK_OFF_S", (0.001, 0.001))
-    backend = Failing()
-    backend.fails_at = range(fails_at, fails_at + 1)
-    index, pool = make(backend)
-    stores = [stored([number], [number] * 4) for number in range(2, 6_002)]
-    events: list[KVEvent] = [stored([1], PROMPT[:3]), *stores, removed([9**9])]
-    pool.put(PublishedMessage("a", "m", 0, encode(batch(*events, ts=1000.0))))
-    work(pool)
-    assert backend.calls > 5 and index.size().copies == 6_000
-    assert index.metrics.skipped_events == {"token_count": 1, "unknown_block": 1}

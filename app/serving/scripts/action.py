@@ -98,14 +98,11 @@ def random_functions(rng: Random) -> dict[str, object]:
     def draw(least: int = 0, most: int = 100) -> int:
         return rng.randint(least, most)
 
-    def choose(*items: object) -> object:
-        return rng.choice(items)
-
     def draw_hex(digits: int = 8) -> str:
         digits = max(1, min(digits, MOST_HEX))
         return f"{rng.getrandbits(4 * digits):0{digits}x}"
 
-    return {"random": draw, "choose": choose, "hex": draw_hex}
+    return {"random": draw, "choose": lambda *items: rng.choice(items), "hex": draw_hex}
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -115,7 +112,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-        ours = {"replace": _replace, "round": _round, "json": _json, "date": _date, "truncate": _truncate}
+        ours = {
+            "replace": _replace,
+            "round": _round,
+            "json": _json,
+            "date": _date,
+            "truncate": lambda text, most=100: str(text)[:most],
+        }
         self.filters = {name: self.filters[name] for name in FILTERS} | ours
         self.tests = {name: self.tests[name] for name in TESTS}
         self.globals = {}
@@ -182,10 +185,6 @@ def _json(value: object) -> str:
 
 def _round(number: float, digits: int = 0) -> float:
     return round(number, max(-MOST_DIGITS, min(digits, MOST_DIGITS)))
-
-
-def _truncate(text: object, most: int = 100) -> str:
-    return str(text)[:most]
 
 
 def _date(unix_s: float, form: str = "%Y-%m-%d") -> str:

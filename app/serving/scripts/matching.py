@@ -193,7 +193,7 @@ class TextCondition:
     """A compiled condition on a text. ScriptError for an invalid regex."""
 
     def __init__(self, wanted: TextIs) -> None:
-        self._fold = fold = folded_text if wanted.ignore_case else str
+        self._fold = fold = (lambda text: text[:FOLDED].casefold()) if wanted.ignore_case else str
         self._exact = None if wanted.exact is None else set(map(fold, listed(wanted.exact)))
         self._parts = None if wanted.contains is None else list(map(fold, listed(wanted.contains)))
         self.regex: regex.Pattern[str] | None = None
@@ -247,10 +247,6 @@ def _captured(found: regex.Match[str], group: int | str) -> str:
     """Returns at most `KNOWN` characters of a group; empty for a group outside the match."""
     start, end = found.span(group)
     return found.string[max(0, start) : max(0, min(end, start + KNOWN))]
-
-
-def folded_text(text: str) -> str:
-    return text[:FOLDED].casefold()
 
 
 def listed(texts: Texts) -> tuple[str, ...]:

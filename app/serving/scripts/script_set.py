@@ -88,7 +88,7 @@ class RuleState:
     def restart(self, now_s: float) -> None:
         self.counts = RuleCounts()
         self._met = 0
-        self._fault = None if self._fault_rule is None else FaultScript([self._fault_rule], now_s)
+        self.faults = None if self._fault_rule is None else FaultScript([self._fault_rule], now_s)
 
     @property
     def place(self) -> str:
@@ -128,11 +128,6 @@ class RuleState:
                 return None
         chance = self.rule.when.chance
         return groups if chance >= 1 or rng.random() < chance else None
-
-    def fault(self, request: MatchedRequest, rng: Random, now_s: float) -> Fault | None:
-        if self._fault is None:
-            return None
-        return self._fault.fault_for(request.facts, rng, now_s)
 
 
 class ScriptFile(Struct, eq=False):
@@ -247,7 +242,8 @@ class ScriptSet:
             return None
         if groups is None:
             return None
-        fault = rule.fault(request, rng, self._now())
+        faults = rule.faults
+        fault = None if faults is None else faults.fault_for(request.facts, rng, self._now())
         if rule.only_fails:
             return None if fault is None else Decision(rule, None, fault)
         try:
@@ -289,9 +285,6 @@ class ScriptSet:
             else:
                 log.info("script %s: read again, %d rules", file.path, len(file.rules))
 
-    def has_changed(self) -> bool:
-        return any(file.stamp != stamp_of(file.path) for file in self.files)
-
     def start(self) -> None:
         """Reads changed files again from now on, until `close`."""
 
@@ -299,8 +292,7 @@ class ScriptSet:
             while True:
                 gevent.sleep(LOOKS_S)
                 try:
-                    if self.has_changed():
-                        call_off_hub(self.refresh)
+                    call_off_hub(self.refresh)
                 except Exception:  # an invalid file must not stop the watch
                     log.exception("a script could not be read again")
 

@@ -129,20 +129,6 @@ def test_a_block_that_nobody_stores_again_in_time_is_forgotten(
     assert not client.exists(f"{namespace}:b:gpu:{11:016x}")
 
 
-def test_parts_of_a_batch_are_applied_once_each_and_begin_an_engine_anew_once(
-    redis_process: RedisServer, namespace: str
-) -> None:
-    backend = connect(redis_process, namespace)
-    backend.apply(A, [store([1, 2, 9], [11, 12, 19])], Stamp(7, 100.0))
-    for part in range(4):
-        stamp = Stamp(0, 200.0, part == 0, part)
-        operations = [store([part + 1], [11 + part])]
-        assert backend.apply(A, operations, stamp).added == 1
-        assert not backend.apply(A, operations, stamp).applied
-    assert set(content(backend, range(10, 20))) == {11, 12, 13, 14}
-    assert backend.position(A) == Stamp(0, 200.0) and backend.position(B) is None
-
-
 def put(place: Station, sequence: int, **more: object) -> None:
     ts = 1000.0 + sequence
     payload = place.engines[0].pack(block(sequence), ts=ts)
