@@ -26,16 +26,16 @@ DURATION is 250ms, 1.5s or 1m30s (units ns, us, ms, s, m, h); a whole number wit
 """
 REPEATED = "plugin"
 """The only list whose flag may be repeated: each flag adds an item."""
-DETAILED, TRACED = 4, 5
-"""Least klog verbosities for the levels debug and trace."""
+LEVELS = ("warning", "warning", "info", "info", "debug", "trace")
+"""Log levels of klog's verbosities."""
 INDENT, WIDTH = 38, 100
 """Column at which texts of help begin, and longest line."""
 METAVARS = {
     **{"text": "TEXT", "whole number": "NUMBER", "number": "NUMBER", "switch": "[true|false]"},
     **{"list": "[TEXT ...]", DURATION: "DURATION", JSON: "JSON", OBJECTS: "[JSON ...]"},
 }
-_JOINED = re.compile(r"-v(?=\d)")
-"""Flag `-v` joined with its value: `-v5`."""
+_JOINED = re.compile(r"-[vO](?=\d)")
+"""Flag joined with its value: `-v5`, `-O3`."""
 
 
 class Flag(Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ def read_words(
     by_form = {form: flag for flag in flags for form in flag.forms}
     given, others, rest = Given(), list[str](), deque(words)
     while rest:
-        word = rest.popleft()
+        word = _JOINED.sub(r"\g<0>=", rest.popleft(), count=1)
         form, equals, text = word.partition("=")
         form = form.replace("_", "-") if form.startswith("--") else form
         if form not in by_form:
@@ -113,10 +113,9 @@ def unknown_flag(form: str, forms: Iterable[str]) -> UsageError:
 
 def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Flags:
     """Parses the command line, with the flags of plugins that any source names. May raise ConfigError."""
-    words = [_JOINED.sub("-v=", word) for word in argv]
-    kind = kind_of(words, environ or {})
+    kind = kind_of(argv, environ or {})
     table = table_of(kind)
-    given, others = read_words(words, setting_flags(table))
+    given, others = read_words(argv, setting_flags(table))
     if others:
         raise UsageError(f"unexpected argument {others[0]!r}: settings are given as --name value")
     flags = flags_of(given, kind)
@@ -228,10 +227,7 @@ def _log_level(text: str) -> str:
     """Converts klog's ``-v N`` to a log level; an explicit `--log-level` is stronger."""
     if not text.isdecimal():
         raise ValueError("must be a whole number")
-    level = int(text[:3])
-    if level >= DETAILED:
-        return "trace" if level >= TRACED else "debug"
-    return "info" if level > 1 else "warning"
+    return LEVELS[min(int(text[:3]), len(LEVELS) - 1)]
 
 
 OTHERS = (

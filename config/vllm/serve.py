@@ -9,7 +9,7 @@ are ignored. Settings of Understudy's own are flags, too.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -169,9 +169,7 @@ KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """Variable of vLLM with whole seconds."""
 HTTP = ("http://", "https://")
 CONFIG = "--config"
-LEVEL = "--optimization-level"
-_LEVEL = re.compile(r"-O(?==?\w)")
-"""Option `-O` joined with its value: `-O3`."""
+LEVEL = Flag(name=OURS + "optimization-level", forms=("-O",))
 _EXAMPLE = re.compile(r"(/vllm-workspace/)?examples/[\w./-]+\.jinja")
 """Path of a chat template in vLLM's image."""
 
@@ -183,16 +181,22 @@ class Line(Struct):
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Line:
-    """Parses the command line. ConfigError for words that vLLM's parser would refuse."""
-    words = written_out(argv)
-    kind = kind_of(words, environ or {})
+    """Parses the command line, and the weaker file that `--config` names.
+
+    ConfigError for words that vLLM's parser would refuse.
+    """
+    if sum(word.partition("=")[0] == CONFIG for word in argv) > 1:
+        raise UsageError(f"flag {CONFIG}: only one file can be given")
+    kind = kind_of(argv, environ or {})
     ours = (flag for name, facts in (options() | obsolete()).items() for flag in _forms(name, facts, False))
-    flags = [*setting_flags(table_of(kind)), *ours]
-    results, others = read_words(words, flags, shortened=True)
+    flags = [*setting_flags(table_of(kind)), *ours, LEVEL]
+    results, models = read_words(_without_dots(argv), flags, shortened=True)
+    if (path := results.get(OURS + "config")) is not None:
+        results = read_words(_without_dots(_words_of(str(path))), flags, shortened=True)[0] | results
     given = {name.removeprefix(OURS): results.pop(name) for name in list(results) if name.startswith(OURS)}
-    if len(others) > 1:
-        raise UsageError(f"unexpected argument {others[1]!r}: settings are given as --name value")
-    return Line(given | dict(zip(("model",), others, strict=False)), flags_of(results, kind))
+    if len(models) > 1:
+        raise UsageError(f"unexpected argument {models[1]!r}: settings are given as --name value")
+    return Line(given | dict(zip(("model",), models, strict=False)), flags_of(results, kind))
 
 
 def usage() -> str:
@@ -223,33 +227,6 @@ def names_of(name: str) -> Iterator[str]:
         yield from flag.forms
 
 
-def written_out(argv: Sequence[str]) -> list[str]:
-    """Expands the YAML file and vLLM's special syntax in `argv` to plain words."""
-    words: list[str] = []
-    for word in _with_file(list(argv)):
-        if found := _LEVEL.match(word):
-            words += [LEVEL, word[found.end() :].removeprefix("=")]
-        else:
-            words.append(LEVEL if word == "-O" else word)
-    return list(_without_dots(words))
-
-
-def _with_file(argv: list[str]) -> list[str]:
-    at = next((k for k, word in enumerate(argv) if word.partition("=")[0] == CONFIG), None)
-    if at is None:
-        return argv
-    _, equals, path = argv[at].partition("=")
-    rest = argv[:at] + argv[at + 1 :]
-    if not equals:
-        path = rest.pop(at) if at < len(rest) else ""
-    if not path:
-        raise UsageError(f"flag {CONFIG} needs a value")
-    if any(word.partition("=")[0] == CONFIG for word in rest):
-        raise UsageError(f"flag {CONFIG}: only one file can be given")
-    model = rest[:1] if rest and not rest[0].startswith("-") else []
-    return [*model, *_words_of(path), *rest[len(model) :]]
-
-
 def _words_of(path: str) -> Iterator[str]:
     document = parse_yaml(path)
     if not isinstance(document, Mapping):
@@ -268,7 +245,7 @@ def _words_of(path: str) -> Iterator[str]:
             yield f"{flag}={value}"
 
 
-def _without_dots(words: Sequence[str]) -> Iterator[str]:
+def _without_dots(words: Iterable[str]) -> Iterator[str]:
     """Converts `--a.b 1 --a.c+ x,y` to `--a {"b": 1, "c": ["x", "y"]}`, behind all other words."""
     objects: dict[str, JsonObject] = {}
     rest = iter(words)
