@@ -100,16 +100,6 @@ _OTHER_NAMES = {
 }
 _LEVELS = ("running-requests", "waiting-requests", "kv-cache-usage")
 _LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period)"
-_WORDS = {
-    "Expected ": "must be ",
-    ", got ": ", not ",
-    "Invalid enum value ": "must not have ",
-    "Object contains unknown field ": "must not have ",
-    "Object missing required field ": "must have ",
-    "Number out of range": "must be in the range of its type",
-    "Integer value out of range": "must be in the range of its type",
-}
-"""msgspec's words -> ours."""
 _TOTALS = {
     "request-prompt-tokens": "total-prompt-tokens",
     "request-generation-tokens": "total-generation-tokens",
@@ -159,11 +149,9 @@ def _document(source: object) -> dict[str, object] | None:
         name = key.replace("_", "-")
         name = _OTHER_NAMES.get(name, name)
         if name not in _KEYS:
-            from difflib import get_close_matches  # needed for errors only
+            from config.validation import suggestion  # which imports this module
 
-            close = get_close_matches(name, _KEYS, n=1)
-            hint = f"; {close[0]} is" if close else ""
-            raise FakeMetricsError(f"{key!r} is not a fake metric{hint}")
+            raise FakeMetricsError(f"{key!r} is not a fake metric{suggestion(name, names=_KEYS)}")
         if name in document:
             raise FakeMetricsError(f"{name} is given twice")
         document[name] = value
@@ -179,11 +167,9 @@ def _typed(document: Mapping[str, object]) -> FakeMetrics:
         return msgspec.convert(values, FakeMetrics, strict=False)
     except msgspec.ValidationError as error:  # such as "Expected `int` >= 0 - at `$.total-prompt-tokens`"
         rule, _, place = str(error).partition(" - at ")
-    for theirs, ours in _WORDS.items():
-        rule = rule.replace(theirs, ours)
     where = place.rpartition("$.")[2].strip("`")
     rule += _LEVEL if where.startswith(_LEVELS) else ""
-    raise FakeMetricsError(f"{where} {rule}".strip())
+    raise FakeMetricsError(f"{where}: {rule}" if where else rule)
 
 
 def _object(item: object) -> object:
@@ -197,7 +183,7 @@ def _function(value: object) -> object:
     """Splits the text of a function of time; any other value unchanged."""
     if not isinstance(value, str) or value.count(":") != 3:
         return value
-    shape, start, end, period = value.split(":")
+    function: dict[str, object] = dict(zip(Function.__struct_fields__, value.split(":"), strict=True))
     with suppress(ValueError):
-        return {"shape": shape, "start": start, "end": end, "period_s": parse_duration(period)}
-    return {"shape": shape, "start": start, "end": end, "period_s": period}
+        function["period_s"] = parse_duration(function["period_s"])
+    return function

@@ -159,10 +159,9 @@ def read_fault_rule(item: object, strict: bool = True) -> FaultRule:
         raise ValueError("a rule is an object")
     action = item.get("action")
     if not isinstance(action, str) or action not in ACTIONS:
-        from difflib import get_close_matches  # needed for errors only
+        from config.validation import suggestion  # which imports this module
 
-        near = get_close_matches(str(action), ACTIONS, 1)
-        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(ACTIONS)}"
+        hint = suggestion(str(action), names=ACTIONS) or f"; there are {', '.join(ACTIONS)}"
         raise ValueError(f"no action {repr(action)[:40]}{hint}")
     try:
         rule = msgspec.convert(item, ACTIONS[action], strict=strict)
