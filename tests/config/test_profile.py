@@ -67,19 +67,6 @@ def test_whatever_is_said_is_stronger_than_the_profile(tmp_path: Path) -> None:
     assert settings.kvcache.kv_cache_size == 5000
 
 
-def test_a_setting_has_the_names_of_vllm_and_of_the_small_engine() -> None:
-    settings = load(["--enable-prefix-caching", "--num-gpu-blocks-override", "77"], {})
-    assert (settings.kvcache.enable_kvcache, settings.kvcache.kv_cache_size) == (True, 77)
-    assert not load(["--no-enable-prefix-caching"], {"SIM_ENABLE_KVCACHE": "true"}).kvcache.enable_kvcache
-    for flags, environ in (
-        (["--num-blocks", "64", "--max-queue-size", "3"], {"SIM_MAX_SEQ_LENGTH": "512"}),
-        (["--engine", "llm", "--model", "m", "--num-blocks", "64"], {"SIM_MAX_SEQ_LENGTH": "512"}),
-    ):
-        settings = load(flags, environ)
-        assert (settings.kvcache.kv_cache_size, settings.model.max_model_len) == (64, 512)
-        assert settings.scheduling.max_waiting_queue_length == (3 if "3" in flags else 1000)
-
-
 @pytest.mark.parametrize(
     ("argv", "named"),
     [

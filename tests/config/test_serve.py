@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from config import ConfigError, Settings
 from config.document import OPTIONS, options_page
-from config.loader import load, resolve
+from config.loader import resolve
 from config.settings import BY_NAME
-from config.sources import Flags, as_environment
+from config.sources import Flags
 from config.vllm.serve import CONTEXT_LENGTH, MEANINGS, Option, names_of, obsolete, options, read, settings_of
 
 Write = Callable[[str], str]
@@ -202,12 +202,6 @@ def test_a_variable_is_stronger_than_a_default_and_weaker_than_the_line() -> Non
     assert (settings.server.keep_alive_timeout, settings.server.pod_ip) == (5.0, "10.0.0.1")
     assert (settings.log.log_level, settings.access.api_key) == ("debug", ("k",))
     assert served("m", "--enable-prefix-caching", environ=environ).kvcache.enable_kvcache
-
-
-def test_the_server_that_is_started_has_the_same_settings() -> None:
-    said = flags(*ISSUE, "--api-key", "a,b")
-    settings = resolve(said, {}, lambda text: None)
-    assert load((), as_environment(said, settings, {})) == settings
 
 
 def test_a_file_is_weaker_than_the_line(yaml_file: Write) -> None:
