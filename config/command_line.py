@@ -9,13 +9,12 @@ from typing import Literal, cast
 
 from msgspec import Struct
 
-from config.declaration import DURATION, JSON, OBJECTS, UsageError
+from config.declaration import DURATION, JSON, OBJECTS, UsageError, suggestion
 from config.installation import COMMAND
 from config.kinds import LIST, SWITCH
 from config.plugins import settings_kind
 from config.settings import Setting, Settings, Table, table_of
 from config.sources import IGNORED, IGNORED_SWITCHES, Flags, Given, Sources, ignored
-from config.validation import suggestion
 
 ABOUT = f"""\
 usage: {COMMAND} [--config FILE] [--setting value ...]
@@ -108,7 +107,7 @@ def _full_form(form: str, forms: Iterable[str], shortened: bool) -> str:
 
 def unknown_flag(form: str, forms: Iterable[str]) -> UsageError:
     names = [name for name in (each.lstrip("-") for each in forms) if name not in IGNORED]
-    return UsageError(f"unknown flag {form}{suggestion(form.lstrip('-'), '--', names)}")
+    return UsageError(f"unknown flag {form}{suggestion(form.lstrip('-'), names, '--')}")
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Flags:

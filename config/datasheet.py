@@ -13,10 +13,9 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from config.declaration import ConfigError
+from config.declaration import ConfigError, suggestion
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from config.settings import Settings
-from config.validation import suggestion
 
 AUTO = "auto"
 """Name of the profile that is computed from a data sheet."""

@@ -7,7 +7,7 @@ The docstring under the field is the help and the documentation of the setting; 
 `msgspec.Meta` has the limits that msgspec checks; a `SettingRule` has any other limit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -105,6 +105,16 @@ def understood_by(read: Callable[[Any], object], text: str) -> SettingRule:
         return ""
 
     return SettingRule(text, flaw)
+
+
+def suggestion(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """Returns ``; did you mean ...?`` if one of `names` is close to `name`, else an empty text."""
+    from difflib import get_close_matches  # needed for errors only
+
+    names = list(names)
+    close = get_close_matches(name, names, n=1, cutoff=0.75)
+    close = close or [it for it in names if sorted(it) == sorted(name)]
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def port_of(endpoint: str) -> int | None:

@@ -11,6 +11,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from config.declaration import suggestion
 from config.kinds import MOST, parse_duration
 
 TTFT_BUCKETS, TPOT_BUCKETS = 23, 20
@@ -149,8 +150,6 @@ def _document(source: object) -> dict[str, object] | None:
         name = key.replace("_", "-")
         name = _OTHER_NAMES.get(name, name)
         if name not in _KEYS:
-            from config.validation import suggestion  # which imports this module
-
             raise FakeMetricsError(f"{key!r} is not a fake metric{suggestion(name, names=_KEYS)}")
         if name in document:
             raise FakeMetricsError(f"{name} is given twice")

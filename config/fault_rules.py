@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from config.declaration import suggestion
+
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Ordinal = Annotated[int, Meta(ge=1, le=2**53)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -159,8 +161,6 @@ def read_fault_rule(item: object, strict: bool = True) -> FaultRule:
         raise ValueError("a rule is an object")
     action = item.get("action")
     if not isinstance(action, str) or action not in ACTIONS:
-        from config.validation import suggestion  # which imports this module
-
         hint = suggestion(str(action), names=ACTIONS) or f"; there are {', '.join(ACTIONS)}"
         raise ValueError(f"no action {repr(action)[:40]}{hint}")
     try:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from config.declaration import ConfigError
+from config.declaration import ConfigError, suggestion
 from config.settings import Settings
-from config.validation import check, read, suggestion
+from config.validation import check, read
 
 Subscriber = Callable[[Settings], None]
 SOURCE = "change"

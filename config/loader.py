@@ -7,13 +7,13 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 
-from config.declaration import ConfigError
+from config.declaration import ConfigError, suggestion
 from config.installation import check_installed
 from config.plugins import settings_kind
 from config.sections.model import OWN_LENGTH
 from config.settings import BY_NAME, Settings, table_of
 from config.sources import DEFAULT, Flags, Sources, Warn
-from config.validation import check, in_order, read, suggestion
+from config.validation import check, in_order, read
 
 LOG = logging.getLogger("app.config")
 REAL_DEFAULTS: Mapping[str, object] = {

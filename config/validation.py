@@ -1,6 +1,6 @@
 """Rules between settings, checked in a fixed order, and error messages for wrong settings."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from config.declaration import ConfigError
 from config.settings import BY_NAME, MASK, SECTIONS, Setting, Settings, Table
@@ -114,16 +114,6 @@ def check(settings: Settings, sources: Mapping[str, str]) -> None:
     for name, rule in _disagreements(settings):
         row = BY_NAME[name]
         raise wrong(row, row.write(row.value(settings)), sources.get(row.name, "default"), rule)
-
-
-def suggestion(name: str, prefix: str = "", names: Iterable[str] = BY_NAME) -> str:
-    """Returns ``; did you mean ...?`` if one of `names` is close to `name`, else an empty text."""
-    from difflib import get_close_matches  # needed for errors only
-
-    names = list(names)
-    close = get_close_matches(name, names, n=1, cutoff=0.75)
-    close = close or [it for it in names if sorted(it) == sorted(name)]
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def wrong(row: Setting, value: object, source: str, rule: str) -> ConfigError:

@@ -41,12 +41,11 @@ from app.serving.http.errors import ApiError, bad_request, internal
 from app.serving.http.response import Response
 from app.serving.http.route import Route
 from app.serving.middleware.stack import Middleware
-from config.declaration import ConfigError
+from config.declaration import ConfigError, suggestion
 from config.loader import load
 from config.plugins import API, from_plain, to_plain
 from config.profile import Profile
 from config.settings import Plugin, Settings
-from config.validation import suggestion
 
 P = ParamSpec("P")
 T = TypeVar("T")
