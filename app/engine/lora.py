@@ -170,7 +170,6 @@ class AdapterMemory:
             self._use(name)
 
     def _use(self, name: str) -> None:
-        """Moves the adapter to the GPU by way of CPU memory, and marks it as the latest used one."""
         level = self._levels.pop(name, None)
         if level is None:
             self.loads += 1
@@ -241,7 +240,6 @@ class LoRASlots:
         return adapter is None or adapter in self._running or not self._known(adapter)
 
     def has_room(self) -> bool:
-        """True when an adapter could be loaded, perhaps in the place of an idle one."""
         return len(self._running) < self.most or 0 in self._running.values()
 
     def enter(self, adapter: str | None) -> bool:

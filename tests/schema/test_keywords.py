@@ -16,7 +16,7 @@ import pytest
 from jsonschema import Draft202012Validator, validators
 
 from app.engine.forms.schema import SchemaError, Unsatisfiable
-from app.engine.forms.schema.formats import CHECKER, DRAWS
+from app.engine.forms.schema.scalars import CHECKER, DRAWS
 from config.settings import ToolSettings
 from tests.schema.drawing import sample
 

@@ -478,7 +478,6 @@ class RemoteLifecycle:
         self._engine.recorder.slept("sleep", 0.0)
 
     def release_cache(self) -> None:
-        """Raises CommandFailed: only `sleep` frees memory."""
         raise CommandFailed("This engine frees the memory of its KV cache when it sleeps at level 1 or 2.")
 
     def wake_up(self, tags: Collection[str] | None) -> bool:

@@ -184,7 +184,6 @@ class Scheduler(Generic[S]):
 
     @property
     def idle(self) -> bool:
-        """True if there is nothing to compute, now or later."""
         return not self.running and not self.fetching and (self.paused or not self.waiting.members)
 
     def remove(self, sequence: S) -> bool:
@@ -250,7 +249,6 @@ class Scheduler(Generic[S]):
                 self._forget(sequence)
 
     def _leave(self, sequence: S, findable: int) -> None:
-        """Releases place and blocks; the first `findable` blocks may be found again."""
         self.running.remove(sequence)
         sequence.running = False
         self.blocks.release(sequence, sequence.held, findable)

@@ -239,7 +239,6 @@ class Handle:
 
 
 def emit_failure(request: EngineRequest, error: Exception, emit: Emit) -> None:
-    """Emits the failure of a sequence; a failing writer is logged."""
     try:
         emit(Failed(request.index, error))
     except Exception:
@@ -326,5 +325,4 @@ class EngineClient:
         return sum([it.interrupt(request_ids, slices, counted) for it in list(self._active)])
 
     def drain(self) -> None:
-        """Admits no more requests; admitted ones run to their end."""
         self.draining = True

@@ -34,7 +34,6 @@ class Datasets:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the open files need, in bytes; constant after the start."""
         return sum(dataset.size_bytes for dataset in self._by_model.values())
 
     def close(self) -> None:

@@ -88,7 +88,6 @@ def pairs(conversation: object) -> Iterator[tuple[str, list[Message], str]]:
 
 
 def _text(turn: object, speaker: str) -> str | None:
-    """Returns the text of `turn`; None for another speaker's turn or one without text."""
     if not isinstance(turn, dict) or turn.get("from") != speaker:
         return None
     value = turn.get("value")
@@ -203,7 +202,6 @@ def _build(
     model: str,
     tokenizer: Tokenizer,
 ) -> str:
-    """Makes the files `targets` and returns a one-line summary."""
     output, recorder = targets[0], RecordWriter(tokenizer)
     size = os.fstat(source.fileno()).st_size
     counted: Any = tqdm.wrapattr(source, "read", total=size, desc=options.input.name, disable=None)

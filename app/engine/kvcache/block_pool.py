@@ -100,7 +100,6 @@ class BlockPool:
         return found
 
     def use(self, blocks: Iterable[Block]) -> None:
-        """Adds one sequence to the users of cached blocks."""
         for block in blocks:
             if block.references == 0:
                 del self._unused[block]

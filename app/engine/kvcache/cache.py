@@ -244,7 +244,6 @@ class KVCache:
                 self._store(sequence, self._hasher.hashes(ids, extras, sequence.last_hash))
 
     def _store(self, sequence: SequenceState, hashes: list[bytes]) -> None:
-        """Caches the next full blocks of a sequence."""
         first, size, prompt = sequence.cached_blocks, self.block_size, sequence.prompt
         assert prompt is not None
         last = first + len(hashes)
@@ -268,7 +267,6 @@ class KVCache:
         sequence.cached_blocks, sequence.last_hash = last, hashes[-1]
 
     def _token_ids(self, sequence: SequenceState, start: int, stop: int) -> list[int]:
-        """Returns the ids of tokens `start` to `stop` (exclusive) of prompt and reply."""
         assert sequence.prompt is not None
         known, before = sequence.prompt.token_ids, sequence.prompt_tokens
         if stop <= len(known):

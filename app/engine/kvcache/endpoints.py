@@ -28,7 +28,6 @@ def is_bound(endpoint: str) -> bool:
 
 
 def is_ipv6(endpoint: str) -> bool:
-    """Returns whether a socket at the address needs ZMQ's IPv6 option."""
     return "[" in endpoint or "::" in endpoint
 
 

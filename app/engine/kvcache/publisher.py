@@ -39,7 +39,6 @@ def affinity(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> int:
 
 
 def address_of(socket: zmq.Socket[bytes]) -> str:
-    """Returns the address that a socket is bound or connected to, with the port in use."""
     return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
 
@@ -242,11 +241,6 @@ class EventSender:
     def caches(self) -> Mapping[str, Bounded]:
         return {"KV events to publish": self.queue, "KV events to replay": self.replay}
 
-    @property
-    def waits_for_peers(self) -> bool:
-        """True if there is regular work every `POLL_S`: replays, or an endpoint that is not open yet."""
-        return bool(self._unopened or self._settings.replay_endpoint)
-
     def put(self, events: Sequence[KVEvent]) -> None:
         """Queues the events of a step, in order. Counts events lost without room."""
         if lost := self.queue.put(events):
@@ -260,7 +254,8 @@ class EventSender:
             self.replay.serve(socket)
         now_s = self._now()
         self.send_due(now_s)
-        return min(self.queue.due_s(), now_s + POLL_S if self.waits_for_peers else math.inf)
+        waits_for_peers = self._unopened or self._settings.replay_endpoint
+        return min(self.queue.due_s(), now_s + POLL_S if waits_for_peers else math.inf)
 
     def open(self) -> None:
         """Opens endpoints that are not open yet; an occupied one may be free later."""

@@ -91,14 +91,13 @@ class CallReplies:
         fewest = max(calls.least, 1)
         tries = [(count, Size.USUAL), *[(fewest, Size.USUAL)] * (TRIES - 1)]
         for number, size in [*tries, *[(fewest, Size.BRIEF)] * (TRIES - 1), (fewest, Size.LEAST)]:
-            yield written([self._call(calls, rng, size) for _ in range(number)], size is Size.LEAST)
-
-    def _call(self, calls: ToolCalls, rng: Random, size: Size) -> tuple[str, str]:
-        tool = calls.tools[0] if calls.named else rng.choice(calls.tools)
-        arguments = self._schemas.compile(tool.schema, calls.lenient).sample(rng, self.settings, size)
-        return tool.name, json.dumps(
-            arguments, ensure_ascii=False, separators=USUAL if size is Size.USUAL else COMPACT
-        )
+            made, separators = list[tuple[str, str]](), USUAL if size is Size.USUAL else COMPACT
+            for _ in range(number):
+                tool = calls.tools[0] if calls.named else rng.choice(calls.tools)
+                compiled = self._schemas.compile(tool.schema, calls.lenient)
+                arguments = compiled.sample(rng, self.settings, size)
+                made.append((tool.name, json.dumps(arguments, ensure_ascii=False, separators=separators)))
+            yield written(made, terse=size is Size.LEAST)
 
     def marked_up(self, written: WrittenCalls, most: int) -> Reply:
         """Returns the reply, cut off after `most` tokens; a token shows only arguments."""

@@ -66,7 +66,6 @@ class Phrases:
         return len(self._sentences)
 
     def __getitem__(self, number: int) -> Phrase | None:
-        """Returns the phrase of a sentence; None for one that does not join cleanly."""
         try:
             return self._made[number]
         except KeyError:

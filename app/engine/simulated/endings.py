@@ -135,7 +135,6 @@ class TokenChooser:
         return own if drawn < self._sums[-1] + weight else self._unbiased(own)
 
     def _unbiased(self, own: int) -> int:
-        """Returns `own`, or the next token without a bias."""
         token = own
         while token in self._bias:
             token = (token + 1) % self._vocab_size

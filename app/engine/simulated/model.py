@@ -237,18 +237,14 @@ class SimulatedModel:
         tokens = None if request.sampling is None else chooser(request, self._tokenizer)
         if tokens is not None and eos is not None and tokens.never_keeps(eos):
             request = replace(request, ignore_eos=True)
-        if self._settings.reply.mode == "echo":
-            said = self._echo(request)
+        if self._settings.reply.mode == "echo":  # the whole text, whatever the limit (5.2)
+            ids = self._tokenizer.encode(request.echo_text)
+            reached = request.limited and len(ids) >= request.max_tokens
+            said = Reply(self._tokenizer.pieces(ids), ids, LENGTH if reached else STOP)
         else:
             recorded = self._recorded(request, rng) if self._has_datasets else None
             said = recorded or self._random.reply(request, rng)
         return said if tokens is None else biased(said, request, tokens, self._tokenizer, rng)
-
-    def _echo(self, request: EngineRequest) -> Reply:
-        """Echoes the text whole, whatever the limit; `length` marks a reached limit (5.2)."""
-        ids = self._tokenizer.encode(request.echo_text)
-        reached = request.limited and len(ids) >= request.max_tokens
-        return Reply(self._tokenizer.pieces(ids), ids, LENGTH if reached else STOP)
 
     def _recorded(self, request: EngineRequest, rng: Random) -> Reply | None:
         """Returns a recorded reply (5.10); None without a dataset for the model, and when it fails."""
@@ -302,7 +298,6 @@ class SimulatedModel:
         return "".join(texts)[:characters].rpartition(" ")[0]
 
     def _scripted(self, request: EngineRequest, script: ScriptedReply) -> Reply:
-        """Returns a script's reply; the token limit and stop strings end it as they end any other."""
         if not script.in_parts:
             thoughts = THOUGHTS.format(script.reasoning) if script.reasoning else ""
             calls = written(script.calls)[0] if script.calls else ""

@@ -105,7 +105,6 @@ class Parser:
         return node
 
     def look(self, ahead: int = 0) -> Token:
-        """Returns the token at this distance; the last one beyond the end."""
         return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
 
     def begins_rule(self) -> bool:

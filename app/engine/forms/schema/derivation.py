@@ -133,7 +133,6 @@ class Grammar:
                     changed = True
 
     def _look_at(self, node: Node, seen: dict[int, Cost | None], depth: int = 0) -> Cost | None:
-        """Returns the cost of a node, from the rule costs known so far."""
         inner: Sequence[Node]
         match node:
             case Text(text):

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 from app.engine.forms.schema.bounds import SchemaError, Size, Unsatisfiable, WorkBudget, WorkExhausted
 from app.engine.forms.schema.document import JSON, Document, Keywords, Reader, Schema, identity
-from app.engine.forms.schema.formats import WORDS
-from app.engine.forms.schema.scalars import SUGGESTING, MergedSchema, draw_number, draw_text
+from app.engine.forms.schema.scalars import SUGGESTING, WORDS, MergedSchema, draw_number, draw_text
 from app.engine.forms.schema.validation import accepts
 from config.settings import ToolSettings
 

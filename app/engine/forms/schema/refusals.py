@@ -55,7 +55,6 @@ def _schemas(schema: object) -> Iterator[Keywords]:
 
 
 def _is_missed(schema: Keywords) -> bool:
-    """Returns True when the first backend lacks a keyword of this schema."""
     kind, all_of = schema.get("type"), schema.get("allOf")
     types = kind if isinstance(kind, list) else (kind,)
     return (

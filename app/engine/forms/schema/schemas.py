@@ -46,11 +46,9 @@ class Schemas:
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory of the kept schemas, an upper bound."""
         return int(self._kept.currsize)
 
     def load(self) -> None:
-        """Imports the compiler in a native thread."""
         if not self._is_loaded:
             call_off_hub(import_module, MACHINERY)
             self._is_loaded = True

@@ -16,8 +16,8 @@ from jsonschema.validators import extend
 
 from app.engine.forms.schema.bounds import WorkBudget, WorkExhausted
 from app.engine.forms.schema.document import JSON, Document, Keywords, Schema, identity
-from app.engine.forms.schema.formats import CHECKER
 from app.engine.forms.schema.patterns import Pattern
+from app.engine.forms.schema.scalars import CHECKER
 
 CHARACTERS_A_STEP = 500
 """Characters of a value for one more step of a check, as messages repeat the value."""
