@@ -1,4 +1,4 @@
-"""Token ids become a chat or a completion again, whole or event by event."""
+"""Token ids become a chat or a completion again."""
 
 from __future__ import annotations
 
@@ -38,49 +38,26 @@ def answer(ids: list[int], **more: Any) -> dict[str, Any]:
     return {"request_id": "r", "choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop", **more}]}
 
 
-def events(path: str, ids: list[int], *flags: str, **more: Any) -> list[dict[str, Any]]:
-    """One event a token; each call gets the state that the one before told."""
-    chunks, state = [], None
-    for number, token in enumerate(ids):
-        finish = "stop" if number == len(ids) - 1 else None
-        event = {"request_id": "r", "choices": [{"index": 0, "token_ids": [token], "finish_reason": finish}]}
-        body = {"stream": True, "generate_chunk": event, "stream_state": state, **more}
-        told = post(path, body, *flags).get_json()
-        state = told["stream_state"]
-        chunks.append(told["chunk"])
-    return chunks
-
-
 TEXTS = ["Hello there, world", "naïve 😀 done"]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_text_comes_back_whole_and_event_by_event(text: str) -> None:
+def test_a_text_comes_back(text: str) -> None:
     ids = ids_of(text)
     body = {"generate_responses": [answer(ids), answer(ids)], "prompt_tokens": [3, 4]}
     whole = post(TEXT, body).get_json()
     assert [choice["text"] for choice in whole["choices"]] == [text, text]
     assert [choice["index"] for choice in whole["choices"]] == [0, 1]
     assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (7, 2 * len(ids))
-    assert "".join(chunk["choices"][0]["text"] for chunk in events(TEXT, ids)) == text
     chat = post(CHAT, {"generate_response": answer(ids), "prompt_tokens": 3}).get_json()
     assert chat["choices"][0]["message"]["content"] == text and chat["id"] == "r"
-    deltas = [chunk["choices"][0]["delta"] for chunk in events(CHAT, ids)]
-    assert "".join(delta["content"] or "" for delta in deltas) == text
-    assert [delta["role"] for delta in deltas] == ["assistant"] + [None] * (len(ids) - 1)
 
 
-def test_a_parser_finds_calls_whole_and_event_by_event() -> None:
+def test_a_parser_finds_calls() -> None:
     ids, more = ids_of(CALL), {"chat_request": REQUEST}
     [choice] = post(CHAT, {"generate_response": answer(ids), **more}, *PARSER).get_json()["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "stop")
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "ping", "arguments": '{"a": 1}'}
-    chunks = [chunk["choices"][0] for chunk in events(CHAT, ids, *PARSER, **more, prompt_token_ids=[5])]
-    calls = [call for chunk in chunks for call in chunk["delta"].get("tool_calls", ())]
-    assert calls[0]["id"] and {call["id"] for call in calls[1:]} <= {None}
-    assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
-    assert chunks[-1]["finish_reason"] == "tool_calls"
-    assert all(chunk["delta"]["content"] is None for chunk in chunks)
 
 
 def test_log_probabilities_get_their_texts() -> None:
@@ -94,22 +71,12 @@ def test_log_probabilities_get_their_texts() -> None:
     assert bytes(chat[0]["bytes"]).decode() == chat[0]["token"] == chat[0]["top_logprobs"][0]["token"]
     text = post(TEXT, {"generate_responses": [told]}).get_json()["choices"][0]["logprobs"]
     assert text["text_offset"][:2] == [0, len(chat[0]["token"])]
-    event = {"choices": [{"index": 0, "token_ids": ids, "logprobs": {"content": entries}}]}
-    state = {"logprob_text_offset": 7}
-    chunk = post(TEXT, {"stream": True, "generate_chunk": event, "stream_state": state}).get_json()["chunk"]
-    assert chunk["choices"][0]["logprobs"]["text_offset"][0] == 7
-
-
-EVENT = {"choices": [{"index": 0, "token_ids": [5]}]}
-STREAM = {"stream": True, "generate_chunk": EVENT}
 
 
 ONE = answer([5])
-TWO_AT_ONCE = {"stream": True, "generate_chunk": {"choices": EVENT["choices"] * 2}}
 IN_BODY = "body.DerenderChatRequest"
 REFUSED: list[tuple[str, Any, str, str | None]] = [
     (CHAT, {}, "Bad Request", f"{IN_BODY}.generate_response"),
-    (CHAT, {"stream": True}, "Bad Request", f"{IN_BODY}.stream"),
     (CHAT, {"generate_response": {}}, "Bad Request", f"{IN_BODY}.generate_response.choices"),
     (TEXT, {}, "Bad Request", "body.generate_responses"),
     (TEXT, {"generate_responses": []}, "BadRequestError", None),
@@ -117,9 +84,8 @@ REFUSED: list[tuple[str, Any, str, str | None]] = [
     (TEXT, {"generate_responses": [answer([])]}, "BadRequestError", None),
     (TEXT, {"generate_responses": [ONE], "model": "x"}, "NotFoundError", "model"),
     (CHAT, {"generate_response": ONE}, "BadRequestError", None),
-    (CHAT, STREAM, "BadRequestError", None),
-    (CHAT, STREAM | {"chat_request": REQUEST}, "BadRequestError", None),
-    (TEXT, TWO_AT_ONCE, "BadRequestError", None),
+    (CHAT, {"stream": True, "generate_chunk": ONE, "stream_state": {}}, "BadRequestError", "stream"),
+    (TEXT, {"stream": True}, "BadRequestError", "stream"),
 ]
 
 
@@ -131,6 +97,5 @@ def test_what_makes_no_answer() -> None:
     for path, body in (
         (CHAT, {"generate_response": answer(long)}),
         (TEXT, {"generate_responses": [ONE], "prompt_token_ids": [long]}),
-        (CHAT, {"stream": True, "generate_chunk": EVENT, "prompt_token_ids": long}),
     ):
         assert post(path, body).status_code == 400, "more than the context"

@@ -8,7 +8,7 @@ in parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
@@ -299,7 +299,7 @@ class CountedTokens(Struct, kw_only=True):
 
 
 class GenerateOutput(Struct, kw_only=True):
-    """A whole answer of ``/inference/v1/generate`` with `output_mode` tokens, or one event of its stream."""
+    """A whole answer of ``/inference/v1/generate`` with `output_mode` tokens."""
 
     request_id: str = ""
     choices: list[RenderedChoice]
@@ -311,44 +311,18 @@ class GenerateOutput(Struct, kw_only=True):
     output_mode: Literal["tokens"] = "tokens"
 
 
-class StreamState(Struct, kw_only=True):
-    """A stream's state, which the client sends with each event: the server stores none.
-
-    Only vLLM uses the window at the end of the text: `prev_tokens`, the offsets, and the context's ids.
-    """
-
-    prev_tokens: list[str] = []
-    prefix_offset: Natural = 0
-    read_offset: Natural = 0
-    role_sent: bool = False
-    logprob_context_token_ids: list[int] = []
-    logprob_text_offset: Natural = 0
-    output_token_ids: list[int] = []
-    """All tokens so far."""
-    output_chunk_lens: list[Annotated[int, Meta(ge=1)]] = []
-    """Number of `output_token_ids` in each event."""
-    tools_streamed: bool = False
-    last_tool_call_ids: list[str] = []
-
-
-def _only(wanted: bool) -> Callable[[object], bool]:
-    """Returns a conversion that takes one value of `stream`: it decides which kind a body is."""
-
-    def convert_stream(value: object) -> bool:
-        if value is not wanted:
-            raise Misfit(str(wanted).lower())
-        return wanted
-
-    return convert_stream
-
-
 class DerenderRequest(Request, kw_only=True):
     stream: bool = False
+    generate_chunk: object = None
+    stream_state: object = None
+    """Of a stream, which is refused: whole answers alone are converted."""
     model: str | None = None
     chat_request: ChatCompletionRequest | None = None
     completion_request: CompletionRequest | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"stream": _only(False)}
+    def check_rules(self: DerenderRequest | RawRequest) -> None:
+        if self.stream:
+            raise bad_request("Events of a stream cannot be derendered: send the whole answer.", "stream")
 
     def check_converted(self) -> None:
         for nested in (self.chat_request, self.completion_request):
@@ -376,22 +350,4 @@ class DerenderCompletionRequest(DerenderRequest, kw_only=True):
             given = getattr(self, name)
             if given is not None and len(given) != len(self.generate_responses):
                 raise malformed(f"body: {name} must be as many as generate_responses", "body")
-        super().check_converted()
-
-
-class DerenderStreamRequest(DerenderRequest, kw_only=True):
-    stream: bool
-    generate_chunk: GenerateOutput
-    stream_state: StreamState | None = None
-    prompt_tokens: int | None = None
-    prompt_token_ids: list[Natural] | None = None
-
-    lax: ClassVar[Mapping[str, Hashable]] = {"stream": _only(True)}
-
-    def check_converted(self) -> None:
-        """Raises ApiError 400 also for a state that no earlier answer can have contained."""
-        state = self.stream_state
-        if state is not None and sum(state.output_chunk_lens) != len(state.output_token_ids):
-            where = "body.stream_state"
-            raise malformed(f"{where}: output_chunk_lens do not sum up to the output_token_ids", where)
         super().check_converted()

@@ -32,8 +32,6 @@ _INPUT: Example = {"input": "hello"}
 _GENERATE: Example = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 5}}
 _READ: Example = {"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]}
 _ALIVE: Example = {"type": "noul", "instructions": "Is it alive?"}
-_DERENDERED = (generate.DerenderCompletionRequest, generate.DerenderStreamRequest)
-_DERENDERED_CHAT = (generate.DerenderChatRequest, generate.DerenderStreamRequest)
 BODIES: Mapping[str, tuple[tuple[Any, ...], Example]] = {
     "/v1/chat/completions": ((ChatCompletionRequest,), _CHAT),
     "/v1/chat/completions/batch": ((BatchChatRequest,), {"messages": [HELLO], "max_tokens": 8}),
@@ -45,8 +43,8 @@ BODIES: Mapping[str, tuple[tuple[Any, ...], Example]] = {
     "/v1/completions/render": ((CompletionRequest,), _TEXT),
     "/v1/messages/render": ((anthropic.MessagesRequest,), _MESSAGE),
     "/v1/responses/render": ((responses.ResponsesRequest,), _INPUT),
-    "/v1/chat/completions/derender": (_DERENDERED_CHAT, {"generate_response": _SAID}),
-    "/v1/completions/derender": (_DERENDERED, {"generate_responses": [_SAID]}),
+    "/v1/chat/completions/derender": ((generate.DerenderChatRequest,), {"generate_response": _SAID}),
+    "/v1/completions/derender": ((generate.DerenderCompletionRequest,), {"generate_responses": [_SAID]}),
     "/inference/v1/generate": ((generate.GenerateRequest,), _GENERATE),
     "/abort_requests": ((generate.AbortRequest,), {"request_ids": ["cmpl-1"]}),
     "/inference/v1/abort_requests": ((generate.AbortRequest,), {"request_ids": ["cmpl-1"]}),
