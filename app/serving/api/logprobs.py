@@ -11,6 +11,7 @@ from msgspec import Raw
 from app.base.clock.pause import Slices
 from app.engine.core.outputs import TokenLogprob
 from app.serving.protocol import common as wire
+from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import encode
 
 Entries = Sequence[TokenLogprob]
@@ -69,15 +70,17 @@ class TokenNames:
         top = [wire.ChatAlternative(text, logprob, of(text)) for _, text, logprob in self._shown(entry)]
         return wire.ChatLogprob(name, entry.logprob, NULL if self._byteless else of(entry.token), top)
 
-    def item_entry(self, entry: TokenLogprob) -> wire.ItemLogprob:
+    def item_entry(self, entry: TokenLogprob) -> JsonObject:
+        """Returns an entry of an item of Responses, whose keys have another order."""
         of, name = self._bytes, token_name(entry.token_id, entry.token, self._as_ids)
-        top = [wire.ItemAlternative(text, of(text), logprob) for _, text, logprob in self._shown(entry)]
-        return wire.ItemLogprob(name, of(name), entry.logprob, top)
+        shown = self._shown(entry)
+        top = [{"token": text, "bytes": of(text), "logprob": logprob} for _, text, logprob in shown]
+        return {"token": name, "bytes": of(name), "logprob": entry.logprob, "top_logprobs": top}
 
-    def event_entry(self, entry: TokenLogprob) -> wire.EventLogprob:
+    def event_entry(self, entry: TokenLogprob) -> JsonObject:
         name = token_name(entry.token_id, entry.token, self._as_ids)
-        top = [wire.EventAlternative(text, logprob) for _, text, logprob in self._shown(entry)]
-        return wire.EventLogprob(name, entry.logprob, top)
+        top = [{"token": text, "logprob": logprob} for _, text, logprob in self._shown(entry)]
+        return {"token": name, "logprob": entry.logprob, "top_logprobs": top}
 
 
 def token_id_entry(entry: TokenLogprob) -> wire.TokenIdLogprob:
@@ -91,12 +94,13 @@ def prompt_entries(entries: SomeEntries | None) -> Raw | None:
     return None if entries is None else rendered((entries,), _by_id)
 
 
-def _by_id(entry: TokenLogprob | None) -> dict[str, wire.PromptLogprob] | None:
+def _by_id(entry: TokenLogprob | None) -> JsonObject | None:
     if entry is None:
         return None
     ranked = zip(entry.ranks, entry.top, strict=False)
     return {
-        str(token_id): wire.PromptLogprob(logprob, rank, text) for rank, (token_id, text, logprob) in ranked
+        str(token_id): {"logprob": logprob, "rank": rank, "decoded_token": text}
+        for rank, (token_id, text, logprob) in ranked
     }
 
 

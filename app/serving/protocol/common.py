@@ -69,14 +69,7 @@ class KVTransferParams(Struct, kw_only=True):
     transfer_mode: str = "pull"
 
 
-class EncodedItem(Struct):
-    peer_host: str
-    peer_port: int
-    size_bytes: int
-    nixl_agent_metadata_b64: str
-
-
-ECTransferParams = Mapping[str, EncodedItem]
+ECTransferParams = Mapping[str, Mapping[str, str | int]]
 """`ec_transfer_params` of an encoder's answer: locations of encodings by item hash."""
 
 
@@ -137,32 +130,6 @@ class ChatLogprob(Struct):
     top_logprobs: Sequence[ChatAlternative]
 
 
-class ItemAlternative(Struct, gc=False):
-    """One of `top_logprobs` in an item of the Responses family, which has another order of keys."""
-
-    token: str
-    bytes: Raw
-    logprob: float
-
-
-class ItemLogprob(Struct):
-    token: str
-    bytes: Raw
-    logprob: float
-    top_logprobs: Sequence[ItemAlternative]
-
-
-class EventAlternative(Struct, gc=False):
-    token: str
-    logprob: float
-
-
-class EventLogprob(Struct):
-    token: str
-    logprob: float
-    top_logprobs: Sequence[EventAlternative]
-
-
 class TokenCandidate(Struct, gc=False):
     """One of `top_logprobs` in a generate answer, with a token id; `rank` counts from 1."""
 
@@ -191,11 +158,5 @@ class CompletionLogprobs(Struct):
     top_logprobs: Sequence[dict[str, float] | None] | Raw
 
 
-class PromptLogprob(Struct, gc=False):
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
-PromptLogprobs = Sequence[dict[str, PromptLogprob] | None]
+PromptLogprobs = Sequence[Mapping[str, object] | None]
 """Candidates for each token of a prompt, by token id; None where unknown, as for the first token."""

@@ -9,7 +9,7 @@ from typing import TypedDict
 from msgspec import Struct
 
 from app.base.clock.pause import pause_if_possible
-from app.serving.protocol.common import ECTransferParams, EncodedItem
+from app.serving.protocol.common import ECTransferParams
 from app.serving.protocol.messages import Message
 from app.text.conversation import MODALITIES
 
@@ -116,12 +116,12 @@ def fnv1a32(text: str) -> int:
     return value
 
 
-ENCODED = EncodedItem(
-    peer_host="DUMMY",
-    peer_port=1234,
-    size_bytes=2359296,
-    nixl_agent_metadata_b64="TklYTF9NRVRBREFUQV9QTEFDRUhPTERFUg==",
-)
+ENCODED: Mapping[str, str | int] = {
+    "peer_host": "DUMMY",
+    "peer_port": 1234,
+    "size_bytes": 2359296,
+    "nixl_agent_metadata_b64": "TklYTF9NRVRBREFUQV9QTEFDRUhPTERFUg==",
+}
 """Address of an encoded item; no item can be fetched there (simulator.md section 18)."""
 
 

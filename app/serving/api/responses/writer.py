@@ -18,11 +18,11 @@ from app.serving.api.logprobs import TokenNames, rendered
 from app.serving.api.writer import BlockWriter, Segment, named_event
 from app.serving.http.errors import bad_request
 from app.serving.protocol.coercion import JsonObject
-from app.serving.protocol.common import GAP, HOLE, ItemLogprob, encode
+from app.serving.protocol.common import GAP, HOLE, encode
 from app.serving.protocol.response_tools import CalledTool, custom_input
 from app.serving.protocol.responses import ResponseObject, ResponsesRequest
 
-Logprobs = Sequence[ItemLogprob] | Raw | None
+Logprobs = tuple[()] | Raw | None
 ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 
 
