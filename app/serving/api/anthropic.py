@@ -56,7 +56,6 @@ STOP_REASONS = {
 
 class MessageWriter(BlockWriter):
     keep: Callable[[list[JsonObject]], None] | None = None
-    """Receives the blocks of a complete message, if given."""
 
     def __init__(
         self, meta: ResponseMeta, prompt_tokens: int, prompt_details: bool, new_id: Callable[[], str]
@@ -170,7 +169,6 @@ DELTAS = {
     "reasoning": ("thinking_delta", "thinking"),
     "call": ("input_json_delta", "partial_json"),
 }
-"""Type and key of a delta, by kind of block."""
 
 
 class ThreadNotFound(ApiError):

@@ -39,7 +39,6 @@ class ResponseOptions(Struct, frozen=True, kw_only=True):
     n: int
     include_usage: bool = False
     continuous_usage: bool = False
-    """Every chunk carries the usage so far."""
     token_ids: bool = False
     token_id_names: bool = False
     """`return_tokens_as_token_ids`: log probabilities name tokens `token_id:N`."""

@@ -110,7 +110,6 @@ class CompletionLogprobs:
     def __init__(self, as_ids: bool) -> None:
         self._as_ids = as_ids
         self._offset = 0
-        """Offset of the next token, in characters."""
 
     def lists(self, spans: Sequence[SomeEntries], names: Sequence[str]) -> wire.CompletionLogprobs:
         """Returns the lists of the next tokens; `names` has the tokens whose entries are None."""

@@ -106,7 +106,6 @@ class Recognised(Struct, Generic[P], frozen=True):
     prompt_ids: Sequence[int]
     max_tokens: int
     limited: bool
-    """The client gave the limit."""
 
 
 Shown = TypeVar("Shown", bound=ResponseOptions)
@@ -142,7 +141,6 @@ class PlainGeneration(Generic[P, Shown]):
         self._least_hit_rate = 0.0
         self._forced_usage = False
         self._options = options(n=1)
-        """What the answers to all plain requests share."""
 
     def on_settings(self, settings: Settings) -> None:
         """Decides if any request can be plain now. Subscribe it after the fault injector."""

@@ -28,7 +28,6 @@ from app.serving.protocol.common import (
 from app.serving.protocol.completions import CompletionChunkChoice
 
 UNFINISHED = Finish("abort")
-"""End of a choice that has none yet."""
 
 
 NewId = Callable[[Part | None], str]
@@ -39,7 +38,6 @@ class Segment(Struct):
 
     part: Part | None
     id: str = ""
-    """Id for the client, where the segment has one."""
     texts: list[str] = []
     logprobs: list[Sequence[TokenLogprob]] = []
     """Log probabilities as they came; may be computed only on access."""
@@ -68,9 +66,7 @@ class ChoiceState(Struct):
     called: bool = False
     ids: list[int] = []
     logprobs: list[Sequence[TokenLogprob]] = []
-    """Log probabilities of all tokens, as they came."""
     segments: list[Segment] = []
-    """The reply, part by part."""
 
     def count(self, output: Tokens) -> None:
         self.ids += output.ids
@@ -168,9 +164,7 @@ class ResponseWriter:
     has_failed = False
     usage = UsageOverrides()
     transfer: KVTransferParams | None = None
-    """`kv_transfer_params` of the answer."""
     encoded_media: ECTransferParams | None = None
-    """`ec_transfer_params` of the answer."""
     keeps_alive = False
     """Idle streams get comments (`sse-keep-alive-interval`)."""
 
@@ -292,7 +286,6 @@ class BlockWriter(ResponseWriter):
         super().__init__(1)
         self._new_id = new_id
         self._open: Segment | None = None
-        """The open block of a stream."""
         self._index = -1
 
     def _tokens(self, output: Tokens) -> bytes:
@@ -459,7 +452,6 @@ class PlainChoice:
         """`choice` has holes for number and text."""
         self._before_index, self._before_text, end = template(choice)
         self.end = end + END
-        """Bytes behind the text in the event."""
 
     def begins(self, head: bytes, choices: int) -> list[bytes]:
         first = head + self._before_index

@@ -49,7 +49,6 @@ class AnthropicBlock(Struct, kw_only=True):
     name: str | None = None
     input: JsonObject | None = None
     content: str | list[JsonObject] | None = None
-    """A tool's result."""
     is_error: bool | None = None
     tool_name: str | None = None
     thinking: str | None = None

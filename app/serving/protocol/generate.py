@@ -38,7 +38,6 @@ from app.serving.protocol.options import (
 
 Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 Offsets = Annotated[list[int], Meta(min_length=2, max_length=2)]
-"""Start and end of a token in the text, in characters."""
 
 
 class SamplingParams(Struct, kw_only=True):
@@ -137,10 +136,8 @@ class GenerateRequest(Request, kw_only=True):
     request_id: str = ""
     token_ids: Ids
     token_offsets: list[Offsets] | None = None
-    """Offsets from a render route; ignored."""
     features: MediaFeatures | None = None
     content_parts: list[JsonObject] | None = None
-    """Media that are not processed yet."""
     sampling_params: SamplingParams
     model: str | None = None
     reasoning_ended: bool | None = None

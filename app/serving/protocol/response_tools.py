@@ -108,7 +108,6 @@ FUNCTION = BUILT["FunctionTool"]
 TOOLS = _by_type(("FunctionTool", "WebSearchTool", "Mcp", "CodeInterpreter", "CustomTool", "NamespaceTool"))
 """Structs by type. Only functions, also in a namespace, and custom tools are ever called."""
 CHOICES = _by_type(("AllowedTools", "ChosenFunction", "ChosenMcp", "ChosenCustom", "ChosenType"))
-"""Structs of `tool_choice` objects, by type."""
 REPEATED_AS_GIVEN = frozenset(
     (
         *("file_search", "computer", "computer_use_preview", "web_search_preview", "image_generation"),
@@ -116,7 +115,6 @@ REPEATED_AS_GIVEN = frozenset(
         "programmatic_tool_calling",
     )
 )
-"""Types of tools whose fields are not looked at."""
 
 
 ToolParam = JsonObject
@@ -178,7 +176,6 @@ def _repeated(converted: object, given: object) -> object:
 
 
 CUSTOM_INPUT = "input"
-"""Name of a custom tool's only argument in the model's prompt."""
 CUSTOM_PARAMETERS: JsonObject = {
     "type": "object",
     "properties": {CUSTOM_INPUT: {"type": "string", "description": "The text that the tool is given."}},

@@ -78,18 +78,14 @@ class InputItem(Struct, kw_only=True):
     ) = UNSET
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Content | None = None
-    """Content of a message or reasoning item."""
     status: Status | None = None
     id: str | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
-    """Namespace of a called function."""
     arguments: str | None = None
     payload: str | None = field(name="input", default=None)
-    """Input of a called custom tool."""
     output: Content | None = None
-    """Result of a function or custom tool."""
     summary: list[ContentPart] | None = None
     encrypted_content: str | None = None
 
@@ -121,7 +117,6 @@ NEEDED = {
     "custom_tool_call_output": ("call_id", "output"),
     "reasoning": ("summary",),
 }
-"""Fields that an item of each type must have."""
 UNSUPPORTED = frozenset(
     ("additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call")
     + ("compaction", "compaction_trigger", "computer_call", "computer_call_output", "configuration_update")

@@ -22,7 +22,6 @@ SAME = (
     *options.SamplingFields.__struct_fields__,
     *("chat_template_kwargs", "include_reasoning", "media_io_kwargs", "mm_processor_kwargs"),
 )
-"""Fields with the same name and meaning in a chat."""
 
 
 class ResponsesChat(ChatCompletionRequest, kw_only=True):

@@ -42,7 +42,6 @@ class TokenizePromptRequest(Request, kw_only=True):
     return_token_strs: bool | None = False
 
 
-TokenizeRequest = TokenizeChatRequest | TokenizePromptRequest
 TOKENIZE_REQUESTS = (TokenizeChatRequest, TokenizePromptRequest)
 """Both forms, in the order of `decode_first`: messages precede a prompt."""
 

@@ -72,7 +72,6 @@ class ModelLimits:
     vocab_size: int
     max_logprobs: int = 20
     reasons: bool = False
-    """The model thinks before its reply."""
     parses: bool = False
     """Reasoning or tool calls are parsed from the model's output."""
     max_new_tokens: int | None = None
@@ -184,7 +183,6 @@ class ValidatedRequest(Generic[R]):
         self.model = model
         self.n = 1 if request.n is None else request.n
         self.requested, name = requested_max_tokens(request)
-        """The request's token limit; None without one."""
         if self.n < 1:
             raise bad_request(f"n must be at least 1, got {self.n}")
         if self.n > MAX_CHOICES:

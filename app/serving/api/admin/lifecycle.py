@@ -173,9 +173,6 @@ def profiler(limits: BodyLimits) -> list[Route]:
     return [action("POST /start_profile", start_profile), action("POST /stop_profile", stop_profile)]
 
 
-DRAIN_TIMEOUT_S = 120
-
-
 def _object(body: BodyLimits, context: RequestContext, error: ApiError) -> JsonObject:
     asked = read_json(body.read(context))
     if not isinstance(asked, dict):
@@ -189,7 +186,7 @@ def elastic_routes(body: BodyLimits, ranks: int) -> list[Route]:
         """Succeeds for the present number of ranks; others need vLLM's Ray backend."""
         check_content_type(context.content_type)
         asked = _object(body, context, internal("The body is no object."))
-        for name, default in (("new_data_parallel_size", None), ("drain_timeout", DRAIN_TIMEOUT_S)):
+        for name, default in (("new_data_parallel_size", None), ("drain_timeout", 120)):
             value = asked.get(name, default)
             if not isinstance(value, int) or value <= 0:
                 raise malformed(f"{name} must be a positive integer")

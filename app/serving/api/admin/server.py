@@ -35,7 +35,6 @@ FAKES = "fake-metrics"
 """The only setting that may be given in parts."""
 TIMEOUT_S = 5.0
 PASSED_ON = ("authorization", "x-admin-key", "content-type")
-"""Headers that are passed on to other ranks."""
 ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 """vLLM mounts the metrics as a separate application, which ignores the method."""
 Caches = Callable[[], Mapping[str, Bounded]]

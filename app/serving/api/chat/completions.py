@@ -56,7 +56,6 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     show_reasoning: bool = True
     """`include_reasoning`; hidden thoughts also hide tokens and log probabilities."""
     blocks: bool = False
-    """The reply has an image, so its text comes as content blocks, too."""
     media_tokens: Mapping[str, int] | None = None
 
     @property

@@ -31,12 +31,8 @@ ANY_OBJECT: JsonObject = {
     "required": ["answer"],
 }
 """Schema for `json_object`, which requires no more than an object."""
-NO_CHOICE = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
-"""Message from which clients learn that tool choice is unavailable."""
 MOST_TOOLS = 120
 """Tools whose schemas are compiled between two pauses: about 4 ms."""
-SLICE = 12_000
-"""Values of a schema or a grammar between two pauses: about 4 ms."""
 
 
 def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) -> None:
@@ -51,7 +47,8 @@ def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) ->
     if is_open:
         return
     if choice == "auto":
-        raise bad_request(NO_CHOICE)
+        switches = "--enable-auto-tool-choice and --tool-call-parser"
+        raise bad_request(f'"auto" tool choice requires {switches} to be set')
     what = f'"{choice}"' if isinstance(choice, str) else "a function"
     raise bad_request(f"tool_choice={what} requires --tool-call-parser to be set")
 

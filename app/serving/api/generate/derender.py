@@ -26,8 +26,6 @@ from app.serving.protocol.generate import (
     RenderedChoice,
 )
 
-NEEDS_REQUEST = "chat_request is needed beside a parser: the reply would show its markup."
-
 
 def routes(pipeline: RequestPipeline) -> list[Route]:
     tokenizer, parses = pipeline.tokenizer, pipeline.limits.parses
@@ -39,7 +37,7 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         head = _head(pipeline, [answer], asked.model, "chat.completion", asked.prompt_tokens or 0)
         _check(pipeline, [asked.prompt_token_ids], answer.choices)
         if parses and chat is None:
-            raise bad_request(NEEDS_REQUEST)
+            raise bad_request("chat_request is needed beside a parser: the reply would show its markup.")
         shows_ids = chat and chat.return_token_ids and (not parses or chat.include_reasoning)
         for choice in answer.choices:
             skips = not parses and (chat is None or chat.skip_special_tokens)

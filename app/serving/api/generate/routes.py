@@ -37,7 +37,6 @@ class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     text: bool = False
     logprobs: bool = False
     weights: Callable[[], str]
-    """Returns the present version of the weights."""
 
 
 class GenerateWriter(ResponseWriter):
@@ -127,7 +126,6 @@ class GenerateWriter(ResponseWriter):
 
 MEDIA_PARTS = ("image_url", "audio_url", "video_url")
 """Types of `content_parts` that are media; vLLM ignores other types."""
-CLOSED = "Scale-out endpoints are disabled: this needs a server with --enable-scale-out."
 
 
 def routes(
@@ -140,7 +138,7 @@ def routes(
         @wraps(handle)
         def guarded(context: RequestContext) -> Response:
             if not enabled:
-                raise ApiError(403, "PermissionDeniedError", CLOSED)
+                raise ApiError(403, "PermissionDeniedError", "Scale-out endpoints need --enable-scale-out.")
             return handle(context)
 
         return guarded

@@ -59,7 +59,6 @@ class KeptResponse:
     """Rendered events; an event's index is its sequence number."""
     abort: Callable[[], None] | None = None
     over: bool = False
-    """No more events come."""
     changed: Bell = field(default_factory=Bell)
     """Rings once, at the next change of the events; followers then wait for the next bell."""
     _asked_bytes: int = field(init=False)
@@ -192,7 +191,6 @@ class Background(Responder):
 
 class Retrieval(Struct, kw_only=True):
     starting_after: int = -1
-    """Number of the last event that the client has."""
     stream: bool | None = False
 
 

@@ -62,7 +62,6 @@ def _content(segment: Segment, text: str | Raw, logprobs: Logprobs) -> JsonObjec
 
 CUSTOM_CALL = "custom_tool_call"
 TEXTS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
-"""Names of an item's text in events, by kind of item."""
 
 
 def _event(kind: str, fields: Mapping[str, object]) -> bytes:
@@ -84,18 +83,15 @@ INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 class ResponsesOptions(Struct, frozen=True, kw_only=True):
     response: ResponseObject
-    """The response in progress, from `new_response`."""
     prompt_ids: Sequence[int]
     top_logprobs: int | None = None
     """Alternatives of each token of a message; None without log probabilities."""
     token_id_names: bool = False
-    """Log probabilities name tokens `token_id:N`."""
     shows_reasoning: bool = True
     calls: Calls = MappingProxyType({})
     parses: bool = False
     """Thoughts or calls are parsed out of the text: a reply that shows nothing has no message."""
     metrics: bool = False
-    """`enable-per-request-metrics` of the server"""
     prompt_text: str | None = None
     """The answer repeats prompt and reply as texts and token ids (`enable_response_messages`)."""
 
@@ -118,16 +114,13 @@ class ResponsesWriter(BlockWriter):
         if options.top_logprobs is not None:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names)
         self._number = 0
-        """Sequence number of the next event."""
         self._item_id, self._is_custom = "", False
         self._template: list[bytes] = []
         """The event of a piece of the open item's text, cut at its text, log probabilities and number."""
         self._silent: list[TokenLogprob] = []
         """Log probabilities of tokens that show nothing, until a token shows something."""
         self._entries: list[bytes] = []
-        """Log probabilities of the open item, rendered."""
         self._items: list[Raw] = []
-        """Ended items, rendered."""
 
     def _start(self, output: Started) -> bytes:
         self.begin(output)
@@ -294,7 +287,6 @@ REPEATED = (
     *("instructions", "metadata", "background", "max_tool_calls", "previous_response_id", "reasoning"),
     *("service_tier", "truncation", "user"),
 )
-"""Fields of a request that the response repeats."""
 
 
 def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) -> ResponseObject:
