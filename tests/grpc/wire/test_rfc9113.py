@@ -122,28 +122,6 @@ def coded(block: bytes) -> bytes:
     return opening(1, headers() + block)
 
 
-FRAMING: dict[str, tuple[Steps, Expected]] = {
-    "3.4 settings and no more": (b"", ALIVE),
-    "4.1 an unknown kind of frame": (frame(UNKNOWN, 0xFF, 0, b"abc"), ALIVE),
-    "4.1 unknown flags": (frame(PING, 0xFE, 0, bytes(8)), ALIVE),
-    "4.1 the reserved bit": (frame(PING, 0, 1 << 31, bytes(8)), ALIVE),
-    "4.2 data of 16,384 bytes": (opening() + frame(DATA, 0, 1, REQUEST.ljust(MOST, b"\0")), ALIVE),
-    "4.2 data of more": (opening() + frame(DATA, 0, 1, bytes(MOST + 1)), stream_error(Size)),
-    "4.2 headers of more": (opening(1, bytes(MOST + 1)), connection_error(Size)),
-    "4.2 settings of more": (frame(SETTINGS, 0, 0, bytes(16_386)), connection_error(Size)),
-    "4.2 an unknown frame of more": (frame(UNKNOWN, 0, 0, bytes(MOST + 1)), connection_error(Size)),
-    "4.3 a block that is none": (opening(1, b"\xff\xff\xff\xff\xff\xff"), connection_error(Coding)),
-    "4.3 PRIORITY within a block": (
-        opening(flags=0) + frame(PRIORITY, 0, 1, bytes(5)),
-        connection_error(Wrong),
-    ),
-    "4.3 headers of another within": (opening(flags=0) + opening(3), connection_error(Wrong)),
-    "4.3 data within": (opening(flags=0) + SAID, connection_error(Wrong)),
-    "4.3 an unknown frame within": (opening(flags=0) + frame(UNKNOWN, 0, 1), connection_error(Wrong)),
-    "4.3 GOAWAY within": (opening(flags=0) + frame(GOAWAY, 0, 0, bytes(8)), connection_error(Wrong)),
-    "5.5 an unknown frame of a stream": (opening() + frame(UNKNOWN, 0, 1, b"a") + SAID, answered()),
-}
-
 AFTER: dict[str, tuple[bytes | int, ...]]
 AFTER = {"half closed": (WATCHING,), "reset": (GIVEN_UP,), "ended": FINISHED}
 LATE: dict[str, tuple[bytes, Expected]] = {
@@ -154,106 +132,7 @@ LATE: dict[str, tuple[bytes, Expected]] = {
     "RST_STREAM": (reset(1, 8), ALIVE),
     "PRIORITY": (frame(PRIORITY, 0, 1, bytes(5)), ALIVE),
 }
-STATES: dict[str, tuple[Steps, Expected]] = {
-    "5.1 idle: DATA": (frame(DATA, 0, 1, b"x"), connection_error(Wrong)),
-    "5.1 idle: RST_STREAM": (reset(1, 8), connection_error(Wrong)),
-    "5.1 idle: WINDOW_UPDATE": (window_update(1, 1), connection_error(Wrong)),
-    "5.1 idle: CONTINUATION": (frame(CONTINUATION, END_HEADERS, 1, headers()), connection_error(Wrong)),
-    "5.1 idle: PRIORITY": (frame(PRIORITY, 0, 1, bytes(5)), ALIVE),
-    **{
-        f"5.1 {state}: {name}": ((*steps, late), expected)
-        for state, steps in AFTER.items()
-        for name, (late, expected) in LATE.items()
-    },
-    "5.1.1 an even stream": (opening(2), connection_error(Wrong)),
-    "5.1.1 a lower stream": (opening(5) + opening(3), connection_error(Wrong, Closed)),
-    "5.1.1 a stream far up": (opening(2**31 - 1, None, END_HEADERS | END_STREAM), answered(2**31 - 1)),
-    "5.4.2 others go on": (of_headers([("X", "y")]) + opening(3, None, 5), answered(3)),
-}
 
-FRAMES: dict[str, tuple[Steps, Expected]] = {
-    "6.1 DATA of no stream": (frame(DATA, 0, 0, b"x"), connection_error(Wrong)),
-    "6.1 padding": (opening() + frame(DATA, 9, 1, b"\x03" + REQUEST + bytes(3)), answered()),
-    "6.1 padding beyond": (opening() + frame(DATA, PADDED, 1, b"\x04abc"), connection_error(Wrong)),
-    "6.1 padding without a length": (opening() + frame(DATA, PADDED, 1), connection_error(Size, Wrong)),
-    "6.1 an empty end": (opening() + frame(DATA, 0, 1, REQUEST) + frame(DATA, END_STREAM, 1), answered()),
-    "6.2 HEADERS of no stream": (opening(0), connection_error(Wrong)),
-    "6.2 padding": (frame(HEADERS, 0xC, 1, b"\x03" + headers() + bytes(3)) + SAID, answered()),
-    "6.2 padding beyond": (frame(HEADERS, 0xC, 1, b"\xffabc"), connection_error(Wrong)),
-    "6.2 a priority": (
-        frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, bytes(4) + b"\x0f" + headers()) + SAID,
-        answered(),
-    ),
-    "6.2 a priority that is too short": (
-        frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, bytes(3)),
-        stream_error(Size, Wrong),
-    ),
-    "6.3 PRIORITY of no stream": (frame(PRIORITY, 0, 0, bytes(5)), connection_error(Wrong)),
-    "6.3 of a wrong size": (frame(PRIORITY, 0, 1, bytes(4)), stream_error(Size)),
-    "6.4 RST_STREAM of no stream": (reset(0, 8), connection_error(Wrong)),
-    "6.4 of a wrong size": (opening() + frame(RST_STREAM, 0, 1, bytes(3)), connection_error(Size)),
-    "6.4 of an unknown reason": (opening() + reset(1, 0xFFFF), ALIVE),
-    "6.6 PUSH_PROMISE": (
-        opening() + frame(PUSH_PROMISE, END_HEADERS, 1, bytes(3) + b"\x02" + headers()),
-        connection_error(Wrong),
-    ),
-    "6.7 an answer to no PING": (frame(PING, ACK, 0, bytes(8)), ALIVE),
-    "6.7 PING of a stream": (frame(PING, 0, 1, bytes(8)), connection_error(Wrong)),
-    "6.7 a short PING": (frame(PING, 0, 0, bytes(7)), connection_error(Size)),
-    "6.7 a long PING": (frame(PING, 0, 0, bytes(9)), connection_error(Size)),
-    "6.8 GOAWAY of a stream": (frame(GOAWAY, 0, 1, bytes(8)), connection_error(Wrong)),
-    "6.8 a short GOAWAY": (frame(GOAWAY, 0, 0, bytes(7)), connection_error(Size)),
-    "6.8 calls go on after GOAWAY": (opening() + frame(GOAWAY, 0, 0, bytes(8)) + SAID, answered()),
-    "6.8 of an unknown reason": (frame(GOAWAY, 0, 0, bytes(4) + b"\0\0\xff\xff"), ALIVE),
-    "6.9 WINDOW_UPDATE by nothing": (window_update(0, 0), connection_error(Wrong)),
-    "6.9 of a stream by nothing": (opening() + window_update(1, 0), stream_error(Wrong)),
-    "6.9 of a wrong size": (frame(WINDOW_UPDATE, 0, 0, bytes(3)), connection_error(Size)),
-    "6.9.1 too large": (window_update(0, 2**31 - 1), connection_error(Flow)),
-    "6.9.1 of a stream, too large": (opening() + window_update(1, 2**31 - 1), stream_error(Flow)),
-    "6.9.2 settings make it too large": (
-        opening() + window_update(1, 2**31 - 1 - 65_535) + settings_frame({INITIAL_WINDOW_SIZE: 65_536}),
-        connection_error(Flow),
-    ),
-    "6.10 CONTINUATION": (parts(headers()[:HALF], headers()[HALF:]) + SAID, answered()),
-    "6.10 many": (parts(*(headers()[at : at + 4] for at in range(0, len(headers()), 4))) + SAID, answered()),
-    "6.10 an empty one": (parts(headers()[:HALF], b"", headers()[HALF:]) + SAID, answered()),
-    "6.10 an empty end": (parts(headers(), b"") + SAID, answered()),
-    "6.10 an empty begin": (parts(b"", headers()) + SAID, answered()),
-    "6.10 behind the end": (
-        opening() + frame(CONTINUATION, END_HEADERS, 1, headers()),
-        connection_error(Wrong),
-    ),
-    "6.10 of no stream": (opening(flags=0) + frame(CONTINUATION, 4, 0), connection_error(Wrong)),
-    "6.10 of another stream": (opening(flags=0) + frame(CONTINUATION, 4, 3), connection_error(Wrong)),
-    "10.5.1 without end": (
-        opening(flags=0) + frame(CONTINUATION, 0, 1, bytes(8000)) * 3,
-        connection_error(Calm),
-    ),
-    "10.5.1 empty ones without end": (
-        opening(flags=0) + frame(CONTINUATION, 0, 1) * 10_000,
-        connection_error(Calm, Wrong),
-    ),
-}
-
-OPTIONS: dict[str, tuple[Steps, Expected]] = {
-    "6.5 an answer with a payload": (frame(SETTINGS, ACK, 0, bytes(6)), connection_error(Size)),
-    "6.5 of a stream": (frame(SETTINGS, 0, 1), connection_error(Wrong)),
-    "6.5 of a wrong size": (frame(SETTINGS, 0, 0, bytes(5)), connection_error(Size)),
-    "6.5 an answer to none": (frame(SETTINGS, ACK, 0) * 2, ALIVE),
-    "6.5.2 ENABLE_PUSH of 2": (settings_frame({2: 2}), connection_error(Wrong)),
-    "6.5.2 a window of 2^31": (settings_frame({4: 2**31}), connection_error(Flow)),
-    "6.5.2 frames of 16,383 bytes": (settings_frame({5: MOST - 1}), connection_error(Wrong)),
-    "6.5.2 frames of 2^24 bytes": (settings_frame({5: 1 << 24}), connection_error(Wrong)),
-    "6.5.2 unknown settings": (settings_frame({0xFF: 1, 0xFFFF: 2**32 - 1}), ALIVE),
-    "6.5.2 large frames": (settings_frame({5: (1 << 24) - 1}) + CALL, answered()),
-    "6.5.2 no table": (settings_frame({1: 0}) + CALL, answered()),
-    "6.5.2 no streams of the server": (settings_frame({3: 0}) + CALL, answered()),
-    "6.5.3 twice the same": (settings_frame({4: 0}) + settings_frame({4: 65_535}) + CALL, answered()),
-    "10.5 settings without end": (
-        b"".join(settings_frame({at: 0}) for at in range(100, 2000)),
-        connection_error(Calm),
-    ),
-}
 
 BAD_HEADERS = {
     **{"upper case": ("X-Upper", "a"), "a space in a name": ("a b", "a"), "no name": ("", "a")},
@@ -264,62 +143,161 @@ OF_HTTP_1 = {
     **{"connection": "close", "keep-alive": "5", "transfer-encoding": "chunked", "upgrade": "h2c"},
     "te": "gzip",
 }
-REQUESTS: dict[str, tuple[Steps, Expected]] = {
-    "8.1 trailers": (
-        opening() + frame(DATA, 0, 1, REQUEST) + opening(1, encode({"a": "b"}), 5),
-        answered(),
-    ),
-    "8.1 trailers that are no end": (opening() + opening(1, encode({"a": "b"})), stream_error(Wrong)),
-    "8.1 trailers with a path": (opening() + opening(1, encode({":path": "/"}), 5), stream_error(Wrong)),
-    "8.1.1 fewer bytes than told": (
-        opening(1, headers(**{"content-length": "9999"})) + SAID,
-        stream_error(Wrong),
-    ),
-    "8.1.1 more bytes than told": (
-        opening(1, headers(**{"content-length": "1"})) + SAID,
-        stream_error(Wrong),
-    ),
-    "8.1.1 as many bytes as told": (
-        opening(1, headers(**{"content-length": str(len(REQUEST))})) + SAID,
-        answered(),
-    ),
-    **{f"8.2.1 {name}": (with_header(*header), stream_error(Wrong)) for name, header in BAD_HEADERS.items()},
-    **{f"8.2.2 {name}": (with_header(name, value), stream_error(Wrong)) for name, value in OF_HTTP_1.items()},
-    "8.2.1 an empty value": (with_header("a", ""), answered()),
-    "8.2.2 te of trailers": (with_header("te", "trailers"), answered()),
-    "8.2.3 two cookies": (of_headers([*TYPED, ("cookie", "a=b"), ("cookie", "c=d")]), answered()),
-    "8.3 an unknown pseudo-header": (of_headers([(":a", "b"), *TYPED]), stream_error(Wrong)),
-    "8.3 that of an answer": (of_headers([(":status", "200"), *TYPED]), stream_error(Wrong)),
-    "8.3 behind a header": (of_headers([("a", "b"), *TYPED]), stream_error(Wrong)),
-    "8.3 two methods": (of_headers([LINES[0], *TYPED]), stream_error(Wrong)),
-    "8.3 two paths": (of_headers([LINES[2], *TYPED]), stream_error(Wrong)),
-    "8.3.1 no method": (without(":method"), stream_error(Wrong)),
-    "8.3.1 no scheme": (without(":scheme"), stream_error(Wrong)),
-    "8.3.1 no path": (without(":path"), stream_error(Wrong)),
-    "8.3.1 an empty path": (of_headers([*LINES[:2], (":path", ""), LINES[3]]), stream_error(Wrong)),
-    "8.3.1 another host": (with_header("host", "b"), stream_error(Wrong)),
-    "8.5 CONNECT with a path": (of_headers([(":method", "CONNECT"), *TYPED[1:]]), stream_error(Wrong)),
-}
 
-CODING: dict[str, tuple[Steps, Expected]] = {
-    "7541 2.3.3 no entry 0": (coded(b"\x80"), connection_error(Coding)),
-    "7541 2.3.3 an unknown entry": (coded(b"\xfe"), connection_error(Coding)),
-    "7541 4.2 another size within": (coded(b"\x20"), connection_error(Coding)),
-    "7541 4.2 sizes without end": (opening(1, b"\x20" * 9 + headers()), connection_error(Coding)),
-    "7541 4.2 two sizes": (opening(1, b"\x20\x3f\xe1\x1f" + headers()) + SAID, answered()),
-    "7541 5.1 a number without end": (coded(b"\x00\x7f" + b"\xff" * 20), connection_error(Coding)),
-    "7541 5.2 a string that is cut off": (coded(b"\x00\x05ab"), connection_error(Coding)),
-    "7541 5.2 padding of a byte": (coded(b"\x00\x82\x1f\xff\x01a"), connection_error(Coding)),
-    "7541 5.2 padding of zeros": (coded(b"\x00\x81\x18\x01a"), connection_error(Coding)),
-    "7541 5.2 an end within": (coded(b"\x00\x84\xff\xff\xff\xff\x01a"), connection_error(Coding)),
-    "7541 6.3 too large a table": (opening(1, b"\x3f\xe2\x1f" + headers()), connection_error(Coding)),
-    "10.5.1 a bomb": (
-        coded(b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4000 + b"\xbe" * 20),
+
+WRONG: dict[str, Steps] = {
+    "4.3 GOAWAY within": opening(flags=0) + frame(GOAWAY, 0, 0, bytes(8)),
+    "4.3 PRIORITY within a block": opening(flags=0) + frame(PRIORITY, 0, 1, bytes(5)),
+    "4.3 an unknown frame within": opening(flags=0) + frame(UNKNOWN, 0, 1),
+    "4.3 data within": opening(flags=0) + SAID,
+    "4.3 headers of another within": opening(flags=0) + opening(3),
+    "5.1 idle: CONTINUATION": frame(CONTINUATION, END_HEADERS, 1, headers()),
+    "5.1 idle: DATA": frame(DATA, 0, 1, b"x"),
+    "5.1 idle: RST_STREAM": reset(1, 8),
+    "5.1 idle: WINDOW_UPDATE": window_update(1, 1),
+    "5.1.1 an even stream": opening(2),
+    "6.1 DATA of no stream": frame(DATA, 0, 0, b"x"),
+    "6.1 padding beyond": opening() + frame(DATA, PADDED, 1, b"\x04abc"),
+    "6.10 behind the end": opening() + frame(CONTINUATION, END_HEADERS, 1, headers()),
+    "6.10 of another stream": opening(flags=0) + frame(CONTINUATION, 4, 3),
+    "6.10 of no stream": opening(flags=0) + frame(CONTINUATION, 4, 0),
+    "6.2 HEADERS of no stream": opening(0),
+    "6.2 padding beyond": frame(HEADERS, 0xC, 1, b"\xffabc"),
+    "6.3 PRIORITY of no stream": frame(PRIORITY, 0, 0, bytes(5)),
+    "6.4 RST_STREAM of no stream": reset(0, 8),
+    "6.5 of a stream": frame(SETTINGS, 0, 1),
+    "6.5.2 ENABLE_PUSH of 2": settings_frame({2: 2}),
+    "6.5.2 frames of 16,383 bytes": settings_frame({5: MOST - 1}),
+    "6.5.2 frames of 2^24 bytes": settings_frame({5: 1 << 24}),
+    "6.6 PUSH_PROMISE": opening() + frame(PUSH_PROMISE, END_HEADERS, 1, bytes(3) + b"\x02" + headers()),
+    "6.7 PING of a stream": frame(PING, 0, 1, bytes(8)),
+    "6.8 GOAWAY of a stream": frame(GOAWAY, 0, 1, bytes(8)),
+    "6.9 WINDOW_UPDATE by nothing": window_update(0, 0),
+}
+ANSWERED: dict[str, Steps] = {
+    "5.5 an unknown frame of a stream": opening() + frame(UNKNOWN, 0, 1, b"a") + SAID,
+    "6.1 an empty end": opening() + frame(DATA, 0, 1, REQUEST) + frame(DATA, END_STREAM, 1),
+    "6.1 padding": opening() + frame(DATA, 9, 1, b"\x03" + REQUEST + bytes(3)),
+    "6.10 CONTINUATION": parts(headers()[:HALF], headers()[HALF:]) + SAID,
+    "6.10 an empty begin": parts(b"", headers()) + SAID,
+    "6.10 an empty end": parts(headers(), b"") + SAID,
+    "6.10 an empty one": parts(headers()[:HALF], b"", headers()[HALF:]) + SAID,
+    "6.10 many": parts(*(headers()[at : at + 4] for at in range(0, len(headers()), 4))) + SAID,
+    "6.2 a priority": frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, bytes(4) + b"\x0f" + headers()) + SAID,
+    "6.2 padding": frame(HEADERS, 0xC, 1, b"\x03" + headers() + bytes(3)) + SAID,
+    "6.5.2 large frames": settings_frame({5: (1 << 24) - 1}) + CALL,
+    "6.5.2 no streams of the server": settings_frame({3: 0}) + CALL,
+    "6.5.2 no table": settings_frame({1: 0}) + CALL,
+    "6.5.3 twice the same": settings_frame({4: 0}) + settings_frame({4: 65_535}) + CALL,
+    "6.8 calls go on after GOAWAY": opening() + frame(GOAWAY, 0, 0, bytes(8)) + SAID,
+    "7541 4.2 two sizes": opening(1, b"\x20\x3f\xe1\x1f" + headers()) + SAID,
+    "8.1 trailers": opening() + frame(DATA, 0, 1, REQUEST) + opening(1, encode({"a": "b"}), 5),
+    "8.1.1 as many bytes as told": opening(1, headers(**{"content-length": str(len(REQUEST))})) + SAID,
+    "8.2.1 an empty value": with_header("a", ""),
+    "8.2.2 te of trailers": with_header("te", "trailers"),
+    "8.2.3 two cookies": of_headers([*TYPED, ("cookie", "a=b"), ("cookie", "c=d")]),
+}
+WRONG_STREAMS: dict[str, Steps] = {
+    "6.9 of a stream by nothing": opening() + window_update(1, 0),
+    "8.1 trailers that are no end": opening() + opening(1, encode({"a": "b"})),
+    "8.1 trailers with a path": opening() + opening(1, encode({":path": "/"}), 5),
+    "8.1.1 fewer bytes than told": opening(1, headers(**{"content-length": "9999"})) + SAID,
+    "8.1.1 more bytes than told": opening(1, headers(**{"content-length": "1"})) + SAID,
+    "8.3 an unknown pseudo-header": of_headers([(":a", "b"), *TYPED]),
+    "8.3 behind a header": of_headers([("a", "b"), *TYPED]),
+    "8.3 that of an answer": of_headers([(":status", "200"), *TYPED]),
+    "8.3 two methods": of_headers([LINES[0], *TYPED]),
+    "8.3 two paths": of_headers([LINES[2], *TYPED]),
+    "8.3.1 an empty path": of_headers([*LINES[:2], (":path", ""), LINES[3]]),
+    "8.3.1 another host": with_header("host", "b"),
+    "8.3.1 no method": without(":method"),
+    "8.3.1 no path": without(":path"),
+    "8.3.1 no scheme": without(":scheme"),
+    "8.5 CONNECT with a path": of_headers([(":method", "CONNECT"), *TYPED[1:]]),
+}
+BORNE: dict[str, Steps] = {
+    "3.4 settings and no more": b"",
+    "4.1 an unknown kind of frame": frame(UNKNOWN, 0xFF, 0, b"abc"),
+    "4.1 the reserved bit": frame(PING, 0, 1 << 31, bytes(8)),
+    "4.1 unknown flags": frame(PING, 0xFE, 0, bytes(8)),
+    "4.2 data of 16,384 bytes": opening() + frame(DATA, 0, 1, REQUEST.ljust(MOST, b"\0")),
+    "5.1 idle: PRIORITY": frame(PRIORITY, 0, 1, bytes(5)),
+    "6.4 of an unknown reason": opening() + reset(1, 0xFFFF),
+    "6.5 an answer to none": frame(SETTINGS, ACK, 0) * 2,
+    "6.5.2 unknown settings": settings_frame({0xFF: 1, 0xFFFF: 2**32 - 1}),
+    "6.7 an answer to no PING": frame(PING, ACK, 0, bytes(8)),
+    "6.8 of an unknown reason": frame(GOAWAY, 0, 0, bytes(4) + b"\0\0\xff\xff"),
+}
+MISCODED: dict[str, Steps] = {
+    "4.3 a block that is none": opening(1, b"\xff\xff\xff\xff\xff\xff"),
+    "7541 2.3.3 an unknown entry": coded(b"\xfe"),
+    "7541 2.3.3 no entry 0": coded(b"\x80"),
+    "7541 4.2 another size within": coded(b"\x20"),
+    "7541 4.2 sizes without end": opening(1, b"\x20" * 9 + headers()),
+    "7541 5.1 a number without end": coded(b"\x00\x7f" + b"\xff" * 20),
+    "7541 5.2 a string that is cut off": coded(b"\x00\x05ab"),
+    "7541 5.2 an end within": coded(b"\x00\x84\xff\xff\xff\xff\x01a"),
+    "7541 5.2 padding of a byte": coded(b"\x00\x82\x1f\xff\x01a"),
+    "7541 5.2 padding of zeros": coded(b"\x00\x81\x18\x01a"),
+    "7541 6.3 too large a table": opening(1, b"\x3f\xe2\x1f" + headers()),
+}
+MISSIZED: dict[str, Steps] = {
+    "4.2 an unknown frame of more": frame(UNKNOWN, 0, 0, bytes(MOST + 1)),
+    "4.2 headers of more": opening(1, bytes(MOST + 1)),
+    "4.2 settings of more": frame(SETTINGS, 0, 0, bytes(16_386)),
+    "6.4 of a wrong size": opening() + frame(RST_STREAM, 0, 1, bytes(3)),
+    "6.5 an answer with a payload": frame(SETTINGS, ACK, 0, bytes(6)),
+    "6.5 of a wrong size": frame(SETTINGS, 0, 0, bytes(5)),
+    "6.7 a long PING": frame(PING, 0, 0, bytes(9)),
+    "6.7 a short PING": frame(PING, 0, 0, bytes(7)),
+    "6.8 a short GOAWAY": frame(GOAWAY, 0, 0, bytes(7)),
+    "6.9 of a wrong size": frame(WINDOW_UPDATE, 0, 0, bytes(3)),
+}
+CASES: dict[str, tuple[Steps, Expected]] = {
+    **{name: (steps, connection_error(Wrong)) for name, steps in WRONG.items()},
+    **{name: (steps, answered()) for name, steps in ANSWERED.items()},
+    **{name: (steps, stream_error(Wrong)) for name, steps in WRONG_STREAMS.items()},
+    **{name: (steps, ALIVE) for name, steps in BORNE.items()},
+    **{name: (steps, connection_error(Coding)) for name, steps in MISCODED.items()},
+    **{name: (steps, connection_error(Size)) for name, steps in MISSIZED.items()},
+    "4.2 data of more": (opening() + frame(DATA, 0, 1, bytes(MOST + 1)), stream_error(Size)),
+    "6.3 of a wrong size": (frame(PRIORITY, 0, 1, bytes(4)), stream_error(Size)),
+    "5.1.1 a lower stream": (opening(5) + opening(3), connection_error(Wrong, Closed)),
+    "5.1.1 a stream far up": (opening(2**31 - 1, None, END_HEADERS | END_STREAM), answered(2**31 - 1)),
+    "5.4.2 others go on": (of_headers([("X", "y")]) + opening(3, None, 5), answered(3)),
+    "6.1 padding without a length": (opening() + frame(DATA, PADDED, 1), connection_error(Size, Wrong)),
+    "6.2 a priority that is too short": (
+        frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, bytes(3)),
+        stream_error(Size, Wrong),
+    ),
+    "6.9.1 too large": (window_update(0, 2**31 - 1), connection_error(Flow)),
+    "6.9.2 settings make it too large": (
+        opening() + window_update(1, 2**31 - 1 - 65_535) + settings_frame({INITIAL_WINDOW_SIZE: 65_536}),
+        connection_error(Flow),
+    ),
+    "6.5.2 a window of 2^31": (settings_frame({4: 2**31}), connection_error(Flow)),
+    "6.9.1 of a stream, too large": (opening() + window_update(1, 2**31 - 1), stream_error(Flow)),
+    "10.5.1 without end": (
+        opening(flags=0) + frame(CONTINUATION, 0, 1, bytes(8000)) * 3,
         connection_error(Calm),
     ),
+    "10.5 settings without end": (
+        b"".join(settings_frame({at: 0}) for at in range(100, 2000)),
+        connection_error(Calm),
+    ),
+    "10.5.1 a bomb": (coded(b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4000 + b"\xbe" * 20), connection_error(Calm)),
+    "10.5.1 empty ones without end": (
+        opening(flags=0) + frame(CONTINUATION, 0, 1) * 10_000,
+        connection_error(Calm, Wrong),
+    ),
+    **{
+        f"5.1 {state}: {name}": ((*steps, late), expected)
+        for state, steps in AFTER.items()
+        for name, (late, expected) in LATE.items()
+    },
+    **{f"8.2.1 {name}": (with_header(*header), stream_error(Wrong)) for name, header in BAD_HEADERS.items()},
+    **{f"8.2.2 {name}": (with_header(name, value), stream_error(Wrong)) for name, value in OF_HTTP_1.items()},
 }
-
-CASES = {**FRAMING, **STATES, **FRAMES, **OPTIONS, **REQUESTS, **CODING}
 
 
 @dataclass
