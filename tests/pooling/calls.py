@@ -1,15 +1,20 @@
-"""Requests to the pooling routes, and their answers."""
+"""Pooling models in process, with a context of 64 tokens and vectors of 16 numbers; requests and answers."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
-from tests.conformance.calls import ok, post
-from tests.running_server import RunningServer
+from flask.testing import FlaskClient
+
+from app.wiring.factory import create_app
+from config.loader import load
 
 EMBED, POOL, CLASSIFY, SCORE, RERANK = "/v1/embeddings", "/pooling", "/classify", "/score", "/rerank"
+COHERE = "/v2/embed"
 DIMENSIONS = 16
 FLAGS = ("--model=tiny", "--max-model-len=64", f"--default-embedding-dimensions={DIMENSIONS}")
+MESSAGES = [{"role": "user", "content": "hi"}]
 
 BASE: dict[str, dict[str, Any]] = {
     EMBED: {"input": "hello"},
@@ -21,9 +26,32 @@ BASE: dict[str, dict[str, Any]] = {
 """The smallest request that each route takes."""
 
 
-def vectors(server: RunningServer, given: Any, **asked: Any) -> list[list[float]]:
-    return [item["embedding"] for item in ok(post(server, EMBED, {"input": given, **asked}))["data"]]
+@cache
+def client_of(*flags: str) -> FlaskClient:
+    return create_app(load([*FLAGS, *flags], {})).test_client()
 
 
-def scores(server: RunningServer, **asked: Any) -> list[float]:
-    return [item["score"] for item in ok(post(server, SCORE, asked))["data"]]
+def told(path: str, task: str = "pooling", **asked: Any) -> Any:
+    """The JSON of a success."""
+    answer = client_of(f"--task={task}").post(path, json=asked)
+    assert answer.status_code == 200, answer.text
+    return answer.get_json()
+
+
+def refused(path: str, asked: object, *flags: str) -> tuple[int, str, str | None]:
+    answer = client_of(*flags).post(path, json=asked)
+    error = answer.get_json()["error"]
+    return answer.status_code, error["type"], error["param"]
+
+
+def vectors(given: Any, **asked: Any) -> list[list[float]]:
+    return [item["embedding"] for item in told(EMBED, input=given, **asked)["data"]]
+
+
+def scores(**asked: Any) -> list[float]:
+    return [item["score"] for item in told(SCORE, **asked)["data"]]
+
+
+def token_ids(prompt: str) -> list[int]:
+    ids: list[int] = told("/tokenize", prompt=prompt)["tokens"]
+    return ids

@@ -5,40 +5,30 @@ from __future__ import annotations
 import json
 import struct
 from base64 import b64decode
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
 
 from app.serving.api.pooling import task_instructions
-from app.wiring.factory import create_app
-from config.loader import load
+from tests.pooling.calls import COHERE, client_of, refused
 
-PATH = "/v2/embed"
 BAD, RULE = "Bad Request", "BadRequestError"
-FLAGS = ("--task", "embed", "--force-dummy-tokenizer", "--max-model-len", "64")
+FLAGS = ("--task=embed", "--force-dummy-tokenizer")
 
 
-@cache
-def client_of(*flags: str) -> FlaskClient:
-    return create_app(load([*FLAGS, "--default-embedding-dimensions", "16", *flags], {})).test_client()
-
-
-def embedded(client: FlaskClient, **asked: object) -> Any:
-    told = client.post(PATH, json=asked)
+def embedded(*flags: str, **asked: object) -> Any:
+    told = client_of(*FLAGS, *flags).post(COHERE, json=asked)
     assert told.status_code == 200, told.text
     return told.get_json()
 
 
 def test_every_form_is_of_the_same_vector() -> None:
-    client = client_of()
     kinds = ["float", "base64", "binary", "ubinary"]
-    told = embedded(client, texts=["hello", "world"], embedding_types=kinds)
+    told = embedded(texts=["hello", "world"], embedding_types=kinds)
     assert list(told) == ["id", "embeddings", "texts", "meta", "response_type"]
     assert told["texts"] == ["hello", "world"] and told["response_type"] == "embeddings_by_type"
-    usual = client.post("/v1/embeddings", json={"input": ["hello", "world"]}).get_json()
+    usual = client_of(*FLAGS).post("/v1/embeddings", json={"input": ["hello", "world"]}).get_json()
     for index, item in enumerate(usual["data"]):
         vector = item["embedding"]
         assert told["embeddings"]["float"][index] == vector
@@ -53,18 +43,17 @@ def test_every_form_is_of_the_same_vector() -> None:
 
 def test_mixed_inputs_are_conversations() -> None:
     mixed = {"content": [{"type": "text", "text": "hello"}]}
-    told = embedded(client_of(), inputs=[mixed], output_dimension=8)
+    told = embedded(inputs=[mixed], output_dimension=8)
     assert "texts" not in told and list(told["embeddings"]) == ["float"]
     assert len(told["embeddings"]["float"][0]) == 8
 
 
 @pytest.mark.parametrize(("truncate", "same"), [("END", "a b"), ("START", "c d")])
 def test_a_long_text_is_cut(truncate: str, same: str) -> None:
-    client = client_of()
-    most = embedded(client, texts=[same])["meta"]["billed_units"]["input_tokens"]
-    told = embedded(client, texts=["a b c d"], truncate=truncate, max_tokens=most)
+    most = embedded(texts=[same])["meta"]["billed_units"]["input_tokens"]
+    told = embedded(texts=["a b c d"], truncate=truncate, max_tokens=most)
     assert told["meta"]["billed_units"]["input_tokens"] == most
-    assert embedded(client, texts=["word " * 100])["meta"]["billed_units"]["input_tokens"] == 64
+    assert embedded(texts=["word " * 100])["meta"]["billed_units"]["input_tokens"] == 64
 
 
 def test_input_types_are_those_of_the_model(tmp_path: Path) -> None:
@@ -72,13 +61,15 @@ def test_input_types_are_those_of_the_model(tmp_path: Path) -> None:
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     assert task_instructions(tmp_path) == prompts["prompts"]
     assert task_instructions(tmp_path / "missing") is None
-    client = client_of("--model", str(tmp_path))
-    plain = embedded(client, texts=["cat"])["meta"]["billed_units"]["input_tokens"]
-    assert embedded(client, texts=["cat"], input_type="none")["meta"]["billed_units"]["input_tokens"] == plain
-    longer = embedded(client, texts=["cat"], input_type="search_query")["meta"]["billed_units"]
+    own = f"--model={tmp_path}"
+    plain = embedded(own, texts=["cat"])["meta"]["billed_units"]["input_tokens"]
+    assert embedded(own, texts=["cat"], input_type="none")["meta"]["billed_units"]["input_tokens"] == plain
+    longer = embedded(own, texts=["cat"], input_type="search_query")["meta"]["billed_units"]
     assert longer["input_tokens"] > plain
-    assert client.post(PATH, json={"texts": ["cat"], "input_type": "other"}).status_code == 400
-    assert embedded(client_of(), texts=["cat"], input_type="search_document")["texts"] == ["cat"]
+    assert (
+        client_of(*FLAGS, own).post(COHERE, json={"texts": ["cat"], "input_type": "other"}).status_code == 400
+    )
+    assert embedded(texts=["cat"], input_type="search_document")["texts"] == ["cat"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +84,5 @@ def test_input_types_are_those_of_the_model(tmp_path: Path) -> None:
     ],
 )
 def test_refusals(body: object, kind: str, param: str | None) -> None:
-    told = client_of().post(PATH, json=body)
-    error = told.get_json()["error"]
-    assert (told.status_code, error["type"], error["param"]) == (400, kind, param)
-    assert client_of().post(PATH, json={"texts": ["a"], "model": "other"}).status_code == 404
+    assert refused(COHERE, body, *FLAGS) == (400, kind, param)
+    assert refused(COHERE, {"texts": ["a"], "model": "other"}, *FLAGS)[0] == 404

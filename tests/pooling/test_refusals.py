@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
 
-from app.wiring.factory import create_app
-from config.settings import ModelSettings, Settings, TokenizerSettings
-from tests.conformance.calls import MESSAGES
-from tests.pooling.calls import BASE, CLASSIFY, DIMENSIONS, EMBED, POOL, RERANK, SCORE
+from tests.pooling.calls import BASE, CLASSIFY, EMBED, MESSAGES, POOL, RERANK, SCORE, client_of, refused
 
 LONG = "a " * 65
 
@@ -42,37 +37,22 @@ RULES: list[tuple[str, dict[str, Any], str | None]] = [
 ]
 
 
-@cache
-def client_of(task: str = "pooling", model: str = "tiny") -> FlaskClient:
-    settings = Settings(
-        model=ModelSettings(
-            task=task, model=model, max_model_len=64, default_embedding_dimensions=DIMENSIONS
-        ),
-        tokenizer=TokenizerSettings(force_dummy_tokenizer=True),
-    )
-    return create_app(settings).test_client()
-
-
-def refused(path: str, asked: dict[str, Any], task: str = "pooling") -> tuple[int, str, str | None]:
-    got = client_of(task).post(path, json={**BASE[path], **asked})
-    error = got.get_json()["error"]
-    return got.status_code, error["type"], error["param"]
-
-
 @pytest.mark.parametrize(("path", "asked", "param"), RULES)
 def test_a_broken_rule_is_a_bad_request_error(path: str, asked: dict[str, Any], param: str | None) -> None:
-    assert refused(path, asked) == (400, "BadRequestError", param)
+    told = refused(path, {**BASE[path], **asked}, "--task=pooling")
+    assert told == (400, "BadRequestError", param)
 
 
 def test_a_cross_encoder_needs_room_for_both_texts() -> None:
     asked = {"text_1": "a " * 40, "text_2": "a " * 40}
-    assert client_of().post(SCORE, json=asked).status_code == 200
-    assert refused(SCORE, asked, "score") == (400, "BadRequestError", "input_tokens")
+    assert client_of("--task=pooling").post(SCORE, json=asked).status_code == 200
+    assert refused(SCORE, asked, "--task=score") == (400, "BadRequestError", "input_tokens")
 
 
 @pytest.mark.parametrize("path", BASE)
 def test_an_unknown_model_is_not_found(path: str) -> None:
-    assert refused(path, {"model": "nope"}) == (404, "NotFoundError", None)
+    asked = {**BASE[path], "model": "nope"}
+    assert refused(path, asked, "--task=pooling") == (404, "NotFoundError", None)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +66,6 @@ def test_an_unknown_model_is_not_found(path: str) -> None:
 )
 def test_a_plain_model_has_vectors_of_one_length(tmp_path: Path, config: str, status: int) -> None:
     (tmp_path / "config.json").write_text(config)
-    client = client_of("embed", str(tmp_path))
+    client = client_of("--task=embed", f"--model={tmp_path}", "--force-dummy-tokenizer")
     assert client.post(EMBED, json={**BASE[EMBED], "dimensions": 4}).status_code == status
     assert client.post(EMBED, json=BASE[EMBED]).status_code == 200

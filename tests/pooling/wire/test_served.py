@@ -1,4 +1,4 @@
-"""Texts that are pooled take places, wait in the queue, take their time and are counted, as prompts are."""
+"""Over HTTP: texts take places, wait and are counted as prompts are; large answers; the openai SDK."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.calls import post, token_ids
+from tests.conformance.calls import ok, post, token_ids
+from tests.conformance.sdk import openai_client
 from tests.hostile.raw_client import Wire, get, metric, running, wait_until, waiting
-from tests.pooling.calls import BASE, EMBED, POOL, RERANK
+from tests.pooling.calls import BASE, EMBED, FLAGS, POOL
 from tests.running_server import RunningServer, running_server
 
 COUNTED_ONCE_A_TEXT = (
@@ -26,6 +27,13 @@ COUNTED_ONCE_A_TEXT = (
     "vllm:request_params_n",
 )
 NOT_COUNTED = ("vllm:inter_token_latency_seconds", "vllm:request_params_max_tokens")
+
+
+@pytest.fixture(scope="module")
+def every() -> Iterator[RunningServer]:
+    """Serves all pooling routes, with a context of 64 tokens and vectors of 16 numbers."""
+    with running_server("--task=pooling", *FLAGS) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +79,6 @@ def test_texts_are_counted_in_every_family_that_vllm_counts_them_in(every: Runni
     assert found == computed + 2 * tokens
 
 
-def test_a_cross_encoder_takes_a_place_for_each_pair(cross: RunningServer) -> None:
-    added = counted_by(cross, RERANK, {"query": "a", "documents": ["b", "c", "d"]})
-    assert added["vllm:request_prompt_tokens_count"] == 3
-
-
 def test_one_runs_one_waits_and_a_third_is_refused(narrow: RunningServer) -> None:
     with Wire(narrow.port) as first, Wire(narrow.port) as second:
         first.post(BASE[EMBED], EMBED)
@@ -94,3 +97,38 @@ def test_a_client_that_leaves_gives_its_places_back(narrow: RunningServer) -> No
     wait_until(lambda: (running(narrow.port), waiting(narrow.port)) == (0, 0))
     assert metric(narrow.port, "understudy_aborted_requests_total") >= 2
     assert post(narrow, EMBED, BASE[EMBED]).status_code == 200
+
+
+def vectors(server: RunningServer, given: object, **asked: object) -> list[list[float]]:
+    return [item["embedding"] for item in ok(post(server, EMBED, {"input": given, **asked}))["data"]]
+
+
+def test_ten_thousand_texts_are_embedded_in_order_while_others_are_served(every: RunningServer) -> None:
+    texts = [f"text number {number % 700}" for number in range(10_000)]
+    with Wire(every.port) as wire:
+        wire.post({"input": texts, "dimensions": 256}, EMBED)
+        assert get(every.port, "/health").status == 200
+        items = wire.answer().json()["data"]
+    assert [item["index"] for item in items] == list(range(10_000))
+    found = [item["embedding"] for item in items]
+    assert found[:700] == found[700:1400] == vectors(every, texts[:700], dimensions=256)
+
+
+def test_a_client_that_leaves_a_large_answer_hurts_nobody(every: RunningServer) -> None:
+    for _ in range(3):
+        with Wire(every.port) as wire:
+            wire.post({"input": ["a"] * 60, "dimensions": 65_536}, EMBED)
+            assert wire.sock.recv(100)
+            wire.reset()
+    assert len(vectors(every, "a")) == 1
+
+
+def test_the_sdk_asks_for_base64_and_returns_the_numbers(every: RunningServer) -> None:
+    with openai_client(every, strict=False) as sdk:
+        answer = sdk.embeddings.create(model="tiny", input=["hello", "world"])
+        assert [item.embedding for item in answer.data] == vectors(every, ["hello", "world"])
+        assert [item.index for item in answer.data] == [0, 1]
+        assert answer.usage.prompt_tokens == sum(len(token_ids(every, text)) for text in ("hello", "world"))
+        for encoding in ({}, {"encoding_format": "float"}):
+            few = sdk.embeddings.create(model="tiny", input=[[1, 2, 3]], dimensions=5, **encoding)
+            assert [few.data[0].embedding] == vectors(every, [[1, 2, 3]], dimensions=5)
