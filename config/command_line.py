@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 from msgspec import Struct
 
-from config.declaration import DURATION, JSON, OBJECTS, UsageError, suggestion
+from config.declaration import DURATION, JSON, OBJECTS, UsageError, shown, suggestion
 from config.installation import COMMAND
 from config.kinds import LIST, SWITCH
 from config.plugins import settings_kind
@@ -82,11 +82,13 @@ def read_words(
     return given, others
 
 
-def _value(form: str, flag: Flag, found: list[str], before: str | list[str] | None) -> str | list[str]:
-    try:
-        values = [str(flag.read(word)) for word in found]
-    except ValueError as error:
-        raise UsageError(f"flag {form}: {error}") from None
+def _value(form: str, flag: Flag, words: list[str], before: str | list[str] | None) -> str | list[str]:
+    values = []
+    for word in words:
+        try:
+            values.append(str(flag.read(word)))
+        except ValueError as error:
+            raise UsageError(f"flag {form}: {shown(word)} {error}") from None
     if flag.takes not in ("any", "some"):
         return values[0] if values else flag.const
     return [*before, *values] if flag.name == REPEATED and isinstance(before, list) else values
@@ -159,7 +161,7 @@ def setting_flags(table: Table) -> Iterator[Flag]:
     """Yields the flags of all settings, and those that are accepted and ignored."""
     for name in IGNORED:
         for form in (f"--{name}", f"--no-{name}"):
-            read = quoted(SWITCH.read) if name in IGNORED_SWITCHES else str
+            read = SWITCH.read if name in IGNORED_SWITCHES else str
             yield Flag(name=form, forms=(form,), takes="maybe", read=read)
     yield from OTHERS
     for row in table.rows:
@@ -210,18 +212,6 @@ def _flags(row: Setting, with_help: bool = False) -> Iterator[Flag]:
             yield Flag(name=form[2:], forms=(f"--no-{form[2:]}",), takes="nothing", const="false")
 
 
-def quoted(read: Callable[[str], object]) -> Callable[[str], object]:
-    """Returns a reader whose errors begin with the word."""
-
-    def convert(text: str) -> object:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise ValueError(f"{text!r} {error}") from None
-
-    return convert
-
-
 def _log_level(text: str) -> str:
     """Converts klog's ``-v N`` to a log level; an explicit `--log-level` is stronger."""
     if not text.isdecimal():
@@ -235,7 +225,7 @@ OTHERS = (
         name="v",
         forms=("-v", "--v"),
         metavar="N",
-        read=quoted(_log_level),
+        read=_log_level,
         help="klog verbosity: 0 and 1 log warnings, 2 and 3 info, 4 debug, 5 and more trace.",
     ),
     Flag(

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 ROUNDING = 1e-9
 """Relative tolerance, so that rounding of floats does not fail 21ms under "30 % of 70ms"."""
 
+LONGEST_SHOWN = 80
 PORTS = 1 << 16
 DURATION, JSON, OBJECTS = "duration", "JSON", "list of objects"
 """Markers of types whose texts differ from msgspec's; see `config.kinds`."""
@@ -105,6 +106,12 @@ def understood_by(read: Callable[[Any], object], text: str) -> SettingRule:
         return ""
 
     return SettingRule(text, flaw)
+
+
+def shown(value: object) -> str:
+    """Returns a value for a message, cut at `LONGEST_SHOWN` characters."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
 
 
 def suggestion(name: str, names: Iterable[str], prefix: str = "") -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from config.declaration import ConfigError
+from config.declaration import ConfigError, shown
 from config.settings import BY_NAME, MASK, SECTIONS, Setting, Settings, Table
 
 FIRST = (
@@ -13,8 +13,6 @@ FIRST = (
     *("time-factor-under-load", "max-model-len", "max-num-seqs", "max-waiting-queue-length"),
 )
 """First settings to check, in the order of the reference simulator, so that users get the same error."""
-
-LONGEST_SHOWN = 80
 
 
 def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
@@ -118,6 +116,4 @@ def check(settings: Settings, sources: Mapping[str, str]) -> None:
 
 def wrong(row: Setting, value: object, source: str, rule: str) -> ConfigError:
     """Returns the error for a wrong value, in one line: setting, value, source and rule."""
-    text = repr(value)
-    shown = MASK if row.about.secret else text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
-    return ConfigError(f"setting {row.name}: {shown} ({source}) {rule}")
+    return ConfigError(f"setting {row.name}: {MASK if row.about.secret else shown(value)} ({source}) {rule}")

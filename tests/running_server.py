@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,11 +89,6 @@ def running_gunicorn(
         yield server
 
 
-def way() -> dict[str, str]:
-    """The variables by which servers go another way, when the tests run with --general-way."""
-    return {"SIM_FAST_PATH": "false"} if os.environ.get(GENERAL_WAY) else {}
-
-
 def free_port(ports: int = 1) -> int:
     """The first of so many neighbouring TCP ports that nobody listens on now.
 
@@ -134,7 +129,10 @@ def running_command(command: Sequence[str], port: int, env: Mapping[str, str]) -
         try:
             _wait_until_healthy(server)
             yield server
-            _end(server)
+            if process.poll() is None:
+                server.stop()
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"the server runs {STOP_LIMIT_S:g} s after SIGTERM:\n{server.log()}") from None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -153,26 +151,11 @@ def _wait_until_healthy(server: RunningServer) -> None:
 
 def _is_healthy(port: int) -> bool:
     unverified = ssl._create_unverified_context()
-    return _answers(http.client.HTTPConnection("127.0.0.1", port, timeout=1)) or _answers(
-        http.client.HTTPSConnection("127.0.0.1", port, timeout=1, context=unverified)
-    )
-
-
-def _answers(connection: http.client.HTTPConnection) -> bool:
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
-def _end(server: RunningServer) -> None:
-    """Stop a server that the block has not stopped itself."""
-    if server.process.poll() is not None:
-        return
-    try:
-        server.stop()
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"the server runs {STOP_LIMIT_S:g} s after SIGTERM:\n{server.log()}") from None
+    for connection in (
+        http.client.HTTPConnection("127.0.0.1", port, timeout=1),
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=1, context=unverified),
+    ):
+        with closing(connection), suppress(OSError, http.client.HTTPException):
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+    return False

@@ -30,12 +30,10 @@ Kind = Literal["switch", "text", "int", "float", "JSON", "size", "size or auto"]
 OBSOLETE = "obsolete"
 NOTHING = frozenset({"", "None"})
 """Texts for no value, in an optional option."""
-DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])", re.ASCII)
-_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
-_LONGEST = 18
-"""Most digits of a number; no option of vLLM needs more."""
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
+    **{"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+}
+_SIZE = re.compile(r"\s*([+-]?\d{1,18})(\.\d{1,9})?([kKmMgGtT]?)\s*", re.ASCII)
 
 
 class Option(Struct, frozen=True, kw_only=True):
@@ -64,52 +62,38 @@ class Option(Struct, frozen=True, kw_only=True):
             return ""
         if self.choices:
             if text not in self.choices:
-                raise ValueError(f"{text!r} must be one of {', '.join(self.choices)}")
+                raise ValueError(f"must be one of {', '.join(self.choices)}")
             return text
-        if self.kind in ("size", "size or auto"):
-            return "-1" if text == "auto" and self.kind != "size" else str(_size(text))
         read, wanted = _KINDS[self.kind]
         try:
-            read(text)
+            found = read(text)
         except (ValueError, RecursionError):
-            raise ValueError(f"{_short(text)} must be {wanted}") from None
-        return text
+            raise ValueError(f"must be {wanted}") from None
+        return str(found) if self.kind.startswith("size") else text
 
 
 def _size(text: str) -> int:
     """Parses a whole number, or a size such as 8k (8,000), 25.6k or 8K (8,192), as vLLM does."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        try:
-            return _whole(text)
-        except ValueError:
-            rule = "must be a whole number, which may end in k, M or G"
-            raise ValueError(f"{_short(text)} {rule}") from None
-    number, suffix = found.groups()
-    if len(number) > _LONGEST:
-        raise ValueError(f"{_short(text)} has too many digits")
-    if suffix in DECIMAL:
-        return int(float(number) * DECIMAL[suffix])
-    if "." in number:
-        raise ValueError(f"{text!r} cannot be a fraction of 2**10; {number}{suffix.lower()} can")
-    return int(number) * BINARY[suffix]
+    found = _SIZE.fullmatch(text)
+    if found is None or (found[2] and not found[3].islower()):
+        raise ValueError("not a size")
+    return int(float(found[1] + found[2]) * UNITS[found[3]]) if found[2] else int(found[1]) * UNITS[found[3]]
 
 
 def _whole(text: str) -> int:
-    if len(text) > _LONGEST or not _WHOLE.fullmatch(text.strip()):
+    if _size(text) != int(text):
         raise ValueError("not a whole number")
     return int(text)
 
 
-def _short(text: str, longest: int = 80) -> str:
-    return repr(text) if len(text) <= longest else f"{text[:longest]!r}…"
-
-
+_SIZES = "a whole number, which may end in k, m, g or t (8.5k, too), or in K, M, G or T (of 1024)"
 _KINDS: dict[str, tuple[Callable[[str], object], str]] = {
     "text": (str, "text"),
     "int": (_whole, "a whole number"),
     "float": (float, "a number"),
     "JSON": (json.loads, "JSON"),
+    "size": (_size, _SIZES),
+    "size or auto": (lambda text: -1 if text == "auto" else _size(text), _SIZES),
 }
 """Kind -> function that raises ValueError for another text, and the words of the rule."""
 
