@@ -114,12 +114,13 @@ def _own_ports() -> range:
 @contextmanager
 def running_command(command: Sequence[str], port: int, env: Mapping[str, str]) -> Iterator[RunningServer]:
     """A server that `command` starts in the root folder, and that listens on `port`. As `running_server`."""
+    general = {"SIM_FAST_PATH": "false"} if os.environ.get(GENERAL_WAY) else {}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
     with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log") as log:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**inherited, "SIM_SEED": SEED, **way(), **env},
+            env={**inherited, "SIM_SEED": SEED, **general, **env},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -129,10 +130,11 @@ def running_command(command: Sequence[str], port: int, env: Mapping[str, str]) -
         try:
             _wait_until_healthy(server)
             yield server
+            with suppress(subprocess.TimeoutExpired):
+                if process.poll() is None:
+                    server.stop()
             if process.poll() is None:
-                server.stop()
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"the server runs {STOP_LIMIT_S:g} s after SIGTERM:\n{server.log()}") from None
+                raise RuntimeError(f"the server runs {STOP_LIMIT_S:g} s after SIGTERM:\n{server.log()}")
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
