@@ -143,19 +143,6 @@ def test_a_model_has_its_own_file_and_all_others_the_general_one(
         assert said(datasets, "org/tiny") == ["general"]
 
 
-def test_the_memory_is_that_of_the_catalogues_and_of_the_copies(
-    path: Path, tokenizer: LocalTokenizer
-) -> None:
-    make_file(path, [row([number], [1] * 50) for number in range(2_000)])
-    sizes_bytes = []
-    for in_memory in (False, True):
-        settings = DatasetSettings(dataset_path=(str(path),), dataset_in_memory=in_memory)
-        with closing(open_datasets(settings, tokenizer)) as datasets:
-            sizes_bytes.append(datasets.size_bytes)
-    assert 2_000 * 32 < sizes_bytes[0] < 2_000 * 40
-    assert sizes_bytes[1] == sizes_bytes[0] + path.stat().st_size
-
-
 @pytest.mark.parametrize(
     ("flags", "rule"),
     [

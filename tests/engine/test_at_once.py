@@ -161,17 +161,3 @@ def test_the_tokens_and_what_is_counted_are_the_same(
     assert plain.by_themselves or not constant or profile is SPECULATES or tokens < 3 or reasoning
     assert plain.finish == usual.finish == "length"
     assert counted_plain == counted
-
-
-def test_a_listener_that_leaves_in_the_middle_is_told_nothing_more() -> None:
-    harness, taken = Harness(inter_token_latency=0.01), list[str]()
-
-    def take(text: str, token_id: int, at_s: float) -> None:
-        taken.append(text)
-        if len(taken) == 3:
-            handle.abort()
-
-    request = engine_request(arrival_s=harness.clock.now(), n=1, index=0, max_tokens=50)
-    handle = harness.engine.submit([request], lambda output: take if isinstance(output, Started) else None)
-    harness.clock.advance(2)
-    assert len(taken) == 3 and harness.engine.running == 0

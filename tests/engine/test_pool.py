@@ -9,22 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from app.engine.core.outputs import Started
 from app.engine.core.scheduler import FIRST, SLACK, WaitingQueue
 from app.engine.lora import LoRASlots
 from config.settings import LatencySettings
 from tests.engine.harness import Harness
-
-
-def test_a_task_that_does_not_fit_holds_up_those_behind_it() -> None:
-    harness = Harness(slots=3, blocks=6, inter_token_latency=0.1)
-    harness.ask("first", prompt_ids=range(16))
-    for name, tokens in (("large", 32), ("small", 8)):
-        harness.ask(name, prompt_ids=range(100, 100 + tokens))
-    assert harness.gauges() == (1, 2)
-    harness.clock.advance(60)
-    order = [name for name, event in harness.events if isinstance(event, Started)]
-    assert order == ["first", "large", "small"] and harness.is_idle()
 
 
 def test_thousands_of_short_ones_behind_a_long_one_need_no_deep_stack() -> None:

@@ -23,8 +23,7 @@ from config.profile import Profile, read_profile
 from config.settings import LatencySettings, Settings
 from tests.engine.harness import engine_request
 from tests.kvcache.caches import check
-from tests.kvcache.make_facts import BLOCK_SIZE
-from tests.kvcache.test_recording import BLOCKS, RECORDING, recorded_batches
+from tests.kvcache.test_recording import BLOCK_SIZE, BLOCKS, RECORDING, recorded_batches
 
 
 class Recorded:

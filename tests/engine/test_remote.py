@@ -16,7 +16,7 @@ from gevent.event import Event
 
 from app.base.clock.clock import VirtualClock
 from app.base.metrics.recorder import Recorder
-from app.engine.core.errors import CallerLeft, CommandFailed, Draining, EngineDead, QueueFull
+from app.engine.core.errors import CallerLeft, CommandFailed, EngineDead, QueueFull
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.remote import RemoteEngine, RemoteLifecycle
 from app.engine.core.wire import (
@@ -189,18 +189,6 @@ def play(tmp_path: Path) -> Iterator[Worker]:
         yield made
 
 
-def test_until_the_engine_is_ready_nothing_is_ordered(tmp_path: Path) -> None:
-    with worker(tmp_path, greeted=False) as play:
-        assert not play.engine.healthy
-        with pytest.raises(EngineDead):
-            play.ask()
-        with pytest.raises(EngineDead):
-            play.engine.command(EngineCommand(name="resume"))
-        play.greet()
-        play.ask()
-        assert len(play.keys(1)) == 1
-
-
 def test_a_choice_waits_until_the_engine_has_begun_it_and_runs_to_its_end(play: Worker) -> None:
     handle = play.ask()
     [key] = play.keys(1)
@@ -233,17 +221,6 @@ def test_sequences_of_other_workers_take_room_too(play: Worker) -> None:
     assert play.engine.room() == 0
     play.loads()  # a step behind: ours is not yet known there
     assert play.engine.room() == 2
-
-
-def test_a_draining_worker_admits_nothing_and_says_so(play: Worker) -> None:
-    play.ask()
-    assert not play.engine.draining
-    play.engine.drain()
-    with pytest.raises(Draining):
-        play.ask("b")
-    [key] = play.keys(1)
-    play.says(key, "a", finish="length")
-    assert play.ends() == ["length"] and play.engine.draining
 
 
 def test_who_leaves_while_the_rest_of_its_choices_is_ordered_has_no_more_of_them(tmp_path: Path) -> None:

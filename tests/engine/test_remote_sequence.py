@@ -11,7 +11,6 @@ from app.base.metrics.recorder import Recorder
 from app.engine.core.errors import EngineFailed, RequestRefused
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, PartReader, Piece, Started, Tokens
 from app.engine.core.remote import RemoteSequence
-from app.engine.core.request import SequenceOutcome
 from app.engine.core.sequence import Handle
 from app.engine.core.wire import EngineCoreOutput
 from tests.engine.harness import engine_request
@@ -147,42 +146,3 @@ def test_what_fails_is_told_once_and_nothing_else(fields: Any, error: type[Excep
     assert play.metric("request_generation_tokens_sum") == 0
     assert play.metric("request_queue_time_seconds_sum") == NOW_S - ARRIVAL_S
     assert play.metric("request_decode_time_seconds_sum") == 0
-
-
-def test_its_times_and_tokens_are_counted() -> None:
-    play = Play()
-    play.say("a", queued_s=100.25, scheduled_s=100.5, cached_tokens=4)
-    play.say("b", "c", at_s=104.0)
-    play.say("d", at_s=105.0, finish="stop", preemptions=2)
-    assert play.metric("generation_tokens_total") == 4
-    assert play.metric("time_to_first_token_seconds_sum") == 1.0
-    assert play.metric("inter_token_latency_seconds_count") == 3
-    assert play.metric("inter_token_latency_seconds_sum") == pytest.approx(4.0)
-    assert play.metric("request_queue_time_seconds_sum") == 0.25
-    assert play.metric("request_prefill_time_seconds_sum") == 0.5
-    assert play.metric("request_decode_time_seconds_sum") == 4.0
-    assert play.metric("e2e_request_latency_seconds_sum") == NOW_S - ARRIVAL_S
-    assert play.metric("prompt_tokens_cached_total") == 4
-    assert play.metric("request_params_n_sum") == 1
-    assert play.metric("request_max_num_generation_tokens_sum") == 4
-    assert play.metric("request_success_total", 'finished_reason="stop"') == 1
-    assert play.metric("request_generation_tokens_sum") == 4
-
-
-def test_who_watches_is_told_how_it_went() -> None:
-    told: list[SequenceOutcome] = []
-    whole, none = Play(), Play()
-    for play in (whole, none):
-        play.choice.watches = [told.append]
-    whole.say("a", scheduled_s=100.5, cached_tokens=4)
-    whole.say("b", at_s=104.0, finish="length")
-    none.choice.abort()
-    first, second = told
-    assert (first.reason, first.scheduled_s, first.first_token_s, first.last_token_s) == (
-        "length", 100.5, 101.0, 104.0,
-    )  # fmt: skip
-    assert (first.ended_s, first.cached_tokens, first.tokens) == (NOW_S, 4, 2)
-    assert (second.reason, second.scheduled_s, second.first_token_s, second.last_token_s) == (
-        "abort", None, None, None,
-    )  # fmt: skip
-    assert (second.cached_tokens, second.tokens) == (0, 0)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from random import Random
 
 import gevent
-import pytest
 
 from app.base.clock.clock import VirtualClock
-from app.engine.kvcache.block_pool import BLOCK_BYTES, BlockPool, Residency
+from app.engine.kvcache.block_pool import Residency
 from app.engine.kvcache.events import BlockStored
 from app.engine.kvcache.hashing import Placeholder
 from tests.kvcache.caches import (
@@ -105,31 +104,6 @@ def test_a_prompt_in_parts_begins_behind_what_is_found() -> None:
     assert cache.take_events() == []
     cache.release(sequence)
     assert serve(cache, tokens(0, 20)) == 0
-
-
-def test_a_preempted_sequence_finds_its_own_blocks_again_and_no_others() -> None:
-    cache = small_cache()
-    sequence = begin(cache, tokens(0, 6), salt="s")
-    sequence.append(cache, [6, 7, 8])
-    cache.release(sequence)
-    assert cache.find(sequence, 9) == 2
-    assert serve(cache, tokens(0, 9)) == 0
-    cache.caching = False
-    sequence.reply.append(9)
-    assert cache.find(sequence, 10) == 0
-
-
-def pool(blocks: int = 4) -> tuple[BlockPool, list[bytes]]:
-    """A pool of so many usable blocks, and the hashes that it evicts."""
-    evicted: list[bytes] = []
-    return BlockPool(blocks + 1, evicted.extend), evicted
-
-
-def test_there_may_be_more_blocks_than_memory_for_them() -> None:
-    ours, _ = pool(10**15)
-    assert (ours.free, ours.take(1)[0].number, ours.size_bytes) == (10**15, 1, BLOCK_BYTES)
-    with pytest.raises(IndexError):
-        pool(1)[0].take(2)
 
 
 class Observed:

@@ -24,18 +24,6 @@ def test_a_subscriber_that_binds_receives_topic_sequence_and_batch(peers: Peers)
     assert received(subscriber) == (TOPIC, sequence + 1, EventBatch(1.5, many(2), 0))
 
 
-def test_an_inproc_endpoint_is_bound_in_the_context_that_is_given(peers: Peers) -> None:
-    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
-        publisher = peers.publisher("inproc://cache", rank=2, context=context)
-        publisher.start()
-        subscriber.subscribe(b"")
-        subscriber.connect("inproc://cache_dp2")
-        publisher.put(removed(1))
-        until(lambda: publisher.published.batches)
-        assert subscriber.recv_multipart()[0] == TOPIC.encode()
-        publisher.close()
-
-
 def test_a_listener_that_fails_harms_nobody(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
     publisher = peers.publisher(None)
     heard: list[int] = []

@@ -10,13 +10,16 @@ last token of a reply is never in the cache; a salt is in the first block only.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kvcache.make_facts import BLOCK_SIZE, FACTS, RECORDED, facts
+from tests.needs import RECORDING as FOLDER
 
-BLOCKS = 66
+BLOCKS, BLOCK_SIZE = 66, 32
+FACTS = Path(__file__).with_name("facts.json")
+"""The recording without what it says of tokens: their first block's number stands for their ids."""
 RECORDING: list[dict[str, Any]] = json.loads(FACTS.read_text())
 
 
@@ -35,6 +38,32 @@ def recorded_batches(request: dict[str, Any]) -> list[list[dict[str, Any]]]:
     return batches
 
 
+def facts(recorded: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a cache has to do with each request."""
+    return [
+        {
+            "name": request["name"],
+            "prompt": request["prompt"],
+            "salt": request["extra"].get("cache_salt"),
+            "reply": request["out_tokens"],
+            "cached_tokens": request["usage"]["prompt_tokens_details"]["cached_tokens"],
+            "sequence": [event["seq"] for event in request["events"]],
+            "batches": [
+                [_fact(event, request["prompt"] + request["out_tokens"]) for event in message["batch"][1]]
+                for message in request["events"]
+            ],
+        }
+        for request in recorded
+    ]
+
+
+def _fact(event: dict[str, Any], token_ids: list[int]) -> dict[str, Any]:
+    ids = event.pop("token_ids")
+    starts = range(0, len(token_ids), BLOCK_SIZE)
+    [first] = [start // BLOCK_SIZE for start in starts if token_ids[start : start + len(ids)] == ids]
+    return {"first_block": first, **event}
+
+
 @pytest.mark.shared
 def test_the_facts_are_those_of_the_recording() -> None:
-    assert facts(json.loads(RECORDED.read_text())) == RECORDING
+    assert facts(json.loads((FOLDER / "vllm-0.32" / "kv-events.json").read_text())) == RECORDING

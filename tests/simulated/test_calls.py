@@ -78,14 +78,6 @@ def test_the_number_of_calls_follows_the_chance_of_one_more() -> None:
         assert {len(called(events)) if events[0].part else 0 for events in replies} == counts
 
 
-def test_a_parameter_that_is_not_required_comes_by_chance() -> None:
-    calls = ToolCalls(tools=TOOLS[:1], least=1)
-    for chance, present in ((0, {False}), (100, {True}), (50, {False, True})):
-        tools = {"tool_call_not_required_param_probability": chance}
-        seen = {"days" in called(played(calls, tools, server_seed=seed))[0][1] for seed in range(15)}
-        assert seen == present
-
-
 def test_a_small_limit_cuts_a_call_off_whose_text_may_run_on() -> None:
     for most in range(1, 96, 7):
         events = played(ToolCalls(tools=TOOLS[:1], least=1), limited=True, max_tokens=most)

@@ -74,15 +74,6 @@ def test_a_server_with_a_seed_repeats_itself_whatever_seeded_requests_come_betwe
     assert said(Harness(seed=4)) != said(Harness(seed=3))
 
 
-def test_replies_do_not_depend_on_latencies_or_on_who_waits() -> None:
-    patient, quick = Harness(slots=1, seed=3, **SLOW), Harness(slots=9, seed=3)
-    for harness in (patient, quick):
-        for name in "abcdef":
-            harness.ask(name, max_tokens=12)
-        harness.clock.advance(1000)
-    assert [patient.said(name) for name in "abcdef"] == [quick.said(name) for name in "abcdef"]
-
-
 @given(most=st.integers(1, 300), least=st.integers(0, 300), seed=st.integers(0, 99), limited=st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_lengths_keep_between_the_limits_and_the_reason_tells_which(

@@ -17,8 +17,7 @@ import pytest
 import requests
 import zmq
 
-from tests.kvcache.make_facts import BLOCK_SIZE
-from tests.kvcache.test_recording import RECORDING
+from tests.kvcache.test_recording import BLOCK_SIZE, RECORDING
 from tests.running_server import free_port, running_gunicorn
 from tests.surface.conftest import MODEL, Client, served
 
@@ -245,24 +244,6 @@ def rank_of_an_event(port: int, url: str) -> int:
         *_, payload = socket.recv_multipart()
     rank: int = msgspec.msgpack.decode(payload)[2]
     return rank
-
-
-TEXT = "What is there to be seen in this picture, and what is it that one does not see at once? " * 5
-
-
-def chat(image: str) -> dict[str, Any]:
-    parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": TEXT}]
-    return {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
-
-
-def message(image: str) -> dict[str, Any]:
-    parts = [{"type": "image", "source": {"type": "url", "url": image}}, {"type": "text", "text": TEXT}]
-    return {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
-
-
-def response(image: str) -> dict[str, Any]:
-    parts = [{"type": "input_image", "image_url": image}, {"type": "input_text", "text": TEXT}]
-    return {"input": [{"type": "message", "role": "user", "content": parts}], "max_output_tokens": 1}
 
 
 def test_a_rank_that_is_played_alone_tells_of_itself_and_names_the_engines_of_all() -> None:
