@@ -28,6 +28,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerPro
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Tracer
 
+from app.base.clock.pause import SWITCH_S
 from config import VERSION
 from config.settings import TracingSettings
 
@@ -45,8 +46,6 @@ SPAN_BYTES, ATTRIBUTE_BYTES = 3072, 96
 """Memory of an ended span without its attributes, and of an attribute without its value, in bytes."""
 FLUSH_S = 2.0
 """Longest wait for the last spans at exit, in seconds."""
-SWITCH_S = 0.0005
-"""Longest wait of the hub for the GIL while spans are encoded, in seconds; a tenth of Python's default."""
 QUIET_S = 60.0
 """Least time between two log lines about lost spans, in seconds."""
 

@@ -27,23 +27,14 @@ LIMITS: Final = llguidance.LLParserLimits(verbose_errors=False)
 """The defaults, without schema and state in errors."""
 
 
-class Trial(msgspec.Struct, frozen=True):
-    tokenizer: str
-    """Content of tokenizer.json."""
-    vocab_size: int
-    end: int
-    """Id of the token that ends a text."""
-    cpu_s: float
-    """Most seconds of CPU time to compile."""
-    grammar: str = ""
-    """Grammar in llguidance's notation."""
-
-
 class CompileSandbox:
-    """Compiles each grammar in a process, with the tokenizer of `trial`. Thread-safe."""
+    """Compiles each grammar in a process, in at most `cpu_s` seconds of CPU time. Thread-safe.
 
-    def __init__(self, trial: Trial) -> None:
-        self._trial = trial
+    `tokenizer` is the content of tokenizer.json, `end` the id of the token that ends a text.
+    """
+
+    def __init__(self, tokenizer: str, vocab_size: int, end: int, cpu_s: float) -> None:
+        self._given = tokenizer, vocab_size, end, cpu_s
         self._known: dict[int, str] = {}
         """Error of a grammar by its hash."""
 
@@ -52,7 +43,7 @@ class CompileSandbox:
         key = hash(grammar)
         if (known := self._known.get(key)) is not None:
             return known
-        trial = msgspec.msgpack.encode(msgspec.structs.replace(self._trial, grammar=grammar))
+        trial = msgspec.msgpack.encode((*self._given, grammar))
         command = [sys.executable, "-P", __file__]
         try:
             done = subprocess.run(command, input=trial, stdout=subprocess.PIPE, timeout=PATIENCE_S)
@@ -70,10 +61,10 @@ class CompileSandbox:
 def main() -> None:
     """Compiles the grammar from stdin, and writes its error to stdout; SIGPROF ends the process in time."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes
-    trial = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Trial)
-    tokens = llguidance.LLTokenizer(trial.tokenizer, trial.vocab_size, trial.end)
-    signal.setitimer(signal.ITIMER_PROF, trial.cpu_s)
-    matcher = llguidance.LLMatcher(tokens, trial.grammar, log_level=0, limits=LIMITS)
+    *tokenizer, cpu_s, grammar = msgspec.msgpack.decode(sys.stdin.buffer.read())
+    tokens = llguidance.LLTokenizer(*tokenizer)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    matcher = llguidance.LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_logit_bias()  # finds out whether a first token is left
     sys.stdout.write(str(matcher.get_error())[:MOST_ERROR] if matcher.is_error() else "")

@@ -148,14 +148,6 @@ class LLMEngine:
         """True when a step would compute nothing."""
         return self.halted or self.scheduler.idle
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting.members)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.scheduler.running)
-
     def add_request(
         self,
         request_id: Hashable,
@@ -179,8 +171,9 @@ class LLMEngine:
         ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
         params = SamplingParams() if params is None else params
         self._check(ids, params)
-        if is_limited and self.num_waiting + params.n > max(self.options.max_queue_size, params.n):
-            raise QueueFull(f"{self.num_waiting} requests wait, of at most {self.options.max_queue_size}.")
+        num_waiting, most = len(self._waiting.members), self.options.max_queue_size
+        if is_limited and num_waiting + params.n > max(most, params.n):
+            raise QueueFull(f"{num_waiting} requests wait, of at most {most}.")
         queued_s, room = self._now(), self.max_tokens - len(ids)
         choices = [
             Sequence(

@@ -300,8 +300,8 @@ class Library:
                 "tokens_per_second": stats.generated_tokens / stats.step_s if stats.step_s else 0.0,
             },
             "scheduler_stats": {
-                "queue_size": engine.num_waiting,
-                "active_requests": engine.num_running,
+                "queue_size": len(engine.scheduler.waiting.members),
+                "active_requests": len(engine.scheduler.running),
                 "preemptions": engine.scheduler.preemptions,
             },
         }

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 NO_NUMBERS: Final = "The model's logits for this request are not numbers."
 NOTHING_LEFT: Final = "No token is left by what the request asks for."
-NO_TOKEN: Final = {-1: NO_NUMBERS, -2: NOTHING_LEFT}
-"""Errors by the number that stands for a token."""
 
 
 class SamplingState(Struct):
@@ -85,7 +83,7 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sample
     tokens = tokens.where(rows.amax(-1).isfinite(), -2).where(logits.amax(-1).isfinite(), -1)
     sampled = []
     for row, token in enumerate(tokens.tolist()):
-        flaw = NO_NUMBERS if token == -1 else errors.get(row) or NO_TOKEN.get(token)
+        flaw = NO_NUMBERS if token == -1 else errors.get(row) or (NOTHING_LEFT if token == -2 else None)
         sampled.append(Sampled(None if flaw else token, error=flaw))
     asked = [
         (row, one.token_id, state.params.logprobs)

@@ -166,7 +166,7 @@ class EngineService:
             if stepped:
                 self._events.put(engine.take_events())
             self._due_s = self._events.turn()
-        if self._settling and not (engine.num_running and engine.scheduler.paused):
+        if self._settling and not (engine.scheduler.running and engine.scheduler.paused):
             settling, self._settling = self._settling, []
             for worker, command in settling:
                 self._answer(worker, command)
@@ -265,7 +265,7 @@ class EngineService:
                     for key in list(owner.keys):
                         self._abort(owner, key)
                         owner.notices.append(EngineCoreOutput(key=key, at_s=self._now(), finish="abort"))
-            if command.mode == "wait" and self._engine.num_running:
+            if command.mode == "wait" and self._engine.scheduler.running:
                 self._settling.append((worker, command))
                 return
         self._answer(worker, command)
@@ -341,8 +341,8 @@ class EngineService:
         self._told_s, engine = self._now(), self._engine
         step_tokens, engine.step_tokens = engine.step_tokens, 0  # each step is reported once
         load = EngineLoad(
-            running=engine.num_running,
-            waiting=engine.num_waiting,
+            running=len(engine.scheduler.running),
+            waiting=len(engine.scheduler.waiting.members),
             cache_usage=engine.cache.pool.usage,
             step_tokens=step_tokens,
             prefix_queries=engine.stats.prefix_queries,

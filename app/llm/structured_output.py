@@ -13,7 +13,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from app.engine.core.wire import TextForm, Thoughts
 from app.engine.forms.grammar import structural_tags as formats
-from app.llm.compile_sandbox import LIMITS, CompileSandbox, Trial
+from app.llm.compile_sandbox import LIMITS, CompileSandbox
 from app.llm.errors import RequestError
 from app.text.huggingface import LocalTokenizer
 
@@ -58,7 +58,7 @@ class Forms:
         self._tokens = llguidance.LLTokenizer(written, vocab_size, self._ends[0])
         self._sandbox: CompileSandbox | None = None
         if most_cpu_s is not None:
-            self._sandbox = CompileSandbox(Trial(written, vocab_size, self._ends[0], most_cpu_s))
+            self._sandbox = CompileSandbox(written, vocab_size, self._ends[0], most_cpu_s)
 
     def matcher(self, form: TextForm) -> FormMatcher:
         """Returns the state of one reply. Raises RequestError if the structured output does not compile."""

@@ -219,11 +219,13 @@ def detect_content_format(template: nodes.Template) -> ContentFormat:
 
     As vLLM: from `messages` through assignments to a loop, then `message.content` through macros to a `for`.
     """
-    messages = _aliases(template, "messages")
-    message: set[str] = set()
-    for loop in template.find_all(nodes.For):
-        if isinstance(loop.target, nodes.Name) and any(_reads(loop.iter, name) for name in messages):
-            message.add(loop.target.name)
+    messages, fresh = set[str](), {"messages"}
+    while fresh:
+        messages |= fresh
+        read = [it for it in template.find_all(nodes.Assign) if any(_reads(it.node, n) for n in messages)]
+        fresh = {it.target.name for it in read if isinstance(it.target, nodes.Name)} - messages
+    loops = [it for it in template.find_all(nodes.For) if any(_reads(it.iter, name) for name in messages)]
+    message = {loop.target.name for loop in loops if isinstance(loop.target, nodes.Name)}
     return "openai" if any(_content_loops(template, message)) else "string"
 
 
@@ -251,16 +253,6 @@ def _content_parameters(template: nodes.Template, macro: nodes.Macro, message: s
                 if any(_reads(value, each, "content") for each in message):
                     bound.add(name)
     return bound
-
-
-def _aliases(template: nodes.Template, name: str) -> set[str]:
-    """Returns `name` and every variable assigned from `name`, directly or not."""
-    found, fresh = set[str](), {name}
-    while fresh:
-        found |= fresh
-        read = [each for each in template.find_all(nodes.Assign) if any(_reads(each.node, n) for n in found)]
-        fresh = {each.target.name for each in read if isinstance(each.target, nodes.Name)} - found
-    return found
 
 
 def _reads(node: nodes.Node | None, name: str, field: str | None = None) -> bool:

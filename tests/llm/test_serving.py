@@ -138,8 +138,8 @@ def test_a_worker_that_left_while_nothing_ran_is_forgotten(folder: Path) -> None
             number = worker.ask("pause")
             worker.generate(1, [1], 2)
             turns.until(lambda: number in worker.answers, worker)
-            assert turns.engine.num_waiting == 1
-        turns.until(lambda: turns.engine.num_waiting == 0)
+            assert len(turns.engine.scheduler.waiting.members) == 1
+        turns.until(lambda: not turns.engine.scheduler.waiting.members)
 
 
 def test_sleep_gives_memory_back(folder: Path) -> None:

@@ -129,16 +129,17 @@ Instrument: TypeAlias = Counter | Summary | Histogram
 InstrumentT = TypeVar("InstrumentT", bound=Instrument)
 
 
-def escape_label(value: str) -> str:
-    """Escapes a label value; lone surrogates, which UTF-8 cannot encode, become `?`."""
-    valid = value.encode("utf-8", "replace").decode("utf-8")
-    return valid.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
 def label_text(labels: Mapping[str, str]) -> str:
-    """Formats labels as `{a="1",b="2"}`, sorted by name; empty without labels."""
-    pairs = ",".join(f'{name}="{escape_label(value)}"' for name, value in sorted(labels.items()))
-    return f"{{{pairs}}}" if pairs else ""
+    """Formats labels as `{a="1",b="2"}`, sorted by name; empty without labels.
+
+    Lone surrogates, which UTF-8 cannot encode, become `?`.
+    """
+    pairs = []
+    for name, value in sorted(labels.items()):
+        valid = value.encode("utf-8", "replace").decode().replace("\\", r"\\")
+        escaped = valid.replace("\n", r"\n").replace('"', r"\"")
+        pairs.append(f'{name}="{escaped}"')
+    return f"{{{','.join(pairs)}}}" if pairs else ""
 
 
 class _Child(Generic[InstrumentT]):
