@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from shutil import copytree
 from typing import cast
 
 import pytest
@@ -19,8 +17,10 @@ from app.llm import command
 from app.llm.engine import LLMEngine
 from app.llm.errors import LLMError, ModelLoadError, RequestError
 from app.llm.llm import LLM, AsyncLLM, make_engine
+from app.llm.model_files import find_model
 from app.llm.sampling_params import SamplingParams
 from tests.running_server import ROOT
+from tests.tokenization.test_loading import cached_repository
 
 pytestmark = pytest.mark.engine
 
@@ -81,22 +81,13 @@ def test_more_prompts_than_may_wait(model: str) -> None:
         assert llm.get_stats()["total_requests"] == 0
 
 
-def test_a_name_of_the_hub_is_found_in_its_cache(llm: LLM, model: str, tmp_path: Path) -> None:
-    cache = tmp_path / "hub" / "models--some-people--a-model"
-    copytree(model, cache / "snapshots" / "0123abc")
-    (cache / "refs").mkdir()
-    (cache / "refs" / "main").write_text("0123abc")
-
-    def run(name: str) -> subprocess.CompletedProcess[str]:
-        words = ["--model", name, "--temperature", "0", "--max-tokens", "3", "--device", "cpu", PROMPTS[0]]
-        command = [sys.executable, "-m", "app", "generate", *words]
-        env = os.environ | {"HF_HOME": str(tmp_path)}
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=50)
-
-    found, missing = run("some-people/a-model"), run("some-people/another")
-    assert found.stdout == f"{text_of(llm.generate_greedy([PROMPTS[0]], max_tokens=3)[0])}\n", found.stderr
-    assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)
-    assert "There is no model some-people/another" in missing.stderr
+def test_a_name_of_the_hub_is_found_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    snapshot = cached_repository(tmp_path, "some-people/a-model")
+    (snapshot / "config.json").write_text("{}")
+    assert find_model("some-people/a-model") == snapshot
+    with pytest.raises(ModelLoadError, match="There is no model some-people/another"):
+        find_model("some-people/another")
 
 
 def test_names_are_there_before_torch_is() -> None:

@@ -71,15 +71,6 @@ def test_every_list_of_counts_has_its_family(key: str, family: str) -> None:
     assert faked.names() == {name} | others.get(name, set()) | ALWAYS
 
 
-def test_only_named_families_are_there() -> None:
-    assert Faked({}).names() == ALWAYS
-    assert Faked({"running-requests": 1, "ttft-buckets-values": []}).names() == {
-        "num_requests_running",
-        *ALWAYS,
-    }
-    assert Faked({"request-success-total": {}, "request-prompt-tokens": []}).names() == ALWAYS
-
-
 def test_the_families_of_the_process_and_of_http_stay_true() -> None:
     text = Faked({}).scrape().decode()
     assert "process_open_fds" in text and "http_request_duration_highr_seconds_count" in text

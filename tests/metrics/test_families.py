@@ -11,6 +11,7 @@ from flask import Flask
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.base.clock.clock import VirtualClock
 from app.base.metrics.families import FINISHED, TABLE
 from app.base.metrics.instruments import Exposition, Families
 from app.base.metrics.recorder import FinishedSequence, Recorder
@@ -74,18 +75,6 @@ def test_series_that_vllm_has_at_start_are_there_at_zero(recorder: Recorder) -> 
     assert state == {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 def exposed(http: HttpMetrics, *families: Families) -> str:
     return Exposition([*families, http.text], http.process_text).render().decode()
 
@@ -120,21 +109,21 @@ def test_metrics_are_those_of_this_process_whatever_directory_others_share(
     assert "process_open_fds" in exposed(HttpMetrics())
 
 
-def test_process_families_are_read_now_and_then_and_the_others_always(clock: Clock) -> None:
-    reads = []
+def test_process_families_are_read_now_and_then_and_the_others_always() -> None:
+    reads, clock = [], VirtualClock()
 
     class Counted(HttpMetrics):
         def process_text(self) -> str:
-            reads.append(clock.now)
+            reads.append(clock.now())
             return super().process_text()
 
     recorder = Recorder("tiny", 2048, {})
     http = Counted()
-    exposition = Exposition([recorder.render], http.process_text, clock=clock, process_age_s=1.0)
-    for count, now in enumerate((0.0, 0.05, 0.95, 1.0, 1.5), start=1):
-        clock.now = now
-        recorder.decoded(1, 0.02, at_s=now)
+    exposition = Exposition([recorder.render], http.process_text, clock=clock.now, process_age_s=1.0)
+    for count, pause_s in enumerate((0.0, 0.05, 0.9, 0.05, 0.5), start=1):
+        clock.advance(pause_s)
+        recorder.decoded(1, 0.02, at_s=clock.now())
         text = exposition.render().decode()
         assert f'vllm:generation_tokens_total{{engine="0",model_name="tiny"}} {count}.0\n' in text
         assert "python_info" in text
-    assert reads == [0.0, 1.0]
+    assert reads == [0.0, pytest.approx(1.0)]
