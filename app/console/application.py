@@ -15,8 +15,7 @@ from gevent.queue import Queue
 from msgspec import Struct
 from msgspec.structs import fields
 
-from app.base.clock.clock import Clock
-from app.base.clock.streams import Streams
+from app.base.clock.clock import Clock, Streams
 from app.console import page
 from app.console.bars import Bar, Origin, RequestBars, event_of
 from app.console.load import Generator, LoadPlan

@@ -18,8 +18,6 @@ from app.llm.sampling_params import SamplingParams
 class Sequence(SequenceState):
     """Choice `index` of the request `request_id`."""
 
-    adapter: str | None = None
-    """The engine has no LoRA adapters."""
     __slots__ = (
         *("deadline_s", "detokenizer", "ended", "index", "output_ids", "params", "prompt_ids"),
         *("prompt_logprobs", "queued_s", "request_id", "sampling", "scheduled_s", "stored"),

@@ -7,8 +7,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from app.base.clock.clock import VirtualClock
-from app.base.clock.streams import Streams
+from app.base.clock.clock import Streams, VirtualClock
 from app.base.clock.timer_wheel import SLOTS_PER_S
 from app.base.metrics.recorder import Recorder
 from app.engine.core.cache_manager import KVCacheManager

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.base.clock.clock import VirtualClock
-from app.base.clock.streams import Streams
+from app.base.clock.clock import Streams, VirtualClock
 from app.base.metrics.recorder import Recorder
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine

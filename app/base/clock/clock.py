@@ -1,4 +1,4 @@
-"""Clocks: the real one, and a virtual one for tests.
+"""Clocks: the real one, and a virtual one for tests; and random streams.
 
 The real alarm is a kernel timer that wakes the gevent hub. libev's own timers are 0.3-0.7 ms coarse; a
 timerfd is 0.02-0.1 ms (docs/benchmarks.md). Python has timerfd since 3.13, so ctypes calls it. Other systems
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from random import Random
 from typing import Protocol
 
 import gevent
@@ -131,3 +132,16 @@ class LiveClock:
         if not self._pending and self._fd >= 0:  # setting the timer makes it unreadable; otherwise read it
             with suppress(BlockingIOError):
                 os.read(self._fd, 8)
+
+
+class Streams:
+    """Makes the random streams of one rank: draws of one feature do not change those of another.
+
+    The same seed, rank and name give the same stream. Without a seed every stream is different.
+    """
+
+    def __init__(self, seed: int | None, rank: int) -> None:
+        self._seed, self._rank = seed, rank
+
+    def __call__(self, name: str) -> Random:
+        return Random(None if self._seed is None else f"{self._seed} of rank {self._rank}: {name}")

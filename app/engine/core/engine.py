@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from app.base.clock.clock import Clock
+from app.base.clock.clock import Clock, Streams
 from app.base.clock.pause import Pace
-from app.base.clock.streams import Streams
 from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, Recorder
 from app.engine.core.cache_manager import KVCacheManager
