@@ -1,4 +1,4 @@
-"""What all systems use: clocks, metrics, spans; and what a container tells of its memory."""
+"""Clocks, metrics and spans of all systems; the interface of containers with a limit of memory."""
 
 from __future__ import annotations
 

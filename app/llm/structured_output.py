@@ -157,7 +157,7 @@ def _refused(reason: str) -> RequestError:
 
 TEXT: Final = r"/(.|\n)*/"
 SLASH: Final = re.compile(r"\\.|[/\n]", re.DOTALL)
-"""Matches what a pattern between slashes must escape, and what is escaped already."""
+"""Matches characters that a pattern between slashes must escape, and escaped ones."""
 ESCAPED: Final = {"/": "\\/", "\n": "\\n"}
 
 
