@@ -25,6 +25,7 @@ from app.engine.kvcache.block_pool import Residency
 from app.engine.kvcache.cache import store_of
 from app.engine.kvcache.endpoints import PublisherSettings, of_rank
 from app.engine.kvcache.hashing import BlockHasher
+from app.engine.kvcache.memo import Memo
 from app.engine.lora import AdapterMemory, LoraResidency, LoRASlots, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import NullModel, SimulatedModel
@@ -444,7 +445,7 @@ class Assembly:
             chats, texts = plain_chats(pipeline), plain_completions(pipeline)
             self.live.subscribe(chats.on_settings)
             self.live.subscribe(texts.on_settings)
-            store, threads = ResponseStore(api.enable_responses_store), anthropic.ThreadStore()
+            store, threads = ResponseStore(api.enable_responses_store), Memo[str, bytes](64 << 20)
             memos = {"plain chats": chats.known, "plain prompts": texts.known}
             app.caches.append(lambda: {**memos, "responses": store, "threads": threads})
             app.add_routes("chat", chat.routes(pipeline, chats))

@@ -11,10 +11,10 @@ from contextlib import suppress
 from functools import cache, partial
 
 import msgspec
-from cachetools import LRUCache
 from msgspec import UNSET, Raw, Struct
 
 from app.engine.core.outputs import Part, Started, Tokens
+from app.engine.kvcache.memo import Memo
 from app.serving.api.chat.parts import check_tool_choice
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.errors import as_api_error, forget_frames
@@ -186,31 +186,19 @@ class Thread(Struct):
     tools: list[ToolParam] | None
 
 
-class ThreadStore:
-    """Keeps conversations as JSON by the id of their last reply; forgets the least recent first."""
+Threads = Memo[str, bytes]
+"""Conversations as JSON, by the id of their last reply."""
 
-    def __init__(self, limit_bytes: int = 64 << 20) -> None:
-        self.limit_bytes = limit_bytes
-        self._kept: LRUCache[str, bytes] = LRUCache(limit_bytes, len)
 
-    @property
-    def size_bytes(self) -> int:
-        return int(self._kept.currsize)
-
-    def resume(self, asked: MessagesRequest) -> None:
-        if not isinstance(asked.thread, ThreadContinue):
-            return
-        if (kept := self._kept.get(asked.thread.previous_message_id)) is None:
-            raise ThreadNotFound(asked.thread.previous_message_id)
-        before = msgspec.json.decode(kept, type=Thread)
-        asked.messages = [*before.messages, *asked.messages]
-        asked.system, asked.tools = before.system, before.tools
-
-    def keep(self, message_id: str, asked: MessagesRequest, reply: list[JsonObject]) -> None:
-        turns = [*asked.messages, {"role": "assistant", "content": reply}]
-        said = encode({"messages": turns, "system": asked.system, "tools": asked.tools})
-        if len(said) <= self.limit_bytes:
-            self._kept[message_id] = said
+def resume(threads: Threads, asked: MessagesRequest) -> None:
+    """Puts the conversation so far, its system prompt and its tools into `asked`."""
+    if not isinstance(asked.thread, ThreadContinue):
+        return
+    if (kept := threads.get(asked.thread.previous_message_id)) is None:
+        raise ThreadNotFound(asked.thread.previous_message_id)
+    before = msgspec.json.decode(kept, type=Thread)
+    asked.messages = [*before.messages, *asked.messages]
+    asked.system, asked.tools = before.system, before.tools
 
 
 def error_body(error: ApiError) -> bytes:
@@ -238,13 +226,13 @@ def _known(error: Exception) -> ApiError:
     return as_api_error(error)
 
 
-def routes(pipeline: RequestPipeline, threads: ThreadStore) -> list[Route]:
+def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
     chat_of = message_chats(pipeline)
 
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
         message = pipeline.decode(context, MessagesRequest)
-        threads.resume(message)
+        resume(threads, message)
         asked = chat_of(message)
         accepted = pipeline.admit(asked, context)
         check_tool_choice(asked, pipeline.settings.tools)
@@ -252,8 +240,14 @@ def routes(pipeline: RequestPipeline, threads: ThreadStore) -> list[Route]:
         head = pipeline.identity.response_meta("chatcmpl", context, asked.request_id, accepted.model)
         details = pipeline.settings.api.enable_prompt_tokens_details
         answer = MessageWriter(head, len(prompt.ids), details, pipeline.identity.fresh_id)
+
+        def keep(reply: list[JsonObject]) -> None:
+            turns = [*message.messages, {"role": "assistant", "content": reply}]
+            said = encode({"messages": turns, "system": message.system, "tools": message.tools})
+            threads.put(head.id, said, len(said))
+
         if message.thread is not None:
-            answer.keep = partial(threads.keep, head.id, message)
+            answer.keep = keep
         return pipeline.submit(accepted, head, [prompt], answer, context)
 
     def count_tokens(context: RequestContext) -> Response:

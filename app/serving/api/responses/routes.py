@@ -61,14 +61,11 @@ class KeptResponse:
     over: bool = False
     changed: Bell = field(default_factory=Bell)
     """Rings once, at the next change of the events; followers then wait for the next bell."""
-    _asked_bytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._asked_bytes = len(encode(self.messages))
 
     @property
     def size(self) -> int:
-        return self._asked_bytes + len(encode(self.response)) + sum(map(len, self.events or ()))
+        said = len(encode(self.messages)) + len(encode(self.response))
+        return said + sum(map(len, self.events or ()))
 
     def items(self) -> list[dict[str, object]]:
         return decode(encode(self.response.output), type=list[dict[str, object]])
