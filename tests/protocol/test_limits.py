@@ -158,10 +158,8 @@ def test_echo_asks_for_log_probabilities_of_the_prompt() -> None:
 
 def test_what_is_asked_for_by_tokens_is_a_completion_of_the_same() -> None:
     sampling = {
-        **{"n": 2, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5},
-        **{"temperature": 0.25, "top_p": 0.75, "top_k": 7, "min_p": 0.125, "seed": 3, "stop": ["a"]},
-        **{"stop_token_ids": [9], "max_tokens": 5, "min_tokens": 2, "logprobs": 4, "prompt_logprobs": 6},
-        **{"include_stop_str_in_output": True, "bad_words": ["b"]},
+        **{"n": 2, "temperature": 0.25, "top_p": 0.75, "top_k": 7, "seed": 3, "stop": ["a"], "max_tokens": 5},
+        **{"stop_token_ids": [9], "min_tokens": 2, "logprobs": 4, "prompt_logprobs": 6, "bad_words": ["b"]},
     }
     fields = {
         **{"model": "m", "stream": True, "stream_options": {"include_usage": True}, "cache_salt": "s"},

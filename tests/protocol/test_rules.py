@@ -118,21 +118,6 @@ def test_an_old_name_of_reasoning_is_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "prompts"),
-    [
-        ("hi", ["hi"]),
-        (["a", "b"], ["a", "b"]),
-        ([1, 2], [[1, 2]]),
-        ([[1], [2, 3]], [[1], [2, 3]]),
-        (["1", 2], [[1, 2]]),
-        ([1] * (MAX_PROMPTS + 1), [[1] * (MAX_PROMPTS + 1)]),
-    ],
-)
-def test_a_prompt_comes_in_four_forms(prompt: object, prompts: list[object]) -> None:
-    assert completion(prompt=prompt).prompts() == prompts
-
-
-@pytest.mark.parametrize(
     ("prompt", "param"),
     [
         (5, "body.prompt"),
