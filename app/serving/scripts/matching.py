@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -138,9 +138,7 @@ class Conditions:
         self.groups: set[str] = set()
         """Names and numbers of all groups of the rule's regexes."""
         given = when.message if isinstance(when.message, tuple) else (when.message,)
-        wanted = [
-            MessageIs(exact=each) if isinstance(each, str) else each for each in given if each is not None
-        ]
+        wanted = [MessageIs(exact=it) if isinstance(it, str) else it for it in given if it is not None]
         self._messages = [(each, self._compiled(each)) for each in wanted]
         result = when.tool_result
         if isinstance(result, str):
@@ -153,34 +151,30 @@ class Conditions:
 
     def misfit(self, request: MatchedRequest, groups: Groups) -> str:
         """Returns the key of the first condition that does not hold, or "". May raise TooSlow."""
-        when = self._when
-        if when.model is not None and request.facts.model not in listed(when.model):
-            return "model"
-        if when.api is not None and request.api not in listed(when.api):
-            return "api"
-        if when.turn is not None and not is_in(request.turn, when.turn):
-            return "turn"
+        return next((key for key, holds in self._checks(request, groups) if not holds), "")
+
+    def _checks(self, request: MatchedRequest, groups: Groups) -> Iterator[tuple[str, bool]]:
+        when, header, results = self._when, request.facts.header, request.tool_results
+        yield "model", when.model is None or request.facts.model in listed(when.model)
+        yield "api", when.api is None or request.api in listed(when.api)
+        yield "turn", when.turn is None or is_in(request.turn, when.turn)
         if isinstance(when.tools, bool):
-            if bool(request.tools) is not when.tools:
-                return "tools"
-        elif when.tools is not None and not all(name in request.tools for name in listed(when.tools)):
-            return "tools"
+            yield "tools", bool(request.tools) is when.tools
+        else:
+            yield "tools", all(name in request.tools for name in listed(when.tools or ()))
         for name, text in self._headers.items():
-            found = request.facts.header(name)
-            if found is None or not text.holds(found, request, groups):
-                return f"headers.{name}"
+            found = header(name)
+            yield f"headers.{name}", found is not None and text.holds(found, request, groups)
         for number, (wanted, text) in enumerate(self._messages):
-            if not any(text.holds(each.text, request, groups) for each in _looked_at(wanted, request)):
-                return f"message.{number}" if number else "message"
-        results = request.tool_results
-        if isinstance(when.tool_result, bool) and bool(results) is not when.tool_result:
-            return "tool_result"
+            messages = _looked_at(wanted, request)
+            key = f"message.{number}" if number else "message"
+            yield key, any(text.holds(each.text, request, groups) for each in messages)
+        if isinstance(when.tool_result, bool):
+            yield "tool_result", bool(results) is when.tool_result
         if self._result is not None:
             result, text = self._result
             named = (each.text for each in results if result.tool in (None, each.tool))
-            if not any(text.holds(each, request, groups) for each in named):
-                return "tool_result"
-        return ""
+            yield "tool_result", any(text.holds(each, request, groups) for each in named)
 
     def _compiled(self, wanted: TextIs) -> TextCondition:
         text = TextCondition(wanted)
