@@ -190,7 +190,7 @@ def _bytes_per_pair(make: Callable[[int, int, bool], object], pods: int, blocks:
 
 def _bound_per_pair(pods: int, blocks: int, shared: bool) -> float:
     index: Any = _filled_index(pods, blocks, shared)
-    return float(index.size().weight) / (pods * blocks)
+    return float(index.backend.size().weight) / (pods * blocks)
 
 
 def _show_tables(options: argparse.Namespace) -> None:

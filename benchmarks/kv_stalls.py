@@ -191,9 +191,9 @@ def a_million_blocks(pods: Fleet) -> Callable[[], None]:
 
     def work() -> None:
         _publish(pods, payloads, {})
-        expect(pods.index.index.size().copies, BLOCKS + 1)
+        expect(pods.index.index.backend.size().copies, BLOCKS + 1)
         _publish(pods, [packed([AllBlocksCleared()])], {})
-        expect(pods.index.index.size().copies, 1)
+        expect(pods.index.index.backend.size().copies, 1)
 
     return work
 

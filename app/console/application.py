@@ -240,8 +240,8 @@ class Console:
         app.add_routes("console_admin", [*own, *actions])
 
     def _described(self) -> dict[str, object]:
-        settings, steps, cache = self._live.current, self.observer.steps, self._cache
-        counted = settings.kvcache.kv_cache_size - 1 if steps.shared else 0
+        settings, steps, cache = self._live.current, self.observer.executor, self._cache
+        counted = settings.kvcache.kv_cache_size - 1 if steps else 0
         rank = self._siblings.own
         first = self._server.port - (rank if len(self._ranks) > 1 else 0)
         return {
@@ -253,9 +253,9 @@ class Console:
             "rank": rank,
             "ranks": {str(each): first + place for place, each in enumerate(self._ranks)},
             "places": settings.scheduling.max_num_seqs,
-            "shared_steps": steps.shared,
-            "profile": settings.steps.profile if steps.shared else "",
-            "budget": steps.budget,
+            "shared_steps": steps is not None,
+            "profile": settings.steps.profile if steps else "",
+            "budget": steps.limits.max_num_batched_tokens if steps else 0,
             "blocks": counted if cache is None else cache.capacity,
             "numbered": cache is not None,
             "block_size": settings.kvcache.block_size,

@@ -15,7 +15,6 @@ from app.engine.core.batch import Batch, Phase
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Operations
-from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import EngineClient
 from app.engine.core.stepped import StepExecutor, SteppedSequence
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
@@ -28,77 +27,6 @@ MOST_STEPS = 400
 """Most steps of a frame; a step of less than a millisecond is rare."""
 MOST_CHUNKS = 2000
 """Most numbers in `Frame.chunks`."""
-
-
-class Steps:
-    """Receives every step of the engine while a page is open. `began_s` is moment 0."""
-
-    def __init__(
-        self, engine: EngineClient, began_s: float, number_of: Callable[[EngineRequest], int | None]
-    ) -> None:
-        """`number_of` returns the number of a request's bar."""
-        executor = engine.executor if isinstance(engine, Engine) else None
-        self._executor = executor if isinstance(executor, StepExecutor) else None
-        self._began_s = began_s
-        self._rows: deque[StepRow] = deque(maxlen=MOST_STEPS)
-        self._before: Figures | None = None
-        self._at_ms = 0.0
-        self._number_of = number_of
-        self._chunks: list[float] = []
-        self._computed: dict[SteppedSequence, int] = {}
-        """Computed tokens of prompts in prefill."""
-
-    @property
-    def shared(self) -> bool:
-        return self._executor is not None
-
-    @property
-    def budget(self) -> int:
-        """Most tokens of a step; 0 for an engine without shared steps."""
-        return self._executor.limits.max_num_batched_tokens if self._executor is not None else 0
-
-    def begin(self) -> None:
-        if self._executor is not None:
-            self._executor.watch_step = self._note
-
-    def end(self) -> None:
-        if self._executor is not None:
-            self._executor.watch_step = None
-        self._rows.clear()
-        self._chunks.clear()
-        self._computed.clear()
-        self._before = None
-
-    def _note(self, batch: Batch[SteppedSequence], start_s: float, end_s: float) -> None:
-        decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
-        begin_ms, took_ms = round((start_s - self._began_s) * 1000, 2), round((end_s - start_s) * 1000, 3)
-        self._rows.append((begin_ms, took_ms, batch.tokens - decodes, decodes, batch.sequences))
-        if self._executor is None:
-            return
-        # Of prompts in prefill, those that got a chunk in this step, but not the last one.
-        prefilling = {state: state.computed for state in self._executor.scheduler.prefilling}
-        before, self._computed = self._computed, prefilling
-        for state, computed in prefilling.items():
-            if computed != before.get(state) and not state.over and len(self._chunks) < MOST_CHUNKS:
-                number = self._number_of(state.request)
-                self._chunks += () if number is None else (number, round(begin_ms + took_ms, 1))
-
-    def changes(self, frame: Frame, figures: Figures) -> None:
-        """Writes the steps into `frame`; without shared steps, one that sums up all computed tokens."""
-        if self._executor is not None:
-            frame.steps = list(self._rows)
-            self._rows.clear()
-            frame.chunks, self._chunks = self._chunks, []
-            return
-        before, self._before = self._before, figures
-        begin_ms, self._at_ms = self._at_ms, frame.at
-        if before is None:
-            return
-        prompts = int(figures.prompt - figures.cached - before.prompt + before.cached)
-        decodes = int(figures.generated - before.generated)
-        if prompts or decodes:
-            took_ms = round(frame.at - begin_ms, 1)
-            frame.steps = [(begin_ms, took_ms, prompts, decodes, int(figures.running))]
 
 
 MOST_EVENTS = 100
@@ -117,6 +45,8 @@ def row_of(event: KVEvent, sequence: int) -> EventRow:
 
 
 class Observer:
+    """Everything that the pages are told of an engine; receives its steps and events while a page is open."""
+
     def __init__(
         self,
         engine: EngineClient,
@@ -131,20 +61,28 @@ class Observer:
         self._now = now
         self._engine, self._lifecycle = engine, lifecycle
         self._lora = engine.lora if isinstance(engine, Engine) else None
+        executor = engine.executor if isinstance(engine, Engine) else None
+        self.executor = executor if isinstance(executor, StepExecutor) else None
+        """Runs the steps that sequences share; None for an engine without them."""
         self.bars = RequestBars(engine, now, self._began_s)
-        self.steps = Steps(engine, self._began_s, self.bars.number_of)
         self._map = None if cache is None else BlockMap(cache)
         self._publisher = publisher
+        self._steps: deque[StepRow] = deque(maxlen=MOST_STEPS)
+        self._chunks: list[float] = []
+        self._computed: dict[SteppedSequence, int] = {}
+        """Computed tokens of prompts in prefill."""
         self._events: deque[EventRow] = deque(maxlen=MOST_EVENTS)
         self._last: Figures | None = None
+        self._last_ms = 0.0
         self.load: Callable[[], Mapping[str, object] | None] = lambda: None
         """Returns the state of the load generator."""
         self.is_open = False
 
     def begin(self) -> None:
         self.is_open = True
-        self.bars.begin(counts_blocks=self._map is None and self.steps.shared)
-        self.steps.begin()
+        self.bars.begin(counts_blocks=self._map is None and self.executor is not None)
+        if self.executor is not None:
+            self.executor.watch_step = self._take_step
         if self._publisher is not None:
             self._publisher.listen(self._take_events)
         if self._map is not None:
@@ -156,10 +94,40 @@ class Observer:
             self._map.end()
         if self._publisher is not None:
             self._publisher.forget(self._take_events)
-        self._events.clear()
-        self.steps.end()
+        if self.executor is not None:
+            self.executor.watch_step = None
+        for kept in (self._events, self._steps, self._chunks, self._computed):
+            kept.clear()
         self.bars.end()
         self._last = None
+
+    def _take_step(self, batch: Batch[SteppedSequence], start_s: float, end_s: float) -> None:
+        decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
+        begin_ms, took_ms = round((start_s - self._began_s) * 1000, 2), round((end_s - start_s) * 1000, 3)
+        self._steps.append((begin_ms, took_ms, batch.tokens - decodes, decodes, batch.sequences))
+        if self.executor is None:
+            return
+        # Of prompts in prefill, those that got a chunk in this step, but not the last one.
+        prefilling = {state: state.computed for state in self.executor.scheduler.prefilling}
+        before, self._computed = self._computed, prefilling
+        for state, computed in prefilling.items():
+            if computed != before.get(state) and not state.over and len(self._chunks) < MOST_CHUNKS:
+                number = self.bars.number_of(state.request)
+                self._chunks += () if number is None else (number, round(begin_ms + took_ms, 1))
+
+    def _tell_steps(self, frame: Frame, figures: Figures, last: Figures | None) -> None:
+        """Writes the steps into `frame`; without shared steps, one that sums up all computed tokens."""
+        begin_ms, self._last_ms = self._last_ms, frame.at
+        if self.executor is not None:
+            frame.steps = list(self._steps)
+            self._steps.clear()
+            frame.chunks, self._chunks = self._chunks, []
+        elif last is not None:
+            prompts = int(figures.prompt - figures.cached - last.prompt + last.cached)
+            decodes = int(figures.generated - last.generated)
+            if prompts or decodes:
+                took_ms = round(frame.at - begin_ms, 1)
+                frame.steps = [(begin_ms, took_ms, prompts, decodes, int(figures.running))]
 
     def _take_events(self, topic: str, sequence: int, batch: EventBatch) -> None:
         self._events += [row_of(event, sequence) for event in batch.events[-MOST_EVENTS:]]
@@ -190,7 +158,7 @@ class Observer:
             for ended in frame.ended:
                 self._map.forget(ended[0])
             self._map.changes(frame)
-        self.steps.changes(frame, figures)
+        self._tell_steps(frame, figures, last)
         frame.events = list(self._events)
         self._events.clear()
         if last is None or last.ttft != figures.ttft:

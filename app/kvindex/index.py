@@ -31,7 +31,6 @@ from app.kvindex.backend import (
     Backend,
     Clear,
     IndexedEngine,
-    IndexSize,
     Offload,
     Operation,
     Outcome,
@@ -179,12 +178,6 @@ class Index:
         """Returns the base model of pods with blocks of the adapter `name`; `name` without such pods."""
         holders = self.backend.lookup([]).holders
         return next((holder.source.model for _, holder in holders.of(holders.mask(name))), name)
-
-    def size(self) -> IndexSize:
-        return self.backend.size()
-
-    def close(self) -> None:
-        self.backend.close()
 
 
 TAILS_BYTES = 64 << 20

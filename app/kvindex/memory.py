@@ -196,10 +196,6 @@ class BlockTable:
                 segment_of[key & PLACE][key] = segment
             self._grow(segment, weight * len(some))
 
-    def use(self, segment: WeightedBlocks | None) -> None:
-        if segment is not None:
-            self._grow(segment, 0)
-
     def reduce(self, key: int, loss: int, left: Copies) -> None:
         """Replaces a block's copies by `left`, with `loss` less weight; removes a block without copies."""
         segment = self._segment_of[key & PLACE][key]
@@ -247,17 +243,14 @@ class BlockTable:
             self._open = upper
 
 
-class EngineMap:
+class EngineMap(Struct, gc=False, eq=False):
     """Map of one holder: engine key -> request keys, and blocks that the holder has more than once."""
 
-    __slots__ = ("owned", "repeats", "stale")
-
-    def __init__(self) -> None:
-        self.owned: dict[int, Owned] = {}
-        self.repeats: dict[tuple[int, int], int] = {}
-        """(tier, engine key) -> number of further copies."""
-        self.stale = 0
-        """Approximate number of entries for evicted blocks."""
+    owned: dict[int, Owned] = {}
+    repeats: dict[tuple[int, int], int] = {}
+    """(tier, engine key) -> number of further copies."""
+    stale: int = 0
+    """Approximate number of entries for evicted blocks."""
 
     def forget(self, key: int) -> int:
         """Removes a block; returns the number of tiers with repeats of the block."""
@@ -451,7 +444,7 @@ class MemoryBackend(Backend):
                 if not copies and alone is None:
                     self._alone.put((number, tier), after, getsizeof(after[-1]) + 300)
             if after is before:
-                self.table.use(segment)
+                self.table.put(segment, (), copies, after)  # marks the segment as used
             else:
                 self.table.put(segment, run, copies, after)
                 added += len(run)

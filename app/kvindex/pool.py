@@ -13,7 +13,7 @@ import gevent
 import zmq
 from gevent.event import Event
 from gevent.select import POLLIN, poll
-from msgspec import Struct
+from msgspec import Struct, field
 
 from app.base.clock.pause import Pace, pause_if_possible
 from app.engine.kvcache.endpoints import is_ipv6, of_rank
@@ -98,16 +98,13 @@ class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s"
     lag_s: float
 
 
-class Shard:
+class Shard(Struct, eq=False):
     """A queue of messages, with one greenlet as its worker. A pod without a message is gone."""
 
-    __slots__ = ("queue", "size_bytes", "wake")
-
-    def __init__(self) -> None:
-        self.queue: deque[tuple[Pod, PublishedMessage | None]] = deque()
-        self.wake = Event()
-        """Set when a message is added."""
-        self.size_bytes = 0
+    queue: deque[tuple[Pod, PublishedMessage | None]] = field(default_factory=deque)
+    wake: Event = field(default_factory=Event)
+    """Set when a message is added."""
+    size_bytes: int = 0
 
     def add(self, pod: Pod, message: PublishedMessage | None) -> None:
         self.queue.append((pod, message))

@@ -126,7 +126,7 @@ class KvIndex:
         self._pool.close()
         if self._pool.context is not None:
             end_context(self._pool.context)
-        self.index.close()
+        self.index.backend.close()
 
     def receive(self, message: PublishedMessage) -> None:
         """Queues a message that did not come over a socket; drops the message if a queue is full."""
@@ -229,11 +229,6 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         return KvIndex(index, tokenization, subscriber, at.kv_index_pods, PoolSettings(), caches=caches)
     except ValueError as error:
         raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None
-
-
-def aliases(settings: Settings) -> Mapping[str, str]:
-    """Returns served name -> name of the model in the pods' events."""
-    return dict.fromkeys(settings.model.served_names, settings.model.model)
 
 
 def fed(index: KvIndex, model: str) -> Listener:

@@ -82,7 +82,7 @@ def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_
         assert matched(index, tokens, salt=salt) == ({"a": left} if left else {})
         ingest(index, "a", removed([n for n in range(1, blocks + 1) if n != gone]))
     assert index.metrics.skipped_events == {}
-    assert index.size().copies == 0
+    assert index.backend.size().copies == 0
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (1000, 1), (1, 100)])

@@ -152,7 +152,7 @@ def test_of_a_hybrid_model_only_groups_that_need_every_block_are_scored(index: I
     assert matched(index, PROMPT) == {"a": 2}
     ingest(index, "a", removed([2], group_idx=0))
     assert matched(index, PROMPT) == {"a": 1}
-    assert index.size().copies == 2
+    assert index.backend.size().copies == 2
 
 
 def test_offloaded_blocks_of_a_group_that_is_unknown_are_counted(index: Index) -> None:
@@ -172,9 +172,9 @@ def test_the_last_that_is_taken_and_the_first_that_is_not(
     index: Index, last: dict[str, Any], beyond: dict[str, Any], loss: str
 ) -> None:
     ingest(index, "a", stored([1], PROMPT[:4], **last))
-    assert losses(index) == {} and index.size().copies == 1
+    assert losses(index) == {} and index.backend.size().copies == 1
     ingest(index, "a", stored([2], PROMPT[4:8], **beyond))
-    assert losses(index) == {loss: 1} and index.size().copies == 1
+    assert losses(index) == {loss: 1} and index.backend.size().copies == 1
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_too_many_media_are_refused_one_by_one() -> None:
     index = make_index(MemoryBackend())
     ingest(index, "a", stored([1], PROMPT[:4]), *(offloaded([1], f"medium{n}") for n in range(20)))
     assert losses(index) == {"too_many_tiers": 6}
-    assert index.size().copies == 15
+    assert index.backend.size().copies == 15
 
 
 def test_hashes_may_be_bytes_in_one_event_and_numbers_in_another(index: Index) -> None:

@@ -70,5 +70,5 @@ def state(batches: list[list[KVEvent]]) -> tuple[Any, ...]:
     index = Index(backend, IndexSettings(block_size=2))
     outcomes = [ingest(index, "a", *each) for each in batches]
     maps = {number: (map_.owned, map_.repeats) for number, map_ in backend._maps.items()}
-    held = dict(backend.table), maps, index.size()
+    held = dict(backend.table), maps, index.backend.size()
     return outcomes, held, index.metrics.skipped_events

@@ -66,7 +66,7 @@ def test_a_restart_is_counted_once_though_the_backend_is_away(monkeypatch: pytes
     pool.put(PublishedMessage("a", "m", 0, encode(batch(stored([1], PROMPT[:4]), ts=9e9))))
     work(pool)
     assert backend.calls == 6
-    assert index.size().copies == 1
+    assert index.backend.size().copies == 1
     assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({})
 
 
@@ -164,7 +164,7 @@ def test_what_is_lost_is_counted_once_though_the_backend_fails(monkeypatch: pyte
     events: list[KVEvent] = [stored([1], PROMPT[:3]), *stores, removed([9**9])]
     pool.put(PublishedMessage("a", "m", 0, encode(batch(*events, ts=1000.0))))
     work(pool)
-    assert backend.calls == 3 + 6 and index.size().copies == 6_000
+    assert backend.calls == 3 + 6 and index.backend.size().copies == 6_000
     assert index.metrics.skipped_events == {"token_count": 1, "unknown_block": 1}
 
 
@@ -173,12 +173,12 @@ def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.Monke
     copies = [0]
     for module in ("index", "memory", "pool"):
         monkeypatch.setattr(
-            f"app.kvindex.{module}.pause_if_possible", lambda: copies.append(index.size().copies)
+            f"app.kvindex.{module}.pause_if_possible", lambda: copies.append(index.backend.size().copies)
         )
     stores = [stored([number], [number] * 4) for number in range(1, 5_001)]
     for sequence, events in enumerate((stores, [AllBlocksCleared()])):
         pool.put(PublishedMessage("a", "m", sequence, encode(batch(*events, ts=1000.0 + sequence))))
     work(pool)
-    most = max(abs(after - before) for before, after in pairwise([*copies, index.size().copies]))
-    assert max(copies) > 4_000 and index.size().copies == 0 and most <= 2048
+    most = max(abs(after - before) for before, after in pairwise([*copies, index.backend.size().copies]))
+    assert max(copies) > 4_000 and index.backend.size().copies == 0 and most <= 2048
     assert index.metrics.skipped_events == {}

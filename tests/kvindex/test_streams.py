@@ -92,7 +92,7 @@ def test_a_restart_clears_the_pod_and_asks_for_its_new_beginning(place: Station)
     put(place, engine, 1, block(1), ts=5001.0, replay=engine.replay)
     place.until(lambda: place.matched(PROMPT) == {"a": 2})
     assert losses(place) == {}
-    assert place.index.size().copies == 2
+    assert place.index.backend.size().copies == 2
 
 
 def test_only_a_few_replays_run_at_once(place: Station) -> None:
@@ -186,7 +186,7 @@ def test_the_answer_of_another_rank_is_refused(place: Station, topics: bool) -> 
     payload = engine.pack(block(0))
     place.pool.put(PublishedMessage("a", "m", 5, payload, other.replay, topic=b"kv@a@m"))
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
-    assert place.index.size().copies == 1
+    assert place.index.backend.size().copies == 1
     assert losses(place) == {"foreign_replay": 1, "gap": 5} and place.ended_replays() == {"failed": 1}
 
 
@@ -382,7 +382,7 @@ def test_whatever_is_lost_on_the_way_is_filled_in_its_order(lost: list[str], ste
         shards = place.pool.shards
         place.until(lambda: not len(place.pool) and not place.pool.held_bytes)
         assert [place.matched([number - 1] * 4) for number in left] == [{"a": 1}] * len(left)
-        assert place.index.size().copies == len(left)
+        assert place.index.backend.size().copies == len(left)
         (position,) = place.pool.positions()
         assert position.sequence == len(lost) and position.lag_s == 2000.0 - 1000.0 - len(lost)
         found = place.index.metrics.skipped_messages

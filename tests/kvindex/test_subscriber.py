@@ -167,9 +167,9 @@ def test_a_subscriber_that_stops_reading_finds_the_gap_and_fills_it(place: Stati
             place.subscriber.step(place.now)  # reads until the queue is full
     assert place.pool.full
     whole = {"a": 4_000}
-    place.until(lambda: place.index.size().copies > 0)
+    place.until(lambda: place.index.backend.size().copies > 0)
     a.publish(stored([9_000], [1, 2, 3, 4]))
-    place.until(lambda: place.index.size().copies == 4_001, lambda: a.publish())
+    place.until(lambda: place.index.backend.size().copies == 4_001, lambda: a.publish())
     assert place.matched(tokens) == whole
     assert place.index.metrics.skipped_events == {}
     assert not place.index.metrics.skipped_messages.get("gap")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from app.base.clock.clock import LiveClock
 from app.base.metrics.instruments import Exposition, Families
 from app.engine.kvcache.publisher import Publisher
-from app.kvindex.service import aliases, fed, fed_encoded, index_of
+from app.kvindex.service import fed, fed_encoded, index_of
 from app.serving.api import kv_index
 from app.serving.api.admin import server as admin
 from app.serving.api.openapi import document as openapi
@@ -86,7 +86,8 @@ def add_index(
     app.caches.append(lambda: index.caches)
     body = BodyLimits.of(server)
     rules = ChatRules.of(settings.api)
-    scores = kv_index.score_routes(index, body, aliases(settings), model, at.kv_index_chat_answer, rules)
+    aliases = dict.fromkeys(settings.model.served_names, model)
+    scores = kv_index.score_routes(index, body, aliases, model, at.kv_index_chat_answer, rules)
     app.add_routes("pod_scores", scores)
     app.add_routes("kv_index", kv_index.routes(index, at.kv_index_backend))
     return index.metrics_text

@@ -140,7 +140,7 @@ def test_nothing_is_lost_while_redis_is_away(own_server: RedisServer) -> None:
     with station(connect(own_server, timeout_s=0.5)) as place:
         place.engine(connect=False)
         put(place, 0)
-        place.until(lambda: place.index.size().copies == 1)
+        place.until(lambda: place.index.backend.size().copies == 1)
         own_server.kill()
         workers = [gevent.spawn(place.pool.run, shard) for shard in place.pool.shards]
         for sequence in range(1, 6):
@@ -160,7 +160,7 @@ def test_a_redis_that_comes_back_empty_is_filled_by_replays(own_server: RedisSer
         engine = place.engine(connect=False)
         for sequence in range(3):
             put(place, sequence, replay=engine.replay)
-        place.until(lambda: place.index.size().copies == 3)
+        place.until(lambda: place.index.backend.size().copies == 3)
         own_server.kill()
         own_server.forget()
         own_server.start()
@@ -176,7 +176,7 @@ def test_an_indexer_that_starts_again_fills_what_it_missed(own_server: RedisServ
         engine = place.engine(connect=False)
         for sequence in range(3):
             put(place, sequence)
-        place.until(lambda: place.index.size().copies == 3)
+        place.until(lambda: place.index.backend.size().copies == 3)
         kept = dict(engine.kept)
     with station(connect(own_server)) as place:
         engine = place.engine(connect=False)
