@@ -35,7 +35,6 @@ from app.serving.gunicorn.http2.transport import (
     MOST_CALLS,
     MOST_FRAME_BYTES,
     MOST_HEADER_BYTES,
-    SLICE_S,
     CallTransport,
     ConnectionFailed,
     Headers,
@@ -60,6 +59,8 @@ log = logging.getLogger(__name__)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """First bytes of a client with prior knowledge of HTTP/2 (RFC 9113, section 3.4)."""
 HEAD_BYTES = FRAME_HEAD.size
+SLICE_S = 0.001
+"""Most work for one connection in a row, in seconds: a quarter of a turn of the loop."""
 HEADERS, SETTINGS, GOAWAY, CONTINUATION = 0x1, 0x4, 0x7, 0x9
 ACK, END_HEADERS = 0x1, 0x4
 STREAM_BITS = 2**31 - 1
@@ -177,15 +178,12 @@ class Http2Connection(CallTransport):
                 call.cut_off(ErrorCodes.PROTOCOL_ERROR)
             else:
                 call.take(b"", True)
-        elif isinstance(event, WindowUpdated):
-            if call is not None:
-                call.wake.set()
-            elif not event.stream_id:
-                self.soon(self._feed)
-        elif isinstance(event, RemoteSettingsChanged):
+        elif isinstance(event, WindowUpdated) and call is not None:
+            call.wake.set()
+        elif isinstance(event, WindowUpdated | RemoteSettingsChanged):
             if len(self.h2.remote_settings) > MOST_SETTINGS:
                 raise ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "too many settings")
-            self.soon(self._feed)
+            self._feed()
         elif isinstance(event, StreamReset):
             self._resets += 1
             if call is not None:
@@ -247,7 +245,6 @@ class Http2Connection(CallTransport):
             self.guarded(self._say_goodbye, ErrorCodes.NO_ERROR)
             for call in list(self.calls.values()):
                 self.soon(call.shut_down)
-            self._work()
 
     def close(self) -> None:
         """Sends the bytes that the socket takes at once, and closes it; answers of running calls are lost."""
@@ -262,7 +259,6 @@ class Http2Connection(CallTransport):
         self.client.close()
         for call in list(self.calls.values()):
             self.soon(call.gone)
-        self._work()
 
 
 class RpcCall:

@@ -7,9 +7,9 @@ frame, but with h2's flow-control windows. All bytes of one turn of the loop lea
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from struct import Struct
 from typing import ParamSpec
 
@@ -41,8 +41,6 @@ BUFFERED_MESSAGES = 4
 """Most incomplete messages of the greatest length at the same time on one connection."""
 MOST_HELD_BYTES = 1 << 22
 """Most bytes that wait for a client that does not read; calls stop sending long before."""
-SLICE_S = 0.001
-"""Most work for one connection in a row, in seconds: a quarter of a turn of the loop."""
 MOST_CALLS = 1 << 14
 """Most concurrent calls on one connection."""
 MOST_HEADER_BYTES = 1 << 14
@@ -149,36 +147,18 @@ class CallTransport(HubConnection):
         self.most_buffered_bytes = BUFFERED_MESSAGES * (rpc.most_message_bytes + WINDOW)
         self.h2 = ServerProtocol(rpc.most_message_bytes)
         self.buffered = self._held_bytes = 0
-        self._is_leaving = self._awaits_turn = False
-        self._tasks: dict[Callable[[], None], None] = {}
+        self._is_leaving = False
 
     def soon(self, task: Callable[[], None]) -> None:
-        """Schedules `task` for this connection's turn, once however often it is scheduled until then."""
-        self._tasks[task] = None
-        self._await_turn()
-
-    def _await_turn(self) -> None:
-        if self._tasks and not self._awaits_turn:
-            self._awaits_turn = True
-            self.path.turns.put(self.share, self._work)
-
-    def _work(self) -> None:
-        self._awaits_turn = False
-        until_s = time.monotonic() + SLICE_S
-        while self._tasks and time.monotonic() < until_s:
-            task = next(iter(self._tasks))
-            del self._tasks[task]
-            self.guarded(task)
-        self._await_turn()
+        self.path.turns.put(self.share, partial(self.guarded, task))
 
     def guarded(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Calls `work`; a ProtocolError ends the connection with a GOAWAY frame that contains the reason."""
         try:
             work(*args, **kwargs)
         except ProtocolError as error:
-            is_coding = isinstance(error.__cause__, HPACKError)
-            is_coding = is_coding and not isinstance(error, DenialOfServiceError)
-            self._is_leaving = True
+            is_dear, self._is_leaving = isinstance(error, DenialOfServiceError), True
+            is_coding = isinstance(error.__cause__, HPACKError) and not is_dear
             with suppress(ConnectionFailed):
                 self._say_goodbye(ErrorCodes.COMPRESSION_ERROR if is_coding else error.error_code, str(error))
             self.close()
