@@ -170,8 +170,6 @@ def sigmoid(logit: float) -> float:
 
 
 Pack = Callable[["array[float]"], bytes]
-BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
-"""Bytes of one number."""
 LETTERS: Mapping[str, str] = {"float32": "f", "float16": "e", "bfloat16": "H"}
 """Codes of `struct`; B for others."""
 SMALL: Mapping[str, tuple[int, int]] = {"bfloat16": (8, 7), "fp8_e4m3": (4, 3), "fp8_e5m2": (5, 2)}
@@ -179,7 +177,7 @@ SMALL: Mapping[str, tuple[int, int]] = {"bfloat16": (8, 7), "fp8_e4m3": (4, 3), 
 
 
 def packing(dtype: str, endianness: str, pace: Pace) -> Pack:
-    """Returns a function that packs numbers as `dtype` (see `BYTES`), byte order native, big or little."""
+    """Returns a function that packs numbers as `dtype`, byte order native, big or little."""
     little = (sys.byteorder if endianness == "native" else endianness) == "little"
     letter = LETTERS.get(dtype, "B")
 

@@ -10,7 +10,7 @@ import time
 from array import array
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, count, islice, pairwise, repeat
+from itertools import accumulate, count, islice, pairwise, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -31,23 +31,10 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Handler, Route, post
+from app.serving.protocol import pooling as wire
 from app.serving.protocol.common import ItemList, Usage, encode
 from app.serving.protocol.messages import Message
-from app.serving.protocol.pooling import (
-    MAX_DIMENSIONS,
-    MAX_INPUTS,
-    ClassificationRequest,
-    CohereEmbedRequest,
-    EmbeddingRequest,
-    EncodedRequest,
-    PoolingFields,
-    PoolingRequest,
-    RerankRequest,
-    ScoreInputs,
-    ScoreRequest,
-    ScoringRequest,
-    TokenIds,
-)
+from app.serving.protocol.pooling import ScoreInputs, TokenIds
 from app.serving.protocol.validation import truncate
 from app.text.base import ChatOptions
 from app.text.files import is_matryoshka, model_config
@@ -140,12 +127,12 @@ class PoolingRunner:
 
     def create_embeddings(self, context: RequestContext) -> Response:
         """A vector for each text or conversation."""
-        request = self.pipeline.decode(context, EmbeddingRequest)
+        request = self.pipeline.decode(context, wire.EmbeddingRequest)
         return self._vectors(context, request, self.pool(context, request, "embd", "embed"), "embed")
 
     def create_pooling(self, context: RequestContext) -> Response:
         """The output of the model's head for each text or for the conversation."""
-        request = self.pipeline.decode(context, PoolingRequest)
+        request = self.pipeline.decode(context, wire.PoolingRequest)
         if request.dimensions is not None:
             raise bad_request("dimensions are for /v1/embeddings only", "dimensions")
         own = "classify" if self._task in ("score", "classify") else "embed"
@@ -156,7 +143,7 @@ class PoolingRunner:
 
     def create_classification(self, context: RequestContext) -> Response:
         """The probability of each class, and the name of the most likely one."""
-        request = self.pipeline.decode(context, ClassificationRequest)
+        request = self.pipeline.decode(context, wire.ClassificationRequest)
         job = self.pool(context, request, "classify", "classify")
 
         def item(index: int, ids: TokenIds, answer: ScriptedAnswer | None) -> object:
@@ -173,14 +160,14 @@ class PoolingRunner:
 
     def create_score(self, context: RequestContext) -> Response:
         """A score for each pair: one text against many, or each against its counterpart."""
-        request = self.pipeline.decode(context, ScoreRequest)
+        request = self.pipeline.decode(context, wire.ScoreRequest)
         job, _, scores = self._compare(context, request, *request.sides)
         items = ({"index": index, "object": "score", "score": score} for index, score in enumerate(scores))
         return self._list(context, job, items)
 
     def create_rerank(self, context: RequestContext) -> Response:
         """The documents, best first, with their scores."""
-        request = self.pipeline.decode(context, RerankRequest)
+        request = self.pipeline.decode(context, wire.RerankRequest)
         job, texts, scores = self._compare(context, request, request.query, request.documents)
         best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: request.top_n or None]
         results = [
@@ -197,7 +184,7 @@ class PoolingRunner:
 
     def create_cohere_embeddings(self, context: RequestContext) -> Response:
         """A vector for each text, image or mixed input, in every form that is asked for."""
-        request = self.pipeline.decode(context, CohereEmbedRequest)
+        request = self.pipeline.decode(context, wire.CohereEmbedRequest)
         self.pipeline.models.resolve(request.model)
         kind, known = request.input_type or "", self._instructions
         if kind and known is not None and kind not in known:
@@ -237,7 +224,7 @@ class PoolingRunner:
         return packed
 
     def pool(
-        self, context: RequestContext, request: ClassificationRequest, prefix: str, task: str
+        self, context: RequestContext, request: wire.ClassificationRequest, prefix: str, task: str
     ) -> PoolingJob:
         """Admits a request, and sleeps until the engine has run all its inputs.
 
@@ -254,7 +241,7 @@ class PoolingRunner:
         self._run(context, request, meta, inputs, len(inputs), answers)
         return PoolingJob(meta, inputs, answers, sum(map(len, inputs)))
 
-    def _admit(self, context: RequestContext, request: PoolingFields, prefix: str) -> ResponseMeta:
+    def _admit(self, context: RequestContext, request: wire.PoolingFields, prefix: str) -> ResponseMeta:
         """Returns the head of the answer. ApiError when model, server or fields forbid the request."""
         for field in ("mm_processor_kwargs", "media_io_kwargs"):
             if getattr(request, field, None):
@@ -267,13 +254,13 @@ class PoolingRunner:
             raise bad_request(f"truncate_prompt_tokens={keep} is more than the context of {most} tokens")
         if width is not None and not self._is_matryoshka:
             raise bad_request("The served model has no Matryoshka embeddings: dimensions must be unset.")
-        if width is not None and not 1 <= width <= MAX_DIMENSIONS:
-            raise bad_request(f"dimensions must be from 1 to {MAX_DIMENSIONS}, got {width}")
+        if width is not None and not 1 <= width <= wire.MAX_DIMENSIONS:
+            raise bad_request(f"dimensions must be from 1 to {wire.MAX_DIMENSIONS}, got {width}")
         if not prefix:
             return ResponseMeta(request.request_id or identity.fresh_id(), identity.now_s(), name, "")
         return identity.response_meta(prefix, context, request.request_id, name)
 
-    def _encoded(self, request: ClassificationRequest) -> Iterator[TokenIds]:
+    def _encoded(self, request: wire.ClassificationRequest) -> Iterator[TokenIds]:
         tokenizer, kwargs = self.pipeline.tokenizer, request.chat_template_kwargs
         if request.conversations:
             options = ChatOptions(
@@ -298,7 +285,7 @@ class PoolingRunner:
                 self.pipeline.check_text(text)
             yield from self.pipeline.tokenizer.encode_many(batch, special)
 
-    def _fitted(self, request: PoolingFields, ids: TokenIds) -> TokenIds:
+    def _fitted(self, request: wire.PoolingFields, ids: TokenIds) -> TokenIds:
         """Returns the part of `ids` that is kept. ApiError 400 for an input that is empty or too long."""
         keep = request.truncate_prompt_tokens
         keep = self._most_tokens if keep == -1 else keep
@@ -308,7 +295,7 @@ class PoolingRunner:
         return kept
 
     def _compare(
-        self, context: RequestContext, request: ScoringRequest, one: ScoreInputs, other: ScoreInputs
+        self, context: RequestContext, request: wire.ScoringRequest, one: ScoreInputs, other: ScoreInputs
     ) -> tuple[PoolingJob, Sequence[str], list[float]]:
         """Returns documents and scores of all pairs. ApiError 400 for texts without pairs.
 
@@ -342,7 +329,7 @@ class PoolingRunner:
         return PoolingJob(meta, (), answers, tokens), documents, scores
 
     def _side(
-        self, request: ScoringRequest, inputs: ScoreInputs, name: str
+        self, request: wire.ScoringRequest, inputs: ScoreInputs, name: str
     ) -> tuple[list[str], list[TokenIds]]:
         """Returns the texts of one side, and their ids, cut to the limit in the field `name`; 0: no limit.
 
@@ -372,7 +359,7 @@ class PoolingRunner:
     def _run(
         self,
         context: RequestContext,
-        request: PoolingFields,
+        request: wire.PoolingFields,
         meta: ResponseMeta,
         prompts: Iterable[TokenIds],
         num_prompts: int,
@@ -402,9 +389,7 @@ class PoolingRunner:
             delays=(*((0, longest_s),) * bool(longest_s), *(() if fault is None else fault.delays)),
         )
         prompts, is_first = iter(prompts), True
-        for ids in prompts:
-            room = max(1, min(engine.room(first.adapter), BATCH))
-            group = self._paced(chain([ids], islice(prompts, room - 1)))
+        while group := list(self._paced(islice(prompts, max(1, min(engine.room(first.adapter), BATCH))))):
             requests = [replace(first, index=at, prompt_ids=each) for at, each in enumerate(group)]
             while not self._has_run(requests, is_first, context):
                 gevent.sleep(RETRY_S)
@@ -423,7 +408,7 @@ class PoolingRunner:
             raise CallerLeft()
         return True
 
-    def rows(self, request: ClassificationRequest, job: PoolingJob, task: str) -> Rows:
+    def rows(self, request: wire.ClassificationRequest, job: PoolingJob, task: str) -> Rows:
         """Returns the output of `task` for each input, or the row that a script decides.
 
         Texts are embedded as they came, or decoded where they came as tokens or were truncated. ApiError 400
@@ -450,11 +435,11 @@ class PoolingRunner:
         return rows
 
     def _vectors(
-        self, context: RequestContext, request: EncodedRequest, job: PoolingJob, task: str
+        self, context: RequestContext, request: wire.EncodedRequest, job: PoolingJob, task: str
     ) -> Response:
         """Returns the output of `task` in the request's encoding."""
         rows, nested, form = self.rows(request, job, task), task.startswith("token"), request.encoding_format
-        field, kind = ("data", "pooling") if isinstance(request, PoolingRequest) else ("embedding",) * 2
+        field, kind = ("data", "pooling") if isinstance(request, wire.PoolingRequest) else ("embedding",) * 2
         values: Iterable[object] = (
             [row.tolist() for row in each] if nested else each[0].tolist() for each in rows
         )
@@ -508,12 +493,12 @@ def check_count(given: int, param: str) -> None:
     """Raises ApiError 400 for no inputs, or more than one request may have."""
     if not given:
         raise bad_request("at least one input is needed")
-    if given > MAX_INPUTS:
-        raise bad_request(f"at most {MAX_INPUTS} inputs fit into one request, got {given}", param)
+    if given > wire.MAX_INPUTS:
+        raise bad_request(f"at most {wire.MAX_INPUTS} inputs fit into one request, got {given}", param)
 
 
 def _metadata(
-    request: EncodedRequest, job: PoolingJob, shapes: Iterable[tuple[int, ...]], packed: Iterable[bytes]
+    request: wire.EncodedRequest, job: PoolingJob, shapes: Iterable[tuple[int, ...]], packed: Iterable[bytes]
 ) -> str:
     """Returns the header of a body of bytes: where the numbers of each input are, as JSON in ASCII."""
     same = {"embed_dtype": request.embed_dtype, "endianness": request.endianness}
