@@ -169,17 +169,10 @@ def setting_flags(table: Table) -> Iterator[Flag]:
 
 
 def usage(table: Table) -> str:
-    groups = {heading(table, group): section_flags(table, group) for group in table.sections}
-    return ABOUT + help_text({**groups, "Others": OTHERS})
-
-
-def section_flags(table: Table, group: str) -> list[Flag]:
-    """Returns one flag of each setting of a section, with the text of its help."""
-    return [flag for row in table.rows if row.group == group for flag in _flags(row, with_help=True)]
-
-
-def heading(table: Table, group: str) -> str:
-    return (table.sections[group].__doc__ or "").rstrip(".")
+    groups: dict[str, list[Flag]] = {}
+    for row in table.rows:
+        groups.setdefault((row.section.__doc__ or "").rstrip("."), []).extend(_flags(row, with_help=True))
+    return ABOUT + help_text({**groups, "Others": [*OTHERS]})
 
 
 def help_text(groups: Mapping[str, Iterable[Flag]]) -> str:

@@ -10,16 +10,11 @@ from functools import wraps
 from itertools import takewhile
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from config.command_line import heading, kind_of, section_flags, setting_flags, unknown_flag
+from config.command_line import kind_of, setting_flags, unknown_flag
 from config.declaration import ConfigError, UsageError
 from config.kinds import parse_duration
-from config.settings import Table, table_of
+from config.settings import Settings, table_of
 
-ARGPARSE: dict[str, dict[str, Any]] = {
-    "maybe": {"nargs": "?", "const": "true"},
-    "any": {"nargs": "*", "action": "extend"},
-}
-"""Words behind a setting's flag -> arguments of argparse."""
 _FLAG = re.compile(r"--[\w-]+", re.ASCII)
 
 P = ParamSpec("P")
@@ -65,10 +60,15 @@ class FlagParser(argparse.ArgumentParser):
         self._check(args or (), self._names())
         return super().parse_args(args, namespace)
 
-    def parse_beside_settings(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    def parse_beside_settings(
+        self, words: Sequence[str], plugins_only: bool = False
+    ) -> tuple[argparse.Namespace, list[str]]:
         """Splits words into flags of the command and flags of settings. UsageError for other flags."""
-        settings = setting_flags(table_of(kind_of(words, {})))
-        self._check(words, [*self._names(), *(form for flag in settings for form in flag.forms)])
+        table = table_of(kind_of(words, {}))
+        others = {*Settings.__struct_fields__} - {"plugins"} if plugins_only else {""}
+        names = {name for name, row in table.by_name.items() if row.group not in others}
+        flags = (flag for flag in setting_flags(table) if not plugins_only or flag.name in names)
+        self._check(words, [*self._names(), *(form for flag in flags for form in flag.forms)])
         return self.parse_known_args(words)
 
     def _check(self, words: Sequence[str], names: Iterable[str]) -> None:
@@ -133,11 +133,3 @@ def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
 
     return convert
-
-
-def add_section(parser: argparse.ArgumentParser, table: Table, name: str) -> None:
-    """Adds a flag for every setting of one section."""
-    group = parser.add_argument_group(heading(table, name))
-    for flag in section_flags(table, name):
-        options = {"dest": flag.name, "help": flag.help.replace("%", "%%")} | ARGPARSE.get(flag.takes, {})
-        group.add_argument(*flag.forms, metavar=flag.metavar.strip("[]").split()[0], **options)

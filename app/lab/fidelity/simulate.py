@@ -20,12 +20,10 @@ from app.lab.load import synthetic
 from app.lab.load.policies import POLICIES, RANDOM
 from app.lab.load.report import check_target, new_figure, progress_of, whole_file
 from app.lab.load.trace import MOST_TOKENS, LoadTrace, read_trace
-from config import ConfigError, UsageError
-from config.command_line import kind_of
+from config import UsageError
 from config.datasheet import DEVICES, profile_of
 from config.flags import (
     FlagParser,
-    add_section,
     as_argument,
     as_command,
     duration_of,
@@ -33,15 +31,15 @@ from config.flags import (
     whole_number,
 )
 from config.installation import COMMAND, check_installed
+from config.loader import load
 from config.profile import DEFAULT_PROFILE, Profile
-from config.settings import Settings, Table, table_of
-from config.validation import check
-from config.validation import read as read_setting
+from config.settings import Settings
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of them, on virtual time: the steps that timing steps plays live
 (docs/fidelity.md). The load is a trace, or it is drawn. A DURATION is 60us, 250ms or 1.5s. LENGTHS are N,
-N:lognormal, N:lognormal:SIGMA, N:uniform (half to three halves of N), LOW-HIGH or sharegpt.
+N:lognormal, N:lognormal:SIGMA, N:uniform (half to three halves of N), LOW-HIGH or sharegpt. With
+--plugin NAME its settings are flags, too.
 """
 MOST_SECONDS = 10_000_000.0
 ENGINE = {
@@ -51,7 +49,6 @@ ENGINE = {
 """Limits of the engine, vLLM's, each with its least value."""
 SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-scheduling")
 Group = argparse._ArgumentGroup
-PLAIN = table_of(Settings)
 STDOUT = Path("-")
 Plugged = Callable[[Settings, Profile], tuple[str, simulation.StepCosts] | None]
 """Returns name and step costs of the plugin in the settings that supplies them for a profile, if any."""
@@ -107,8 +104,8 @@ class Job:
 
 def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
     """Returns the job and the flags. Raises ConfigError, in one line, for wrong values and for conflicts."""
-    kind = kind_of(argv, {})
-    given = parser(table_of(kind)).parse_args(list(argv))
+    given, words = parser().parse_beside_settings(argv, plugins_only=True)
+    settings = load(words, {})
     profile = profile_of(given.profile, given.device, given.tensor_parallel_size, given.model_config)
     limits = {name: getattr(given, name.replace("-", "_")) for name in (*ENGINE, *SWITCHES)}
     changes = {
@@ -130,21 +127,10 @@ def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
         seed=given.seed,
     )
     recipe, name = _recipe(given, swept == "rate"), given.profile
-    if kind.PLUGINS and (found := plugged(_plugin_settings(given, kind), profile)):
+    if settings.PLUGINS and (found := plugged(settings, profile)):
         name, plan = f"{name}, steps by {found[0]}", replace(plan, step_costs=found[1])
     _check_files(given)
     return Job(profile_name=name, plan=plan, trace=given.trace, recipe=recipe), given
-
-
-def _plugin_settings(given: Namespace, kind: type[Settings]) -> Settings:
-    table = table_of(kind)
-    groups = plugin_groups(table)
-    texts = {row: getattr(given, row.name) for row in table.rows if row.group in groups}
-    sources = {row.name: f"flag --{row.name}" for row in texts}
-    values = {row.name: read_setting(row, text, sources[row.name]) for row, text in texts.items() if text}
-    settings = kind().changed(values)
-    check(settings, sources)
-    return settings
 
 
 def _recipe(given: Namespace, rate_is_swept: bool) -> synthetic.Recipe | None:
@@ -198,8 +184,8 @@ def _check_files(given: Namespace) -> None:
             raise UsageError(f"{path} is named twice")
 
 
-def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
-    """Makes the parser; flags without a default in help are None if absent. `table` has plugins' settings."""
+def parser() -> FlagParser:
+    """Makes the parser; flags without a default in help are None if absent."""
     flags = FlagParser(prog=f"{COMMAND} simulate", description=ABOUT, allow_abbrev=False)
     whole, rate = whole_number(1, MOST_TOKENS), partial(number_of, 0, summaries.MOST["rate"])
     costs = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
@@ -257,17 +243,7 @@ def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
     count = whole_number(1, 1024)
     own = "of sweeps [one a core]"
     add("--processes", type=count, default=simulation.cores(), metavar="N", help=own)
-
-    for name in plugin_groups(table):
-        try:
-            add_section(flags, table, name)
-        except argparse.ArgumentError as error:
-            raise ConfigError(f"plugin {name}: {error}; simulate has a flag of that name") from None
     return flags
-
-
-def plugin_groups(table: Table) -> list[str]:
-    return ["plugins", *(name for name in table.sections if name not in PLAIN.sections)]
 
 
 @as_command()
