@@ -112,7 +112,7 @@ class RequestPipeline:
 
     def decode(self, context: RequestContext, kind: type[T]) -> T:
         """Returns the request in the body. ApiError 400, 408 or 413."""
-        return decode(self.body.read(context), context.content_type, kind)
+        return decode(self.body.read(context), context.headers.get("content-type"), kind)
 
     def admit(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
         """Validates the request as far as possible before its prompts are tokens."""

@@ -19,7 +19,7 @@ from gevent.pywsgi import WSGIHandler, WSGIServer
 from msgspec import Struct
 
 from app.serving.http.connection import Connection
-from app.serving.http.context import headers_of
+from app.serving.http.context import context_of
 from config import ConfigError
 
 COMPLETIONS = "/v1/completions"
@@ -177,7 +177,7 @@ def watching(environ: WSGIEnvironment, left: Callable[[], None]) -> Iterator[Non
 
 
 def request_headers(environ: WSGIEnvironment) -> dict[str, str]:
-    headers = headers_of(environ)
+    headers = context_of(environ).headers
     return {name: value for name, value in headers.items() if value and name not in NOT_FORWARDED}
 
 

@@ -234,18 +234,6 @@ Environ = Mapping[str, Any]
 _BARE = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
 
 
-def headers_of(environ: Environ) -> dict[str, str]:
-    """The headers in a WSGI environ, by lower-case names, in their order.
-
-    Copied, because an environ that holds a context that holds the environ is cyclic garbage.
-    """
-    headers = {}
-    for key, value in environ.items():
-        if key.startswith("HTTP_") or (key in _BARE and value):
-            headers[_BARE.get(key) or key[5:].replace("_", "-").lower()] = value
-    return headers
-
-
 def environ_of(context: RequestContext) -> dict[str, object]:
     """Builds the environ that an access log reads, for a request without one."""
     path, _, query = context.target.partition("?")
@@ -261,8 +249,13 @@ def environ_of(context: RequestContext) -> dict[str, object]:
 def context_of(environ: Environ, arrival_s: float | None = None) -> RequestContext:
     """Builds the context of a request that arrived at `arrival_s` (monotonic seconds, default now).
 
-    Without a gevent socket (test clients), the context has no connection.
+    Without a gevent socket (test clients), the context has no connection. Headers are copied: an environ
+    that holds a context that holds the environ would be cyclic garbage.
     """
+    headers = {}
+    for key, value in environ.items():
+        if key.startswith("HTTP_") or (key in _BARE and value):
+            headers[_BARE.get(key) or key[5:].replace("_", "-").lower()] = value
     scheme, version = environ["wsgi.url_scheme"], environ.get("SERVER_PROTOCOL", "HTTP/1.1")
     path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
     sock: Any = environ.get("gunicorn.socket")
@@ -271,7 +264,7 @@ def context_of(environ: Environ, arrival_s: float | None = None) -> RequestConte
         method=environ["REQUEST_METHOD"],
         path=path,
         target=environ.get("RAW_URI") or (f"{path}?{query}" if query else path),
-        headers=headers_of(environ),
+        headers=headers,
         client=environ.get("REMOTE_ADDR") or "",
         arrival_s=time.monotonic() if arrival_s is None else arrival_s,
         source=environ["wsgi.input"],
