@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -20,8 +18,6 @@ from app.serving.gunicorn.certificates import (
     ServerCertificate,
     make_pair,
 )
-
-NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -48,21 +44,6 @@ def test_new_files_are_read_at_the_second_look_and_while_they_are_written_left_a
     assert [certificate.refresh() for _ in range(2)] == [True, False]
 
 
-def test_a_bad_pair_is_told_of_once(cfg: Config) -> None:
-    certificate = ServerCertificate(cfg)
-    Path(cfg.certfile).write_bytes(make_pair(["localhost"])[0])
-    assert not certificate.refresh()
-    with pytest.raises(CertificateError, match="do not belong together"):
-        certificate.refresh()
-    assert not certificate.refresh()
-    Path(cfg.keyfile).unlink()
-    assert not certificate.refresh()
-    with pytest.raises(CertificateError, match="No such file"):
-        certificate.refresh()
-    renew(cfg)
-    assert [certificate.refresh() for _ in range(2)] == [False, True]
-
-
 def test_what_is_no_pair_is_refused_in_one_line(cfg: Config) -> None:
     certificate, key = Path(cfg.certfile), Path(cfg.keyfile)
     secret = load_pem_private_key(key.read_bytes(), None).private_bytes(
@@ -74,14 +55,3 @@ def test_what_is_no_pair_is_refused_in_one_line(cfg: Config) -> None:
         with pytest.raises(CertificateError) as refused:
             ServerCertificate(cfg)
         assert str(file) in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_it_is_for_servers_and_valid_from_an_hour_ago_for_ten_years() -> None:
-    made, secret = make_pair(["localhost", "10.0.0.1", "::1"], NOON)
-    certificate = x509.load_pem_x509_certificate(made)
-    assert certificate.not_valid_before_utc == NOON - timedelta(hours=1)
-    assert certificate.not_valid_after_utc == NOON + timedelta(days=3650)
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
-    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1", "::1"]
-    assert load_pem_private_key(secret, None).public_key() == certificate.public_key()

@@ -143,15 +143,14 @@ class SelfSigned:
         return str(certificate), str(key)
 
 
-def make_pair(names: list[str], now: datetime | None = None) -> tuple[bytes, bytes]:
+def make_pair(names: list[str]) -> tuple[bytes, bytes]:
     """Returns a self-issued certificate for `names` and its ECDSA P-256 key, both in PEM."""
     from cryptography import x509  # a large library that is seldom needed
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    now = now or datetime.now(UTC)
-    key = ec.generate_private_key(ec.SECP256R1())
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     public = key.public_key()
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Understudy")])
     called: list[x509.GeneralName] = []

@@ -31,35 +31,31 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class HttpConnection(HTTPConnection):
-    """One connection to `address` (host:port). Waiting longer than `timeout_s` raises TimeoutError."""
+    """One connection to `address` (host:port), by `scheme`; with https, the certificate is verified.
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    Waiting longer than `timeout_s` raises TimeoutError.
+    """
+
+    def __init__(self, address: str, timeout_s: float, scheme: str = "http") -> None:
         host, _, port = address.rpartition(":")
         super().__init__(host, int(port))
-        self._timeout_s = timeout_s
+        self._timeout_s, self._scheme = timeout_s, scheme
+        self.default_port = PORTS[scheme]
         self._open: socket.socket | None = None
 
     def connect(self) -> None:
-        """Opens the connection. Raises OSError when the port is closed."""
-        self._open = self.sock = gevent.socket.create_connection((self.host, self.port), self._timeout_s)
+        """Opens the connection. Raises OSError when the port is closed or the certificate is not valid."""
+        self.sock = gevent.socket.create_connection((self.host, self.port), self._timeout_s)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._scheme == "https":
+            context = gevent.ssl.create_default_context()
+            self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+        self._open = self.sock
 
     def cut(self) -> None:
         if self._open is not None:
             with suppress(OSError):
                 self._open.shutdown(socket.SHUT_RDWR)
-
-
-class SecureConnection(HttpConnection):
-    """A TLS connection that verifies the server's certificate."""
-
-    default_port = PORTS["https"]
-
-    def connect(self) -> None:
-        """Opens the connection. Raises OSError when the port is closed or the certificate is not valid."""
-        super().connect()
-        context = gevent.ssl.create_default_context()
-        self._open = self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
 
 
 class Target(Struct, frozen=True):
@@ -92,8 +88,7 @@ class Target(Struct, frozen=True):
         return f"{self.host}:{self.port}"
 
     def connection(self, timeout_s: float) -> HttpConnection:
-        kind = SecureConnection if self.scheme == "https" else HttpConnection
-        return kind(self.address, timeout_s)
+        return HttpConnection(self.address, timeout_s, self.scheme)
 
 
 Answer = tuple[int, bytes]

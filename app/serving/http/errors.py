@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import msgspec
@@ -60,29 +60,18 @@ def too_many(message: str, retry_after_s: int | None = None) -> ApiError:
     return ApiError(429, "RateLimitError", message, None, headers)
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorKind:
-    """Makes errors of one status and type."""
-
-    status: int
-    type: str
-
-    def __call__(self, message: str, param: str | None = None) -> ApiError:
-        return ApiError(self.status, self.type, message, param)
-
-
-bad_request = ErrorKind(400, "BadRequestError")
+bad_request = partial(ApiError, 400, "BadRequestError")
 """Well-formed, but against a rule."""
-malformed = ErrorKind(400, "Bad Request")
+malformed = partial(ApiError, 400, "Bad Request")
 """Not JSON, or JSON that does not fit the schema; `param` is ``body`` or ``body.<path>``."""
-not_found = ErrorKind(404, "NotFoundError")
+not_found = partial(ApiError, 404, "NotFoundError")
 """The model (param ``model``) or stored object does not exist."""
-too_large = ErrorKind(413, "Request Entity Too Large")
-internal = ErrorKind(500, "InternalServerError")
-not_implemented = ErrorKind(501, "NotImplementedError")
+too_large = partial(ApiError, 413, "Request Entity Too Large")
+internal = partial(ApiError, 500, "InternalServerError")
+not_implemented = partial(ApiError, 501, "NotImplementedError")
 """The served model cannot do this."""
-unavailable = ErrorKind(503, "Service Unavailable")
+unavailable = partial(ApiError, 503, "Service Unavailable")
 """The server does not admit requests now (queue limit reached, draining)."""
-retryable = ErrorKind(503, "ServiceUnavailableError")
+retryable = partial(ApiError, 503, "ServiceUnavailableError")
 """The request failed in transit; the client may retry."""
-timed_out = ErrorKind(504, "GatewayTimeoutError")
+timed_out = partial(ApiError, 504, "GatewayTimeoutError")
