@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 USUAL = ("Starting gunicorn", "Using worker", "Booting worker")
 """Beginnings of gunicorn's lines that are the same at every start; logged as debug."""
-NO_REQUEST = "-"
+ACCESS = "gunicorn.access"
 logging.addLevelName(TRACE, "TRACE")
 
 TEXT = "%(asctime)s %(levelname)s [%(process)d] [%(request_id)s] %(name)s: %(message)s"
@@ -32,30 +32,17 @@ JSON = "%(asctime)s %(levelname)s %(process)d %(request_id)s %(name)s %(message)
 JSON_NAMES = {"asctime": "time", "levelname": "level", "process": "pid", "name": "logger"}
 
 
-def current_request_id() -> str:
-    context = current_request.get()
-    return NO_REQUEST if context is None else context.request_id
-
-
-class RequestId(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not hasattr(record, "request_id"):
-            record.request_id = current_request_id()
-        return True
-
-
-class AccessFields(logging.Filter):
-    """Converts the atoms of gunicorn's access log to fields of the record and a short message.
+class OwnFields(logging.Filter):
+    """Adds the request's id; converts the atoms of gunicorn's access log to fields and a short message.
 
     Fields: client, method, path (as sent, without the query), status, bytes, duration (seconds), request_id.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        atoms = record.args
-        if isinstance(atoms, Mapping):
+        atoms, context = record.args, current_request.get()
+        if record.name == ACCESS and isinstance(atoms, Mapping):
             path = str(atoms.get("{raw_uri}e") or atoms.get("U") or "-").partition("?")[0]
-            context = atoms.get(f"{{{CONTEXT}}}e")
-            identifier = context.request_id if isinstance(context, RequestContext) else ""
+            context = atoms.get(f"{{{CONTEXT}}}e") or context  # type: ignore[assignment]
             fields: dict[str, Any] = {
                 "client": atoms.get("h"),
                 "method": atoms.get("m"),
@@ -63,20 +50,20 @@ class AccessFields(logging.Filter):
                 "status": int(str(atoms.get("s") or 0)),
                 "bytes": int(str(atoms.get("B") or 0)),
                 "duration": int(str(atoms.get("D") or 0)) / 1_000_000,
-                "request_id": identifier or current_request_id(),
             }
             record.__dict__.update(fields)
             record.msg = "{method} {path} {status} {bytes} bytes {duration:.3f} s".format(**fields)
             record.args = None
+        if not hasattr(record, "request_id"):
+            record.request_id = "-" if context is None else context.request_id
         return True
 
 
 class TextLines(logging.Formatter):
     """Lines for people. Times are ISO 8601 in UTC with milliseconds."""
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        moment = datetime.fromtimestamp(record.created, UTC)
-        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    converter = staticmethod(time.gmtime)
+    default_time_format, default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
 
 
 class JsonLines(TextLines, JsonFormatter):
@@ -112,14 +99,14 @@ class ServerLogger(Statsd):  # type: ignore[misc]
         root.handlers[:] = [handler for handler in root.handlers if not hasattr(handler, "_gunicorn")]
         if cfg.errorlog is not None:
             handler = self._get_gunicorn_handler(self.error_log)
-            _have_lines(handler, own, RequestId())
+            _have_lines(handler, own)
             root.addHandler(handler)
         for logger in (root, logging.getLogger("app")):
             logger.setLevel(level)
         logging.getLogger("hpack").setLevel(logging.INFO)  # else --log-level debug would show clients' keys
         if own.access_log and cfg.accesslog is None:
             self._set_handler(self.access_log, "-", None, sys.stdout)
-            _have_lines(self._get_gunicorn_handler(self.access_log), own, AccessFields(), RequestId())
+            _have_lines(self._get_gunicorn_handler(self.access_log), own)
 
     def info(self, msg: str, *args: Any, **kwargs: Any) -> None:
         write = super().debug if self.is_start and msg.startswith(USUAL) else super().info
@@ -142,10 +129,9 @@ def log_exchange(log: Logger, context: RequestContext, response: Response) -> No
     log.access(answer, context.headers, environ_of(context), took)
 
 
-def _have_lines(handler: logging.Handler, settings: LogSettings, *filters: logging.Filter) -> None:
+def _have_lines(handler: logging.Handler, settings: LogSettings) -> None:
     if settings.log_format == "json":
         handler.setFormatter(JsonLines(JSON, rename_fields=JSON_NAMES))
     else:
         handler.setFormatter(TextLines(TEXT))
-    for each in filters:
-        handler.addFilter(each)
+    handler.addFilter(OwnFields())
