@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -29,8 +28,10 @@ class Traced(Harness):
 
     def request(self) -> RequestTrace:
         zero_ns = EPOCH_NS - int(START_S * NANOSECONDS)
+        start_ns = zero_ns + int(self.clock.now() * NANOSECONDS)
         told = {"http.route": "/v1/completions"}
-        return RequestTrace(self.tracer, "POST", told, Context(), self.clock.now(), zero_ns)
+        span = self.tracer.start_span("POST", attributes=told, start_time=start_ns)
+        return RequestTrace(self.tracer, span, zero_ns)
 
     def end(self) -> ReadableSpan:
         """The request's own span."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.base.metrics.instruments import Counter, Family, Histogram, Summary
 from app.base.metrics.recorder import Figures
@@ -32,27 +31,30 @@ HIGH_RESOLUTION = (
 LOW_RESOLUTION = (0.1, 0.5, 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HttpSeries:
-    """Series of one combination of method, handler and status class."""
-
-    requests: Counter
-    request_bytes: Summary
-    response_bytes: Summary
-    seconds_high: Histogram
-    seconds: Histogram
-
-
 UNMATCHED = "none"
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
 # The pattern matches anywhere in the route, as in vLLM: "/load" also excludes "/v1/load_lora_adapter".
 _EXCLUDED = re.compile("/metrics|/health|/load|/ping|/version|/server_info|^/ready$")
 
 
-Row = tuple[float, str | None, int]
-"""Duration in seconds, declared Content-Length and response bytes of an exchange."""
+Rows = list[tuple[float, str | None, int]]
+"""Duration in seconds, declared Content-Length and response bytes of exchanges."""
 BLOCK = 512
 """Rows counted together; a block takes a millisecond or two."""
+REQUESTS, BY_WAY = "http_requests_total", "understudy_requests_total"
+REQUEST_BYTES, RESPONSE_BYTES = "http_request_size_bytes", "http_response_size_bytes"
+SECONDS, SECONDS_HIGH = "http_request_duration_seconds", "http_request_duration_highr_seconds"
+WHOLE = "From arrival to the end of the response"
+LOW, HIGH = partial(Histogram, LOW_RESOLUTION), partial(Histogram, HIGH_RESOLUTION)
+FAMILIES: Mapping[str, tuple[str, Callable[[], Any], str]] = {
+    REQUESTS: ("Requests by method, class of status and route.", Counter, "counter"),
+    REQUEST_BYTES: ("Declared size of request bodies by route.", Summary, "summary"),
+    RESPONSE_BYTES: ("Size of response bodies by route.", Summary, "summary"),
+    SECONDS_HIGH: (f"{WHOLE}, all routes, in fine buckets.", HIGH, "histogram"),
+    SECONDS: (f"{WHOLE} by method and route, in coarse buckets.", LOW, "histogram"),
+    BY_WAY: ("Requests by the way that served them.", Counter, "counter"),
+}
+"""Texts of help, series and types of families, in the order of /metrics."""
 
 
 class HttpMetrics(Middleware):
@@ -66,29 +68,15 @@ class HttpMetrics(Middleware):
         self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
     ) -> None:
         self._clock = clock
-        low, high = partial(Histogram, LOW_RESOLUTION), partial(Histogram, HIGH_RESOLUTION)
-        of_body, took = "http_{}_size_bytes", "http_request_duration_{}seconds"
-        whole = "From arrival to the end"
-        self._requests = Family(
-            "http_requests_total", "Requests by method, class of status and route.", Counter, "counter", now
-        )
-        self._request_bytes = Family(
-            of_body.format("request"), "Declared size of request bodies by route.", Summary, "summary", now
-        )
-        self._response_bytes = Family(
-            of_body.format("response"), "Size of response bodies by route.", Summary, "summary", now
-        )
-        about = f"{whole} of the response, all routes, in fine buckets."
-        self._seconds_high = Family(took.format("highr_"), about, high, "histogram", now)
-        about = f"{whole} of the response by method and route, in coarse buckets."
-        self._seconds = Family(took.format(""), about, low, "histogram", now)
-        about = "Requests by the way that served them."
-        self._by_way = Family("understudy_requests_total", about, Counter, "counter", now)
-        self._served = {way: self._by_way.labels(way=way) for way in ("flask", "fast", "probe", "grpc")}
-        self._seconds_high.labels()  # a series without labels exists before the first request
-        self._rows: list[tuple[HttpSeries, Row]] = []
-        self._exchanges: dict[tuple[str, str, int], HttpSeries | None] = {}
-        """Maps method, route label and status to series; None for routes that are not counted."""
+        self._families: dict[str, Family[Any]] = {
+            name: Family(name, about, series, kind, now) for name, (about, series, kind) in FAMILIES.items()
+        }
+        ways = ("flask", "fast", "probe", "grpc")
+        self._served = {way: self._families[BY_WAY].labels(way=way) for way in ways}
+        self._families[SECONDS_HIGH].labels()  # a series without labels exists before the first request
+        self._noted = 0
+        self._rows: dict[tuple[str, str, int], Rows | None] = {}
+        """Exchanges by method, route label and status; None for routes that are not counted."""
 
     # The libraries are slow to import, and unused before the first scrape.
 
@@ -127,51 +115,43 @@ class HttpMetrics(Middleware):
             return
         # Clients must not create series with invented methods.
         key = (context.method if context.method in METHODS else "other", label, response.status)
-        if key not in self._exchanges:
-            self._exchanges[key] = None if _EXCLUDED.search(label) else self._series(*key)
-        series = self._exchanges[key]
-        if series is None:
+        if key not in self._rows:
+            self._rows[key] = None if _EXCLUDED.search(label) else []
+        rows = self._rows[key]
+        if rows is None:
             return
         body = response.body
         if isinstance(body, bytes):  # complete, and sent next
-            self._note(series, context, len(body))
+            self._note(rows, context, len(body))
             return
-        response.on_close(lambda: self._note(series, context, response.bytes_sent))
+        response.on_close(lambda: self._note(rows, context, response.bytes_sent))
 
-    def _series(self, method: str, handler: str, status: int) -> HttpSeries:
-        return HttpSeries(
-            self._requests.labels(method=method, status=f"{status // 100}xx", handler=handler),
-            self._request_bytes.labels(handler=handler),
-            self._response_bytes.labels(handler=handler),
-            self._seconds_high.labels(),
-            self._seconds.labels(method=method, handler=handler),
-        )
-
-    def _note(self, series: HttpSeries, context: RequestContext, response_bytes: int) -> None:
+    def _note(self, rows: Rows, context: RequestContext, response_bytes: int) -> None:
         seconds = self._clock() - context.arrival_s
-        self._rows.append((series, (seconds, context.headers.get("content-length"), response_bytes)))
-        if len(self._rows) >= BLOCK:
+        rows.append((seconds, context.headers.get("content-length"), response_bytes))
+        self._noted += 1
+        if self._noted >= BLOCK:
             self.fold()
 
     def fold(self) -> None:
         """Counts all noted rows, grouped by series: a fifth of the cost of counting each row."""
-        rows, self._rows = self._rows, []
-        grouped: dict[HttpSeries, list[Row]] = {}
-        for series, row in rows:
-            grouped.setdefault(series, []).append(row)
-        for series, of_one in grouped.items():
-            seconds, declared, sent = zip(*of_one, strict=True)
+        self._noted, families = 0, self._families
+        for (method, handler, status), rows in self._rows.items():
+            if rows is None:
+                continue
+            seconds, declared, sent = zip(*rows, strict=True) if rows else ((), (), ())
+            rows.clear()
             valid = (text if text and text.isdecimal() and len(text) < 19 else 0 for text in declared)
-            series.requests.inc(len(of_one))
-            series.request_bytes.observe_all(list(map(int, valid)))
-            series.response_bytes.observe_all(sent)
-            series.seconds_high.observe_all(seconds)
-            series.seconds.observe_all(seconds)
+            served = families[REQUESTS].labels(method=method, status=f"{status // 100}xx", handler=handler)
+            served.inc(len(sent))
+            families[REQUEST_BYTES].labels(handler=handler).observe_all(list(map(int, valid)))
+            families[RESPONSE_BYTES].labels(handler=handler).observe_all(sent)
+            families[SECONDS_HIGH].labels().observe_all(seconds)
+            families[SECONDS].labels(method=method, handler=handler).observe_all(seconds)
 
     def text(self) -> str:
         self.fold()
-        sizes, seconds = (self._request_bytes, self._response_bytes), (self._seconds_high, self._seconds)
-        return "".join(family.render() for family in (self._requests, *sizes, *seconds, self._by_way))
+        return "".join(family.render() for family in self._families.values())
 
 
 FORMAT, REPORT = "endpoint-load-metrics-format", "endpoint-load-metrics"

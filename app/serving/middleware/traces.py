@@ -44,9 +44,7 @@ QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
 BROKEN = ("abort", "error")
 NANOSECONDS = 1_000_000_000
 READINGS, TOGETHER_S = 4, 2e-5
-"""Most readings of the two clocks, and longest time between readings in seconds: longer means a context
-switch.
-"""
+"""Most readings of both clocks, and longest seconds between them: longer means a context switch."""
 
 
 class Traces(Middleware):
@@ -63,10 +61,8 @@ class Traces(Middleware):
         unix_ns: Callable[[], int] = time.time_ns,
         caches: Mapping[str, Bounded] = MappingProxyType({}),
     ) -> None:
-        self.caches = caches
-        self._make_tracer = make_tracer
-        self._clock = clock
-        self._unix_ns = unix_ns
+        self.caches, self._make_tracer = caches, make_tracer
+        self._clock, self._unix_ns = clock, unix_ns
         self._propagator = TraceContextTextMapPropagator()
 
     @cached_property
@@ -88,8 +84,12 @@ class Traces(Middleware):
         zero_ns = unix_ns - int((before_s + after_s) / 2 * NANOSECONDS)
         given = {key: context.headers[key] for key in PARENT if key in context.headers}
         parent = self._propagator.extract(given, Context())
-        trace = RequestTrace(self._tracer, method + name, attributes, parent, context.arrival_s, zero_ns)
-        if trace.span.is_recording():
+        start_ns = zero_ns + int(context.arrival_s * NANOSECONDS)
+        span = self._tracer.start_span(
+            method + name, parent, SpanKind.SERVER, attributes, start_time=start_ns
+        )
+        if span.is_recording():
+            trace = RequestTrace(self._tracer, span, zero_ns)
             context.keep(trace)
             context.observers = (*context.observers, trace.watch)
 
@@ -103,25 +103,11 @@ class Traces(Middleware):
 
 
 class RequestTrace:
-    """The trace of a request that arrived at `arrival_s`; a child of the span in `parent`, if there is one.
+    """The trace of a request with its `span`. `unix_ns` is the Unix time of the clock's zero."""
 
-    `name` and `attributes` belong to the request's span. `unix_ns` is the Unix time of the clock's zero.
-    """
-
-    def __init__(
-        self,
-        tracer: Tracer,
-        name: str,
-        attributes: Mapping[str, AttributeValue],
-        parent: Context,
-        arrival_s: float,
-        unix_ns: int,
-    ) -> None:
-        self._tracer = tracer
-        self._unix_ns = unix_ns
-        start_ns = self._ns(arrival_s)
-        self.span: Span = tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=start_ns)
-        self._below = set_span_in_context(self.span, Context())
+    def __init__(self, tracer: Tracer, span: Span, unix_ns: int) -> None:
+        self.span, self._tracer, self._unix_ns = span, tracer, unix_ns
+        self._below = set_span_in_context(span, Context())
         self._tokens = {PROMPT_TOKENS: 0, CACHED_TOKENS: 0, COMPLETION_TOKENS: 0}
         self._latency: dict[str, float] = {}
         self._reasons: list[str] = []
