@@ -115,10 +115,7 @@ class Run(Struct, frozen=True):
 
 
 class Problem(Struct, frozen=True):
-    """A start and the runs to predict.
-
-    A candidate is a vector with the distance of each constant from its start, in spreads.
-    """
+    """A start and the runs to predict. A candidate has the distance of each constant, in spreads."""
 
     start: Profile
     constants: tuple[Constant, ...]

@@ -15,10 +15,7 @@ from config.profile import EngineLimits, Profile
 
 
 class OfflineRequest(SequenceState):
-    """A request of an offline run, with times in seconds.
-
-    Requests of a `group` share the first `prefix_tokens` tokens of their prompts.
-    """
+    """A request, with times in seconds. Those of a `group` share `prefix_tokens` tokens of their prompts."""
 
     __slots__ = ("arrival_s", "first_s", "group", "last_s", "number", "prefix_tokens", "send_s")
 

@@ -56,10 +56,7 @@ class SearchResult(Struct, frozen=True):
 
 class Search:
     def __init__(self, problem: Problem, pool: Pool, most: int, progress: Progress) -> None:
-        """`most` limits the evaluations, roughly; without improvements the search ends earlier.
-
-        `progress` receives the number of evaluations.
-        """
+        """`most` limits the evaluations, roughly; `progress` receives their number."""
         self._problem, self._pool, self._most, self._progress = problem, pool, most, progress
         self._evaluations, self._loss = 0, inf
         self._best = numpy.zeros(len(problem.constants))
@@ -89,10 +86,7 @@ class Search:
         return found
 
     def _curvature(self) -> tuple[Array, Array]:
-        """Returns second (n, n) and first (n,) derivative of the loss at the best candidate.
-
-        Both are approximated by a sum of squares with the weights of the loss (Gauss-Newton).
-        """
+        """Returns second (n, n) and first (n,) derivative of the loss at the best x, by Gauss-Newton."""
         x = self._best
         self._evaluations += 2 * len(x) + 1
         errors, rows = slopes(self._problem, x, self._pool)
@@ -123,10 +117,7 @@ class Search:
 
 
 def slopes(problem: Problem, x: Array, pool: Pool, step: float = STEP) -> tuple[Array, Array]:
-    """Returns the errors (m,) at a candidate, and their derivatives (n, m) by its numbers.
-
-    Costs two evaluations for each constant, plus one. A longer `step` averages over roughness.
-    """
+    """Returns the errors (m,) at `x` and their derivatives (n, m). Longer steps average over roughness."""
     moves = step / numpy.array([constant.spread for constant in problem.constants])
     moved = [x + sign * row for row in numpy.diag(moves) for sign in (1, -1)]
     seen = numpy.array([numpy.ravel(errors) for errors in each(pool, problem.errors, [*moved, x])])

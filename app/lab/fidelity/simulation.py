@@ -65,10 +65,7 @@ class SimulationOutcome:
 
 
 class Simulation:
-    """All pods on one virtual time. Requests are sent in order, each to the pod that the policy chooses.
-
-    A heap has the next work of each pod, so that idle pods cost nothing.
-    """
+    """All pods on one virtual time. A heap has the next work of each pod, so that idle pods cost nothing."""
 
     def __init__(
         self, load: LoadTrace, plan: SimulationPlan, progress: Progress, watch: Watch | None = None

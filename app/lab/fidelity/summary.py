@@ -179,10 +179,7 @@ def read_objectives(text: str) -> tuple[Objective, ...]:
 
 
 def best(name: str, points: Sequence[Point]) -> tuple[str, float | None]:
-    """Returns the fewest pods, or the highest other value, that met the objectives, after its word.
-
-    The value is None when no point met the objectives.
-    """
+    """Returns the fewest pods, or the highest other value, that met the objectives, after its word."""
     met = [point.value for point in points if point.meets_slo]
     return ("fewest", min(met, default=None)) if name == "pods" else ("highest", max(met, default=None))
 

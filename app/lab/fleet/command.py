@@ -50,10 +50,7 @@ COLORS = (GREY, BLUE, RED)
 
 
 class PolicySummary(Struct, frozen=True, kw_only=True):
-    """Figures of a policy. Times are seconds; NaN without an answered request.
-
-    JSON has the fields by these names, with null for NaN.
-    """
+    """Figures of a policy, as in JSON. Times are seconds; NaN (null) without an answered request."""
 
     policy: str
     requests: int
@@ -160,10 +157,7 @@ MOST_PODS = 64
 
 
 def read(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Returns the options and the remaining flags. Raises ConfigError, in one line, for wrong values.
-
-    Of `concurrency` (requests at once) and `rate` (requests a second) one is None.
-    """
+    """Returns the options (`concurrency` or `rate` is None) and the flags of servers."""
     flags = FlagParser(prog=f"{COMMAND} fleet", description=ABOUT, allow_abbrev=False)
     add, whole, seed = flags.add_argument, whole_number(1), whole_number(0, 2**31)
     add("--pods", type=whole_number(1, MOST_PODS), default=4, help="servers to start [4]")
@@ -242,10 +236,7 @@ def _run(
 
 
 def _serve(fleet: Fleet, options: Namespace, policies: Mapping[str, PolicyMaker]) -> NoReturn:
-    """Serves a proxy for every policy until a signal raises KeyboardInterrupt.
-
-    Raises FleetError when a process ends.
-    """
+    """Serves a proxy for every policy until KeyboardInterrupt. Raises FleetError when a process ends."""
     with ExitStack() as ends:
         addresses = [
             (name, ends.enter_context(proxied(fleet, make, Random(f"{options.seed}/{name}")))[0])

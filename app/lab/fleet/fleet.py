@@ -1,6 +1,4 @@
-"""The pods and the indexer of a fleet: their flags, their processes on loopback ports, and the wait until the
-index is up to date.
-"""
+"""The pods and the indexer of a fleet: their load, their flags, their processes on loopback ports."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ TURNS = 4
 """Most turns of a user's conversation."""
 QUESTION_TOKENS = 60
 ANSWER_TOKENS = 40
-"""Tokens of an answer in the history of later turns.
-
-The workload has these answers instead of the pods' own, so that every policy gets the same prompts."""
+"""Tokens of an answer in the history of later turns: the same under every policy."""
 SEPARATOR = "\n\n"
 
 
@@ -64,11 +60,7 @@ class Workload:
 def make_workload(
     requests: int, groups: int, prefix_tokens: int, seed: int, compose: Callable[[int, Random], str]
 ) -> Workload:
-    """Spreads `requests` evenly over `groups`, in random order; each user's turns stay in order.
-
-    `compose` returns a text of so many tokens. Equal arguments make equal workloads; the number of requests
-    does not change the system prompts.
-    """
+    """Spreads `requests` evenly over `groups`, in random order. `compose` makes a text of so many tokens."""
     talks: list[list[str]] = []
     """The prompts of each user, turn by turn."""
     for group in range(groups):
@@ -201,11 +193,7 @@ class Processes:
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a server, without variables that configure servers.
-
-    PYTHONPATH names this code, so that any working directory will do; paths in flags are relative to the
-    working directory.
-    """
+    """Returns the environment without variables that configure servers; PYTHONPATH names this code."""
     strange = {name for name in environ if name in SETTINGS or name.startswith(STRANGE)}
     kept = {name: value for name, value in environ.items() if name not in strange}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))}
@@ -286,11 +274,7 @@ class Fleet:
         self.settle()
 
     def settle(self) -> None:
-        """Waits until the indexer has all earlier events of every pod. Raises FleetError after a timeout.
-
-        Each pod serves a prompt that is new to all pods. A pod's events keep their order: an index with
-        this prompt has all earlier events, too.
-        """
+        """Waits until the index has a new prompt of every pod, and so all events before."""
         processes = self.processes
         give_up_s, mark_until_s = processes.now() + SETTLE_LIMIT_S, -math.inf
         missing = list(self.pods)
@@ -324,11 +308,7 @@ def running_fleet(
     processes: Processes,
     progress: Callable[[int], None],
 ) -> Iterator[Fleet]:
-    """Yields a fleet for `workload` that is ready; `progress` receives the number of started processes.
-
-    `flags`, parsed as `settings`, come from the user. Raises FleetError, with the last line of the log,
-    when a process does not start.
-    """
+    """Yields a fleet that is ready. Raises FleetError, with a line of the log, if one does not start."""
     of_pods = pod_flags(settings, flags, workload, pods)
     try:
         events = f"tcp://{HOST}:{processes.port()}"

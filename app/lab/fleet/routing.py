@@ -54,11 +54,7 @@ class Indexer:
         self._timeout_s = timeout_s
 
     def scores(self, incoming: Incoming) -> Mapping[str, float]:
-        """Returns the cached blocks of the prompt, consecutive from its start, by pod; pods without any lack.
-
-        Empty also for a request without a prompt to score, which the pod may refuse.
-        Raises IndexerError without a valid answer.
-        """
+        """Returns the cached blocks of the prompt, if any, by pod. Raises IndexerError without an answer."""
         question = _question(incoming)
         if question is None:
             return {}
@@ -120,9 +116,7 @@ PolicyMaker = Callable[[Scores, Random], Policy]
 
 
 def policies_of(names: Sequence[str], plugged: Mapping[str, PolicyMaker]) -> dict[str, PolicyMaker]:
-    """Returns the makers of these policies of `POLICIES` or of plugins; without names, the default ones and
-    all of plugins. UsageError for an unknown name.
-    """
+    """Returns the makers of these policies; without names, of the default ones and all of plugins."""
     known: dict[str, PolicyMaker] = {name: partial(make_policy, name) for name in POLICIES}
     known |= plugged
     for name in names:

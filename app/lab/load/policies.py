@@ -1,7 +1,4 @@
-"""Routing policies of simulated and real fleets; plugins may add more.
-
-A pod is an address or a number. `in_flight` counts the current requests of every pod.
-"""
+"""Routing policies of simulated and real fleets. A pod is a number or an address."""
 
 from __future__ import annotations
 
@@ -12,10 +9,7 @@ from typing import Generic, TypeVar
 RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE = "random", "round-robin", "least-requests", "prefix-aware"
 POLICIES = (RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE)
 BLOCKS_PER_REQUEST = 25.0
-"""Blocks that a request in flight counts against a pod.
-
-A prefix of 2,000 tokens is 125 blocks: its pod gets its requests until it has five more than another pod.
-"""
+"""Blocks that a request in flight counts against a pod: 2,000 tokens (125 blocks) are five requests."""
 
 Pod = TypeVar("Pod")
 Request = TypeVar("Request")

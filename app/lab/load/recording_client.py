@@ -100,10 +100,7 @@ class RecordingClient:
         progress: Callable[[int], None],
         failed: Callable[[str], None] | None = None,
     ) -> None:
-        """`now` returns seconds, `progress` receives the number of sent requests.
-
-        `failed` receives the error of each failed request; without it the first failure ends the run.
-        """
+        """`failed` receives the error of each failed request; without it the first failure ends the run."""
         self._target = target
         given = {"Host": target.address, "Connection": "close", **JSON, **headers}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in given.items())
@@ -115,10 +112,7 @@ class RecordingClient:
         self._measured: list[Measured] = []
 
     def run(self, requests: Iterable[Wanted]) -> list[Measured]:
-        """Sends requests, which come in order of arrival, and returns the results in this order.
-
-        Raises RecordError, with the number of the request, at the first failure.
-        """
+        """Sends requests in order of arrival. Raises RecordError, with the request's number, at a failure."""
         self._start_s = self._now()
         caller, loop = gevent.getcurrent(), gevent.get_hub().loop
         look = loop.check(ref=False, priority=loop.MAXPRI)

@@ -55,7 +55,7 @@ def latencies(
 
 
 def twelve(*columns: Sequence[float]) -> list[float]:
-    """Returns four figures each of TTFT, ITL and E2E; the columns are those of `latencies`."""
+    """Returns four figures each of TTFT, ITL and E2E. Takes the columns of `latencies`."""
     return [figure for its in latencies(*columns) for figure in four(its)]
 
 

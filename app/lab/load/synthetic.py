@@ -99,10 +99,7 @@ class Recipe:
     """Rate at the start of a ramp, which ends at `rate`."""
     seconds: float | None = None
     requests: int | None = None
-    """Limits of the load: the first one reached ends it. At least one is given.
-
-    Without a rate `requests` is needed, for a ramp `seconds`.
-    """
+    """Limits of the load: the first one reached ends it. At least one is given, for a ramp `seconds`."""
     prefix_groups: int = 0
     prefix_tokens: int = 0
     """Number of groups, and tokens of its group at the start of every prompt, before its own tokens."""
@@ -125,10 +122,7 @@ class Recipe:
 def draw_load(
     recipe: Recipe, longest: int, progress: Callable[[int], None] = lambda requests: None
 ) -> LoadTrace:
-    """Returns the load of `recipe`. Lognormal lengths are cut so that a request has at most `longest` tokens.
-
-    `progress` receives the number of requests now and then. Raises ConfigError for no requests, or too many.
-    """
+    """Returns the load. Lognormal lengths are cut so that a request has at most `longest` tokens."""
     load = LoadTrace("the load")
     moments, lengths, groups = (Random(f"{recipe.seed}/{name}") for name in ("arrivals", "lengths", "groups"))
     for at_s in _moments(recipe, moments):
@@ -179,10 +173,7 @@ def arrivals(rate: float, shape: float, rng: Random) -> Iterator[float]:
 
 
 def _ramp(low: float, high: float, seconds: float, rng: Random) -> Iterator[float]:
-    """Yields a Poisson process with a rate that goes linearly from `low` to `high`.
-
-    Each arrival of a unit-rate process is moved to the time with that expected number of requests.
-    """
+    """Yields a Poisson process with a rate that goes linearly from `low` to `high`, out of one of rate 1."""
     growth = (high - low) / seconds
     for expected in arrivals(1.0, 1.0, rng):
         if not growth:

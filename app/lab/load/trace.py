@@ -26,11 +26,7 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(slots=True)
 class LoadTrace:
-    """Requests in order of arrival, as columns that hold millions of rows.
-
-    Requests of a prefix group share the first `prefix_tokens` tokens of their prompts. Without groups both
-    columns are empty.
-    """
+    """Requests in order of arrival, as columns for millions of rows. Without groups two are empty."""
 
     origin: str
     """Name of the source, with which error messages begin."""
@@ -51,10 +47,7 @@ class LoadTrace:
 
 
 def read_trace(path: Path, progress: Callable[[int], None] = lambda bytes_read: None) -> LoadTrace:
-    """Reads a CSV file, packed by gzip or not. Raises ConfigError with the file, the row and the rule.
-
-    The header is row 1, as in an editor. `progress` receives the bytes read now and then.
-    """
+    """Reads a CSV file, packed by gzip or not. Raises ConfigError with the file, the row and the rule."""
     load = LoadTrace(str(path), rows="row", first_row=2)
     try:
         with path.open("rb") as packed:

@@ -25,10 +25,7 @@ UNAUTHORIZED = b'{"error":"Unauthorized"}'
 
 
 class ApiKeys(Middleware):
-    """Answers 401 to requests without a required key. Changed keys take effect immediately.
-
-    Keys are stored as hashes of equal length, so that a comparison takes constant time.
-    """
+    """Answers 401 without a required key. Hashes of equal length make a comparison take constant time."""
 
     def __init__(self) -> None:
         self._api: tuple[bytes, ...] = ()
@@ -82,9 +79,7 @@ OWN_SITES = ("same-origin", "none")
 
 
 class ForeignPages(Middleware):
-    """Protects control routes. Allows scripts, the server's own pages, and named origins of
-    `allowed-origins`.
-    """
+    """Allows control to scripts, the server's own pages, and named origins of `allowed-origins`."""
 
     concerns_plain = False
 

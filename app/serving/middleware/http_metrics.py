@@ -58,11 +58,7 @@ FAMILIES: Mapping[str, tuple[str, Callable[[], Any], str]] = {
 
 
 class HttpMetrics(Middleware):
-    """Counts the exchanges that vLLM counts: requests to its routes.
-
-    `clock` returns monotonic seconds, `now` Unix seconds. As the first middleware it observes the final
-    response.
-    """
+    """Counts the requests that vLLM counts. As the first middleware it observes the final response."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
@@ -98,10 +94,7 @@ class HttpMetrics(Middleware):
         return PrometheusMetrics(None, path=None, export_defaults=False, registry=self.registry)
 
     def process_text(self) -> str:
-        """Returns the text of all metrics in the registry.
-
-        Not the exporter's text: that reads PROMETHEUS_MULTIPROC_DIR, which may belong to another program.
-        """
+        """Returns the registry's text; the exporter's reads PROMETHEUS_MULTIPROC_DIR of whichever program."""
         from prometheus_client import generate_latest
 
         return generate_latest(self.registry).decode()
@@ -160,10 +153,7 @@ PATHS = ("/v1/chat/completions", "/v1/completions")
 
 
 class LoadReports(Middleware):
-    """Adds the load of the server to unstreamed answers of chats and completions, in the requested format.
-
-    Proxies such as Envoy balance by this header (ORCA).
-    """
+    """Adds the server's load to unstreamed answers, for proxies such as Envoy (ORCA)."""
 
     concerns_plain = False  # plain requests have no such header
 

@@ -52,11 +52,7 @@ Replacement = tuple[int, int, str]
 
 
 def is_secret(name: str) -> bool:
-    """Returns True for a header, field or parameter with a secret value.
-
-    The last word of the name decides, by `WORDS`: `api_key`, `X-Api-Key` and `hfToken` are secret,
-    `max_tokens` and `token_ids` are not.
-    """
+    """Returns True if the last word of a name is one of `WORDS`: `X-Api-Key`, `hfToken`, not `max_tokens`."""
     return _SECRET.fullmatch(_CAMEL.sub("-", name).lower()) is not None
 
 

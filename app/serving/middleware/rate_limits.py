@@ -108,10 +108,7 @@ class RateLimits(Middleware):
             response.headers.update(limited.buckets.headers(limited.asked_s))
 
     def charge(self, caller: bytes, tokens: int) -> None:
-        """Subtracts used tokens from the bucket of `caller`.
-
-        The bucket may become negative: further requests are refused until it holds a token again.
-        """
+        """Subtracts tokens from the caller's bucket; below one token its requests are refused."""
         bucket = self._buckets_of(caller).tokens
         if bucket is not None:
             bucket.spend(tokens, self._clock.now())

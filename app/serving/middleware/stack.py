@@ -15,10 +15,7 @@ MOST_PLAIN_BYTES = 1 << 16
 
 
 class Middleware:
-    """Hooks before a request is routed, and on its response.
-
-    A subclass overrides `begin`, `end` or both. Requests that begin while `active` is false skip both.
-    """
+    """Hooks around a route. Requests that begin while `active` is false skip both."""
 
     active = True
     concerns_plain = True
@@ -34,11 +31,7 @@ class Middleware:
 
 
 class MiddlewareStack:
-    """Runs `begin` in the order of the list, `end` in reverse. Finds the active middleware when settings
-    change.
-
-    A request ends with the `end` hooks that were active at its beginning.
-    """
+    """Runs `begin` in the order of the list, and in reverse each `end` that was active at the beginning."""
 
     def __init__(self, middleware: Sequence[Middleware]) -> None:
         self._middleware = tuple(middleware)
@@ -65,10 +58,7 @@ class MiddlewareStack:
         self.most_plain_bytes = min([MOST_PLAIN_BYTES, *(one.most_plain_bytes for one in active)])
 
     def begin(self, context: RequestContext, is_general: bool = False) -> Response | None:
-        """Returns the first response of a middleware; None to go on to the route.
-
-        Requests that Flask serves (`is_general`) also pass the middleware that do not concern plain ones.
-        """
+        """Returns the first response, if any. Flask's requests (`is_general`) pass more than plain ones."""
         context.endings = self._end
         for begin in self._begin_general if is_general else self._begin:
             if (response := begin(context)) is not None:

@@ -48,11 +48,7 @@ READINGS, TOGETHER_S = 4, 2e-5
 
 
 class Traces(Middleware):
-    """Traces requests and their sequences. The first request calls `make_tracer`, so the worker does.
-
-    `clock` stamps arrivals, `unix_ns` returns the Unix time in nanoseconds.
-    `caches` hold spans that wait for a collector.
-    """
+    """Traces requests. The first one calls `make_tracer`, so the worker does; `caches` hold spans to send."""
 
     def __init__(
         self,

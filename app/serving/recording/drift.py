@@ -126,9 +126,7 @@ def _decoded(body: bytes) -> object:
 
 
 def shape_of(value: object, path: str = "$") -> set[str]:
-    """Returns each path of a JSON value with its kind. Items of a list share a path, members under token ids,
-    too.
-    """
+    """Returns each path of a JSON value with its kind. Items, and members under token ids, share a path."""
     if isinstance(value, dict) and value:
         is_by_id = all(map(str.isdecimal, value))
         inner = ((item, f"{path}.{'*' if is_by_id else name}") for name, item in value.items())

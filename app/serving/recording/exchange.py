@@ -176,7 +176,7 @@ def masked_pieces(pieces: Sequence[bytes], coding: str = "") -> list[bytes]:
 
 
 COMPARED_BYTES = 100
-"""Bytes in whose time two requests are compared: about 3 us."""
+"""Comparing two requests takes as long as so many bytes: about 3 us."""
 MOST_EXCHANGES = 100_000
 """Most exchanges in a file; their index takes about 50 MB."""
 log = logging.getLogger(__name__)
@@ -192,11 +192,7 @@ class Place(Struct, frozen=True):
 
 
 class Recording:
-    """The exchanges of the file at `path`. With `alike`, similar requests match, too.
-
-    RecordingError for an invalid file, another version of the format, or an unreadable line.
-    A cut-off last line is skipped with a warning.
-    """
+    """The exchanges of a file. RecordingError for an invalid line; a last one that is cut off is skipped."""
 
     def __init__(self, path: str, alike: bool = False) -> None:
         self.path, self.alike = path, alike
@@ -233,10 +229,7 @@ class Recording:
         return nearest and nearest[1]
 
     def next_answer(self, key: bytes) -> RecordedAnswer:
-        """Returns the recorded answers of equal requests in order, then repeats the last.
-
-        RecordingError: the file has changed.
-        """
+        """Returns the next answer to equal requests, or the last again. RecordingError: a changed file."""
         places = self._equal[key]
         place = places[min(self._next[key], len(places) - 1)]
         self._next[key] += 1

@@ -61,10 +61,7 @@ MOST_PIECES = 100_000
 
 
 class RecordingFile:
-    """Appends exchanges to a new file at `path`; `now` returns monotonic seconds.
-
-    RecordingError: the file exists or cannot be created. `warn` receives a line for each dropped exchange.
-    """
+    """Appends exchanges to a new file; `warn` receives a line for each that is dropped."""
 
     def __init__(
         self,
@@ -209,11 +206,7 @@ class RecordingProxy:
         self._target, self._file, self._most = target, file, most_bytes
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
-        """Serves WSGI. Status 502 when the server cannot be reached, or sends no answer.
-
-        ConnectionResetError when the server's answer breaks off, so that the client's breaks off, too.
-        An exchange is recorded if its answer ends before the client leaves.
-        """
+        """Answers 502 if the server does not answer, and breaks off (ConnectionResetError) if it does."""
         kept = KeptExchange(self._file, environ["REQUEST_METHOD"], environ[TARGET], self._most)
         with ExitStack() as ends:
             ends.callback(kept.over)

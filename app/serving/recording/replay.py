@@ -43,10 +43,7 @@ CHUNK_STEPS = 8
 
 
 class Replay(Middleware):
-    """Answers requests from `recording`. `wheel` and `now` (monotonic seconds) time the chunks.
-
-    With `refuses`, 404 answers a miss.
-    """
+    """Answers requests from `recording`, at its moments by `wheel`. With `refuses`, 404 answers a miss."""
 
     def __init__(
         self,
@@ -124,10 +121,7 @@ class Replay(Middleware):
 
 
 class RecordedBody(StreamingBody):
-    """Yields the chunks of an answer at their times: recorded seconds after `asked_s`.
-
-    Iterate once, in a greenlet; always close.
-    """
+    """Yields the chunks of an answer, seconds after `asked_s`. Iterate once, in a greenlet; always close."""
 
     def __init__(
         self,
@@ -191,9 +185,7 @@ class RecordedBody(StreamingBody):
 
 
 def _headers(answer: RecordedAnswer) -> dict[str, str]:
-    """Returns the recorded headers without masked ones and the server's own; disables proxy buffering of
-    streams.
-    """
+    """Returns the recorded headers without masked ones and the server's own; streams are unbuffered."""
     headers: dict[str, str] = {}
     for name, value in sendable(answer.headers):
         if name.lower() in OURS or value == MASK:

@@ -61,11 +61,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> Json:
-    """Builds the document of a script. Prints each exchange that is left out to stderr.
-
-    Rules with equal conditions answer once, in order, except the last. The model is a condition only if there
-    are several.
-    """
+    """Builds a script. Rules with equal conditions answer once, in order; stderr names the exchanges left out."""
     rules: list[Json] = []
     tools: Json = {}
     for number, exchange in exchanges:
@@ -135,11 +131,7 @@ def _then(answer: RecordedAnswer) -> Json:
 
 
 class RecordedReply(Struct):
-    """The first choice of an answer.
-
-    `calls` holds names and arguments (JSON texts), `events` the number of stream events. `moments` holds the
-    times of events with a part of the reply; vLLM sends one per token.
-    """
+    """The first choice of an answer; `moments` are of events with a part of the reply."""
 
     text: str = ""
     reasoning: str = ""
