@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> Json:
-    """Builds a script. Rules with equal conditions answer once, in order; stderr names the exchanges left out."""
+    """Builds a script. Rules with equal conditions answer once, in order; stderr names exchanges left out."""
     rules: list[Json] = []
     tools: Json = {}
     for number, exchange in exchanges:
