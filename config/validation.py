@@ -1,8 +1,8 @@
-"""Rules between settings, checked in a fixed order, and error messages for wrong settings."""
+"""Rules between settings, checked in a fixed order, at the start and at each change of a running server."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from config.declaration import ConfigError, shown
+from config.declaration import ConfigError, shown, suggestion
 from config.settings import BY_NAME, MASK, SECTIONS, Setting, Settings, Table
 
 FIRST = (
@@ -117,3 +117,41 @@ def check(settings: Settings, sources: Mapping[str, str]) -> None:
 def wrong(row: Setting, value: object, source: str, rule: str) -> ConfigError:
     """Returns the error for a wrong value, in one line: setting, value, source and rule."""
     return ConfigError(f"setting {row.name}: {MASK if row.about.secret else shown(value)} ({source}) {rule}")
+
+
+class LiveSettings:
+    """Current settings. Callable[[Settings], None]s receive every change.
+
+    Each change is checked as a whole, then applied as a whole. For one greenlet hub only.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.current = settings
+        self._subscribers: list[Callable[[Settings], None]] = []
+
+    def subscribe(self, subscriber: Callable[[Settings], None]) -> None:
+        """Calls `subscriber` with all settings, now and after every change. It must not raise or block."""
+        self._subscribers.append(subscriber)
+        subscriber(self.current)
+
+    def change(self, values: Mapping[str, object]) -> Settings:
+        """Sets settings by name, with values as in YAML. Changes nothing on the ConfigError of `changed`."""
+        self.current = self.changed(values)
+        for subscriber in self._subscribers:
+            subscriber(self.current)
+        return self.current
+
+    def changed(self, values: Mapping[str, object]) -> Settings:
+        """Returns the settings after a change; ConfigError for an unknown, constant or invalid one."""
+        table = self.current.table
+        found: dict[str, object] = {}
+        for name, raw in values.items():
+            row = table.by_name.get(name)
+            if row is None:
+                raise ConfigError(f"unknown setting {name!r}{suggestion(name, names=table.by_name)}")
+            if not row.about.live:
+                raise ConfigError(f"setting {name}: cannot change while the server runs")
+            found[name] = read(row, raw, "change")
+        changed = self.current.changed(found)
+        check(changed, dict.fromkeys(values, "change"))
+        return changed

@@ -9,7 +9,7 @@ from app.serving.flask.application import Understudy
 from app.serving.http.context import RequestContext
 from app.serving.http.route import Route
 from app.serving.middleware.stack import Middleware, MiddlewareStack
-from config.live import LiveSettings
+from config.validation import LiveSettings
 
 if TYPE_CHECKING:
     from _typeshed import SupportsRead

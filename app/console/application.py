@@ -36,8 +36,8 @@ from app.serving.http.route import Route, get, post
 from app.serving.middleware.stack import Middleware
 from app.text.base import Tokenizer
 from config import VERSION, VLLM_VERSION
-from config.live import LiveSettings
 from config.settings import ServerSettings, Setting
+from config.validation import LiveSettings
 
 if TYPE_CHECKING:
     from app.engine.kvcache.publisher import Publisher

@@ -18,8 +18,8 @@ from app.engine.simulated.corpus import sample_sentences
 from app.serving.http.client import COMPLETIONS, exchange
 from app.serving.http.errors import bad_request
 from app.text.base import Tokenizer
-from config.live import LiveSettings
 from config.settings import ServerSettings
+from config.validation import LiveSettings
 
 MOST_IN_FLIGHT = 2000
 LONGEST_S = 3600.0

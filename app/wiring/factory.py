@@ -59,9 +59,9 @@ from app.serving.protocol.validation import ModelLimits
 from app.text.base import Tokenizer, TokenizerError
 from app.text.huggingface import load_tokenizer
 from config import VLLM_VERSION, ConfigError, Settings
-from config.live import LiveSettings
 from config.loader import check_extras, load
 from config.settings import DatasetSettings, ServerSettings
+from config.validation import LiveSettings
 
 if TYPE_CHECKING:
     from app.console.application import Console

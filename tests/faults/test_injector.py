@@ -10,9 +10,9 @@ import pytest
 
 from app.serving.faults.fault import failure
 from app.serving.faults.injector import MOST_CHARACTERS, MOST_HEADER_RULES, FaultInjector
-from config.live import LiveSettings
 from config.loader import load
 from config.sections.api import FAILURE_TYPES
+from config.validation import LiveSettings
 from tests.faults.asking import asking
 
 

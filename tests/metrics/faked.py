@@ -12,8 +12,8 @@ from app.base.metrics.instruments import Exposition
 from app.base.metrics.recorder import Recorder
 from app.serving.middleware.http_metrics import HttpMetrics
 from config.fake_metrics import merged
-from config.live import LiveSettings
 from config.loader import load
+from config.validation import LiveSettings
 
 START = 1_700_000_000.0
 """Unix time at which the clock of a test starts."""

@@ -13,9 +13,9 @@ from app import create_app
 from app.serving.http.response import json_response
 from app.serving.http.route import get, post
 from app.serving.middleware.access import PREFLIGHT_VARY, ApiKeys, Cors
-from config.live import LiveSettings
 from config.loader import load
 from config.settings import AccessSettings, Settings
+from config.validation import LiveSettings
 from tests.application import application, request
 
 PAGE, OTHER = "https://page.example", "https://other.example"

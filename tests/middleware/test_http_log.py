@@ -13,8 +13,8 @@ from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import post
 from app.serving.middleware.http_log import HttpLog
-from config.live import LiveSettings
 from config.settings import Settings
+from config.validation import LiveSettings
 from tests.application import application
 
 NAME = "app.serving.middleware.http_log"

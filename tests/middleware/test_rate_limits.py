@@ -15,8 +15,8 @@ from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route
 from app.serving.middleware.rate_limits import MOST_CALLERS, RateLimits
-from config.live import LiveSettings
 from config.settings import AccessSettings, Settings
+from config.validation import LiveSettings
 from tests.application import application
 from tests.engine.harness import Harness
 

@@ -22,7 +22,7 @@ from app.serving.middleware.http_metrics import HttpMetrics
 from app.serving.middleware.stack import Middleware, MiddlewareStack
 from app.text.base import Tokenizer
 from config import Settings
-from config.live import LiveSettings
+from config.validation import LiveSettings
 
 if TYPE_CHECKING:
     from app.engine.core.remote import RemoteEngine

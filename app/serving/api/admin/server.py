@@ -23,8 +23,8 @@ from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, post, probe
 from config import VLLM_VERSION, ConfigError
 from config.fake_metrics import FakeMetricsError, merged
-from config.live import LiveSettings
 from config.plugins import API
+from config.validation import LiveSettings
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager
