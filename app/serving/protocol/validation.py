@@ -77,10 +77,10 @@ class ModelLimits:
     max_new_tokens: int | None = None
     """Most tokens of any reply, from the model's generation_config.json."""
 
-    def room_behind(self, prompt_tokens: int) -> int:
+    def room_behind(self, prompt_tokens: int, requested: int | None = None) -> int:
         """Returns the most tokens of a reply after a prompt; 0 or less when the prompt fills the context."""
         room = self.max_model_len - prompt_tokens
-        return room if self.max_new_tokens is None else min(room, self.max_new_tokens)
+        return min(room, *(most for most in (self.max_new_tokens, requested) if most is not None), room)
 
     def logprobs(self, wanted: int | None) -> int:
         """Returns log probabilities per token: the vocabulary's size for -1 (all), 0 for None."""
@@ -132,12 +132,6 @@ def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
     if isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None:
         return request.max_completion_tokens, "max_completion_tokens"
     return request.max_tokens, "max_tokens"
-
-
-def resolve_max_tokens(requested: int | None, prompt_tokens: int, limits: ModelLimits) -> int:
-    """Returns the most tokens to generate: `requested`, limited to the room, which may be 0 or less."""
-    room = limits.room_behind(prompt_tokens)
-    return room if requested is None else min(room, requested)
 
 
 def check_prompt_text(text: str, max_model_len: int, max_chars_per_token: int) -> None:
@@ -222,7 +216,7 @@ class ValidatedRequest(Generic[R]):
         if not prompt_tokens:
             return
         request, limits = self.request, self._limits
-        most = [resolve_max_tokens(self.requested, tokens, limits) for tokens in prompt_tokens]
+        most = [limits.room_behind(tokens, self.requested) for tokens in prompt_tokens]
         self.max_tokens = most if min(most) > 0 else [max(tokens, 1) for tokens in most]
         self.structured_outputs = constrained_outputs(request)
         key = ""

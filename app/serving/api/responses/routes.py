@@ -38,7 +38,6 @@ from app.serving.protocol.messages import Message
 from app.serving.protocol.response_tools import called_tools
 from app.serving.protocol.responses import ResponseObject, ResponsesRequest
 from app.serving.protocol.responses_chat import ResponsesChat, chat_request, echo_text, go_on
-from app.serving.protocol.validation import resolve_max_tokens
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 256 << 20
@@ -286,7 +285,7 @@ def response_prompt(
 def _shape(
     pipeline: RequestPipeline, asked: ResponsesRequest, ids: Sequence[int], head: ResponseMeta
 ) -> ResponsesOptions:
-    most_tokens = resolve_max_tokens(asked.max_output_tokens, len(ids), pipeline.limits)
+    most_tokens = pipeline.limits.room_behind(len(ids), asked.max_output_tokens)
     hides = pipeline.limits.parses and not asked.include_reasoning
     return ResponsesOptions(
         response=new_response(asked, head, most_tokens),
