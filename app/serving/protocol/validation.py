@@ -80,7 +80,7 @@ class ModelLimits:
     def room_behind(self, prompt_tokens: int, requested: int | None = None) -> int:
         """Returns the most tokens of a reply after a prompt; 0 or less when the prompt fills the context."""
         room = self.max_model_len - prompt_tokens
-        return min(room, *(most for most in (self.max_new_tokens, requested) if most is not None), room)
+        return min([room, *(most for most in (self.max_new_tokens, requested) if most is not None)])
 
     def logprobs(self, wanted: int | None) -> int:
         """Returns log probabilities per token: the vocabulary's size for -1 (all), 0 for None."""
