@@ -19,27 +19,25 @@ LENGTH = 100
 Kind: TypeAlias = type[PlainChat] | type[PlainCompletion]
 
 
-def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> PlainGeneration[Any, Any]:
+def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> PlainGeneration:
     """The fast path of one family, for a model with a context of `length` tokens."""
     limits, models = ModelLimits(max_model_len=length, vocab_size=4096), SimpleNamespace(names=["m"])
     pipeline: Any = SimpleNamespace(limits=limits, models=models, settings=load((), {}))
     known: Any = SimpleNamespace(ids=prompt_ids)
     options = partial(ChatResponseOptions, prompt_ids=())
-    found: PlainGeneration[Any, Any] = PlainGeneration(pipeline, kind, "", known, options, cast(Any, None))
+    found: PlainGeneration = PlainGeneration(pipeline, kind, "", known, options, cast(Any, None))
     found._names = frozenset(names)
     return found
 
 
-def recognise(
-    kind: Kind = PlainChat, ids: int = 10, length: int = LENGTH, **body: Any
-) -> Recognised[Any] | None:
+def recognise(kind: Kind = PlainChat, ids: int = 10, length: int = LENGTH, **body: Any) -> Recognised | None:
     """What a model with a context of `length` tokens recognises, the prompt having `ids` of them."""
     reader = generation(kind, lambda prompt: range(ids), length, None, "m")
     prompt = {"messages": CHAT} if kind is PlainChat else {"prompt": "hi"}
     return reader.recognise(json.dumps(prompt | body).encode())
 
 
-def room(found: Recognised[Any] | None) -> tuple[int, bool] | None:
+def room(found: Recognised | None) -> tuple[int, bool] | None:
     return found and (found.max_tokens, found.limited)
 
 

@@ -8,7 +8,7 @@ included, take the general path, which reports errors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -98,20 +98,14 @@ class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
 
-P = TypeVar("P", bound=PlainRequest)
-
-
-class Recognised(Struct, Generic[P], frozen=True):
-    request: P
+class Recognised(Struct, frozen=True):
+    request: PlainRequest
     prompt_ids: Sequence[int]
     max_tokens: int
     limited: bool
 
 
-Shown = TypeVar("Shown", bound=ResponseOptions)
-
-
-class PlainGeneration(Generic[P, Shown]):
+class PlainGeneration:
     """Answers the plain requests of one family: see `app.serving.http.route.PlainHandler`."""
 
     special_headers = SPECIAL_HEADERS
@@ -119,11 +113,11 @@ class PlainGeneration(Generic[P, Shown]):
     def __init__(
         self,
         pipeline: RequestPipeline,
-        kind: type[P],
+        kind: type[PlainRequest],
         id_prefix: str,
         known: KnownPrompts,
-        options: Callable[..., Shown],
-        writer: Callable[[ResponseMeta, Shown, Sequence[int], bool], ResponseWriter],
+        options: Callable[..., ResponseOptions],
+        writer: Callable[[ResponseMeta, Any, Sequence[int], bool], ResponseWriter],
     ) -> None:
         """`options` adds the family's own to those that all share; `writer` gets them with the prompt and
         whether the usage is told."""
@@ -168,7 +162,7 @@ class PlainGeneration(Generic[P, Shown]):
             metrics=settings.api.enable_per_request_metrics,
         )
 
-    def recognise(self, body: bytes) -> Recognised[P] | None:
+    def recognise(self, body: bytes) -> Recognised | None:
         """Returns the request in `body`; None, with nothing drawn or counted, when not plain."""
         try:
             request = self._decode(body)
@@ -192,7 +186,7 @@ class PlainGeneration(Generic[P, Shown]):
             return None
         return Recognised(request, ids, most, limit is not None)
 
-    def answer(self, context: RequestContext, recognised: Recognised[P]) -> Response | PendingResponse:
+    def answer(self, context: RequestContext, recognised: Recognised) -> Response | PendingResponse:
         pipeline, request = self._pipeline, recognised.request
         context.is_generation = True
         meta = pipeline.identity.response_meta(self._id_prefix, context, "", self._model)
@@ -223,30 +217,23 @@ class PlainGeneration(Generic[P, Shown]):
         return pipeline.responder.respond_soon((wanted,), writer, bool(request.stream), context)
 
 
-def plain_chats(pipeline: RequestPipeline) -> PlainGeneration[PlainChat, ChatResponseOptions]:
+def plain_chats(pipeline: RequestPipeline) -> PlainGeneration:
     def options(**shared: Any) -> ChatResponseOptions:
         role, parses = pipeline.settings.api.response_role, pipeline.limits.parses
         return ChatResponseOptions(**shared, prompt_ids=(), role=role, parses=parses)
 
-    def writer(
-        meta: ResponseMeta, shared: ChatResponseOptions, ids: Sequence[int], usage: bool
-    ) -> ChatWriter:
+    def writer(meta: ResponseMeta, shared: Any, ids: Sequence[int], usage: bool) -> ChatWriter:
         return ChatWriter(meta, replace(shared, prompt_ids=ids, include_usage=usage))
 
     return PlainGeneration(pipeline, PlainChat, "chatcmpl", known_chats(pipeline.tokenizer), options, writer)
 
 
-def plain_completions(
-    pipeline: RequestPipeline,
-) -> PlainGeneration[PlainCompletion, CompletionResponseOptions]:
+def plain_completions(pipeline: RequestPipeline) -> PlainGeneration:
     def options(**shared: Any) -> CompletionResponseOptions:
         return CompletionResponseOptions(**shared, prompts=())
 
-    def writer(
-        meta: ResponseMeta, shared: CompletionResponseOptions, ids: Sequence[int], usage: bool
-    ) -> CompletionWriter:
+    def writer(meta: ResponseMeta, shared: Any, ids: Sequence[int], usage: bool) -> CompletionWriter:
         return CompletionWriter(meta, replace(shared, prompts=(EchoedPrompt(ids),), include_usage=usage))
 
-    return PlainGeneration(
-        pipeline, PlainCompletion, "cmpl", known_texts(pipeline.tokenizer), options, writer
-    )
+    known = known_texts(pipeline.tokenizer)
+    return PlainGeneration(pipeline, PlainCompletion, "cmpl", known, options, writer)
