@@ -51,32 +51,6 @@ def test_the_header_s_id_wins_over_the_body_s_and_that_over_a_fresh_one() -> Non
         assert fresh.startswith(f"{prefix}-") and len(fresh.removeprefix(f"{prefix}-")) >= 16
 
 
-PERMISSION = {
-    **{"object": "model_permission", "organization": "*", "group": None, "is_blocking": False},
-    **{"allow_create_engine": False, "allow_sampling": True, "allow_logprobs": True},
-    **{"allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False},
-}
-
-
-def cards(*flags: str) -> list[dict[str, Any]]:
-    answer = client_of(*flags).get("/v1/models").json
-    assert answer is not None and answer["object"] == "list"
-    listed: list[dict[str, Any]] = answer["data"]
-    return listed
-
-
-def test_a_model_is_a_card_with_one_permission() -> None:
-    [card] = cards("--model", "org/base", "--max-model-len", "2048")
-    [permission] = card.pop("permission")
-    created = card.pop("created")
-    assert permission.pop("id").startswith("modelperm-") and permission.pop("created") == created > 1e9
-    assert permission == PERMISSION
-    assert card == {
-        **{"id": "org/base", "object": "model", "owned_by": "vllm", "root": "org/base"},
-        **{"parent": None, "max_model_len": 2048},
-    }
-
-
 def test_the_fingerprint() -> None:
     for flags, fingerprint in (
         ((), r"vllm-0\.32\.0-[0-9a-f]{8}"),

@@ -13,7 +13,6 @@ from app.cli import COMMANDS
 from tests.running_server import RunningServer, running_image
 from tests.surface.conftest import in_process
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 LINE = [
     "--model", "org/model", "--served-model-name", "one", "two", "--gpu-memory-utilization", "0.9",
     "--max-model-len", "1k", "--tensor-parallel-size", "4", "--root-path", "/models/one", "-cc.mode", "3",
@@ -44,19 +43,6 @@ def test_the_prefix_cache_is_on_as_in_vllm(moved: RunningServer) -> None:
     metrics = requests.get(f"{moved.url}/metrics", timeout=20).text
     hits = next(line for line in metrics.splitlines() if line.startswith("vllm:prefix_cache_hits_total"))
     assert float(hits.rpartition(" ")[2]) > 0
-
-
-def test_tools_are_chosen_only_where_that_is_switched_on(moved: RunningServer) -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL], "max_tokens": 200}
-    count = {"messages": body["messages"], "model": "one", "tools": [{"name": "f", "input_schema": {}}]}
-    for path, asked, status in (
-        ("/v1/chat/completions", body, 400),
-        ("/v1/chat/completions", body | {"tool_choice": "none"}, 200),
-        ("/v1/messages/count_tokens", count, 400),
-    ):
-        answer = requests.post(moved.url + path, json=asked, timeout=20)
-        assert answer.status_code == status, answer.text
-        assert status == 200 or "requires --enable-auto-tool-choice and --tool-call-parser" in answer.text
 
 
 def test_the_other_side_of_a_prefill_is_told_what_a_real_server_would_tell(moved: RunningServer) -> None:
