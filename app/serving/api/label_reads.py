@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 from msgspec import Struct
 
@@ -60,19 +60,16 @@ class LabelRequest(Request, kw_only=True):
     request_id: str = ""
     """Empty without one from the client: vLLM then draws a random id."""
 
+    order: ClassVar[str] = "cache_salt priority request_id"
+    """These follow the fields of the routes."""
+
     def check_rules(self: LabelRequest | RawRequest) -> None:
         rules.check_cache_salt(self.cache_salt)
 
     def as_completion(self, label_ids: TokenIds) -> CompletionRequest:
         """Builds the completion of one token whose log probabilities are read; prompts are added later."""
-        return CompletionRequest(
-            model=self.model,
-            max_tokens=1,
-            logprob_token_ids=label_ids,
-            cache_salt=self.cache_salt,
-            priority=self.priority,
-            request_id=self.request_id,
-        )
+        same = {name: getattr(self, name) for name in LabelRequest.__struct_fields__}
+        return CompletionRequest(**same, max_tokens=1, logprob_token_ids=label_ids)
 
 
 def _items(value: object) -> object:
@@ -91,21 +88,14 @@ class GenerativeScoringRequest(LabelRequest, kw_only=True):
     add_special_tokens: bool = True
 
     lax: ClassVar[Mapping[str, Hashable]] = {"items": _items}
-    order: ClassVar[str] = (
-        "model query items label_token_ids apply_softmax item_first add_special_tokens cache_salt priority "
-        "request_id"
-    )
 
 
 def _questions(value: object) -> dict[str, JsonObject]:
-    if not isinstance(value, dict):
-        raise Misfit("an object")
-    for name, question in value.items():
-        if not isinstance(question, dict):
-            raise Misfit("an object", name)
+    questions = convert_value(dict[str, dict[str, object]], value)
+    for name, question in questions.items():
         if not isinstance(question.get("type"), str):
             raise Misfit("a string", name, "type")
-    return value
+    return cast(dict[str, JsonObject], questions)
 
 
 class DecisionRequest(LabelRequest, kw_only=True):
@@ -124,10 +114,6 @@ class DecisionRequest(LabelRequest, kw_only=True):
     chat_template_kwargs: JsonObject | None = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {"questions": _questions}
-    order: ClassVar[str] = (
-        "model state questions instructions images audio videos chat_template_kwargs cache_salt priority "
-        "request_id"
-    )
 
 
 class Decisions(Struct, kw_only=True):
