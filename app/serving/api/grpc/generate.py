@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isnan
 from typing import cast
 
@@ -33,18 +33,14 @@ from config.fault_rules import MalformedChunkRule, MissingDoneRule, TruncatedJso
 
 MODALITIES = ("image", "image", "audio", "video")
 """Modalities by their numbers; a message without one means images."""
-SAME = (
-    *("top_k", "min_p", "frequency_penalty", "presence_penalty", "min_tokens", "skip_special_tokens"),
-    *("spaces_between_special_tokens", "ignore_eos", "include_stop_str_in_output"),
-)
-"""Fields of `SamplingParams` that have the same names in a completion."""
+NAMESAKES = [
+    (field.name, field.has_presence)
+    for field in engine.SamplingParams.DESCRIPTOR.fields
+    if field.name in CompletionRequest.__struct_fields__ and not field.is_repeated
+]
+"""Single fields of `SamplingParams` that have the same names in a completion; those that may be unset."""
 ONE_UNLESS_SET = ("n", "top_p", "repetition_penalty")
 """Fields that are 1 where a message omits them or has 0."""
-OPTIONAL: Mapping[str, float | None] = {
-    **{"temperature": 1.0, "logprobs": None, "prompt_logprobs": None},
-    **{"seed": None, "truncate_prompt_tokens": None, "max_tokens": None},
-}
-"""Fields with presence, and their values when unset."""
 LEAST = {"max_tokens": 1, "truncate_prompt_tokens": -1, "logprobs": -1, "prompt_logprobs": -1}
 NO_MESSAGE = b"\xff\xff\xff"
 """Bytes that begin no field."""
@@ -93,15 +89,15 @@ def completion_of(message: Proto, most: int) -> CompletionRequest:
     at, kind = message.sampling_params, message.WhichOneof("input")
     if kind is None or kind == "tokenized" and not message.tokenized.input_ids:
         raise bad_request("a prompt is needed: tokenized, or text", "input")
-    given: dict[str, Proto] = {name: getattr(at, name) for name in SAME}
-    given |= {name: getattr(at, name) or 1 for name in ONE_UNLESS_SET}
-    given |= {name: getattr(at, name) if at.HasField(name) else usual for name, usual in OPTIONAL.items()}
+    given: dict[str, Proto] = {"temperature": 1.0, "max_tokens": None, "truncate_prompt_tokens": None}
+    given |= {name: getattr(at, name) for name, may_lack in NAMESAKES if not may_lack or at.HasField(name)}
+    given |= {name: given[name] or 1 for name in ONE_UNLESS_SET}
     size = len(message.tokenized.input_ids) if given["truncate_prompt_tokens"] is None else 0
     check_prompt_length(size, most)
     if given["max_tokens"] is None:
         given["max_tokens"] = most - size
     for name, least in LEAST.items():
-        if given[name] is not None and given[name] < least:
+        if given.get(name) is not None and given[name] < least:
             raise bad_request(f"{name} must be at least {least}, got {given[name]}", name)
     if len(at.stop) > MAX_STOP_STRINGS:
         raise bad_request(f"stop has {len(at.stop)} texts, at most {MAX_STOP_STRINGS} are possible", "stop")
