@@ -237,8 +237,8 @@ class PoolingRunner:
         chats: Iterable[Sequence[Message]] = conversations
         if not conversations:
             chats = ([{"role": "user", "content": text}] for text in texts)
-        answers = self._decide(context, request.model or meta.model, WANTED.get(task, task), chats)
-        self._run(context, request, meta, inputs, len(inputs), answers)
+        wants = WANTED.get(task, task)
+        answers = self._run(context, request, meta, wants, chats, iter(inputs), len(inputs))
         return PoolingJob(meta, inputs, answers, sum(map(len, inputs)))
 
     def _admit(self, context: RequestContext, request: wire.PoolingFields, prefix: str) -> ResponseMeta:
@@ -319,8 +319,7 @@ class PoolingRunner:
             [{"role": "user", "content": query}, {"role": "document", "content": text}]
             for query, text in zip(queries * times, documents, strict=True)
         )
-        answers = self._decide(context, request.model or meta.model, "score", chats)
-        self._run(context, request, meta, prompts(), len(parts), answers)
+        answers = self._run(context, request, meta, "score", chats, prompts(), len(parts))
         bags, scores = [Bag(ids) for ids in first] * times, list[float]()
         for bag, ids, answer in zip(bags, self._paced(second), answers or repeat(None), strict=False):
             score = logit(bag, Bag(ids))
@@ -345,32 +344,28 @@ class PoolingRunner:
         bounded = not limit and request.truncate_prompt_tokens is None
         return texts, [ids[: limit or None] for ids in self._paced(self._tokens(texts, True, bounded))]
 
-    def _decide(
-        self, context: RequestContext, model: str, wants: str, chats: Iterable[Sequence[Message]]
-    ) -> list[ScriptedAnswer | None]:
-        """Returns decisions of scripts about each chat. ApiError for a fault of a script."""
-        if self.pipeline.scripts is None:
-            return []
-        from app.serving.api.script import messages_of  # imports regexes, too, which few servers need
-
-        decisions = self.pipeline.scripts.pooled(map(messages_of, chats), wants, model, context)
-        return [None if decision is None else decision.answer for decision in decisions]
-
     def _run(
         self,
         context: RequestContext,
         request: wire.PoolingFields,
         meta: ResponseMeta,
-        prompts: Iterable[TokenIds],
+        wants: str,
+        chats: Iterable[Sequence[Message]],
+        prompts: Iterator[TokenIds],
         num_prompts: int,
-        answers: Sequence[ScriptedAnswer | None],
-    ) -> None:
+    ) -> list[ScriptedAnswer | None]:
         """Sleeps until the engine has run all prompts, as many at a time as it has room for.
 
-        The delays are the longest one of all `answers`, and a fault's. EngineError without room for the
-        first prompt. CallerLeft when the client has left.
+        Returns decisions of scripts about each chat; the delays are the longest one of them, and a fault's.
+        EngineError without room for the first prompt. CallerLeft when the client has left.
         """
-        fault, engine = context.kept(Fault), self.pipeline.responder.engine
+        scripts, engine, model = (
+            self.pipeline.scripts,
+            self.pipeline.responder.engine,
+            request.model or meta.model,
+        )
+        answers = [] if scripts is None else scripts.pooled(chats, wants, model, context)
+        fault, is_first = context.kept(Fault), True
         longest_s = max((answer.reply.first_token_s for answer in answers if answer is not None), default=0.0)
         first = EngineRequest(
             request_id=meta.id,
@@ -388,12 +383,12 @@ class PoolingRunner:
             observers=context.observers,
             delays=(*((0, longest_s),) * bool(longest_s), *(() if fault is None else fault.delays)),
         )
-        prompts, is_first = iter(prompts), True
         while group := list(self._paced(islice(prompts, max(1, min(engine.room(first.adapter), BATCH))))):
             requests = [replace(first, index=at, prompt_ids=each) for at, each in enumerate(group)]
             while not self._has_run(requests, is_first, context):
                 gevent.sleep(RETRY_S)
             is_first = False
+        return answers
 
     def _has_run(self, requests: Sequence[EngineRequest], is_first: bool, context: RequestContext) -> bool:
         """Sleeps until the engine has run the prompts. Returns False where others have taken the room."""

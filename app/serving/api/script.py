@@ -21,6 +21,7 @@ from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.messages import Message as WireMessage
 from app.serving.protocol.messages import content_text
 from app.serving.protocol.validation import GenerationRequest
+from app.serving.scripts.action import ScriptedAnswer
 from app.serving.scripts.matching import KNOWN, MatchedRequest, Message
 from app.serving.scripts.rules import ScriptFailure
 from app.serving.scripts.script_set import Decision, ScriptSet
@@ -95,21 +96,21 @@ class ScriptResolver:
         return directed
 
     def pooled(
-        self, inputs: Iterable[Sequence[Message]], wants: str, model: str, context: RequestContext
-    ) -> list[Decision | None]:
-        """Returns the decision of scripts for each input of a pooling request; None where no rule applies.
+        self, inputs: Iterable[Sequence[WireMessage]], wants: str, model: str, context: RequestContext
+    ) -> list[ScriptedAnswer | None]:
+        """Returns the answer of scripts for each input of a pooling request; None where no rule applies.
 
         Raises ApiError like `direct`.
         """
-        said: list[Decision | None] = []
+        answers: list[ScriptedAnswer | None] = []
         slices = Slices()
         for messages in inputs:
             slices.spend(PROMPT_STEPS + self.book.rules)
-            decision = self.decide(request_of(context, model, messages, {}, wants))
+            decision = self.decide(request_of(context, model, messages_of(messages), {}, wants))
             if decision is not None and decision.fault is not None:
                 self.faults.apply(context, decision.fault)
-            said.append(decision)
-        return said
+            answers.append(None if decision is None else decision.answer)
+        return answers
 
     def decide(self, request: MatchedRequest, own: Random | None = None) -> Decision | None:
         """Calls `ScriptSet.decide`. ApiError 500, not to be retried, where the rule cannot answer."""
