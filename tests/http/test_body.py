@@ -6,7 +6,6 @@ import io
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-import gevent
 import pytest
 from gunicorn.http.body import Body, ChunkedReader
 from gunicorn.http.unreader import IterUnreader
@@ -74,26 +73,6 @@ def test_a_body_that_is_too_large_is_read_just_far_enough_to_know() -> None:
     assert endless.asked == 0
     assert refused(endless) == 413
     assert endless.asked == 101
-
-
-class Steps:
-    """A client that sends `size` bytes; at each read it has a callback wait in the hub for its turn."""
-
-    def __init__(self, size: int) -> None:
-        self.left = size
-        self.asked: list[int] = []
-        self.turns = 0
-
-    def read(self, size: int) -> bytes:
-        assert self.turns == len(self.asked), "nobody else ran since the last read"
-        self.asked.append(size)
-        gevent.get_hub().loop.run_callback(self.take_turn)
-        taken = min(size, self.left)
-        self.left -= taken
-        return b"x" * taken
-
-    def take_turn(self) -> None:
-        self.turns += 1
 
 
 def chunked(*chunks: bytes) -> Body:

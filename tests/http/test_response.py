@@ -30,18 +30,14 @@ def content(body: Iterable[bytes]) -> bytes:
 class Closing:
     """A body that knows how often it was closed."""
 
-    def __init__(self, *pieces: bytes, error: Exception | None = None) -> None:
-        self.pieces = pieces
-        self.error = error
-        self.closed = 0
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces, self.closed = pieces, 0
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.pieces)
 
     def close(self) -> None:
         self.closed += 1
-        if self.error is not None:
-            raise self.error
 
 
 def test_a_whole_body_has_its_type_and_length_after_the_given_headers_and_pieces_have_none() -> None:
@@ -77,6 +73,3 @@ def test_who_wants_to_know_of_the_end_is_told_once_after_the_body_is_closed() ->
     for _ in range(2):
         sent.close()  # type: ignore[attr-defined]
     assert told == ["first, 1 closed", "second"]
-
-
-# What is still to come

@@ -38,17 +38,13 @@ class Client:
         self.sock = sock
         self.waiting: list[bytes] = []
         self.over = False
-        self.slices = self.left = 0
-        self.error: Exception | None = None
+        self.left = 0
         self.transport = StreamTransport(server, WriteBatcher(), write_timeout_s)
         if head:
             self.transport.put(head)
         self.transport.start(self)
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
-        self.slices += 1
-        if self.error is not None:
-            raise self.error
         data = self.waiting.pop(0) if self.waiting else b""
         return data, bool(self.waiting), self.over and not self.waiting
 

@@ -120,11 +120,6 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
         query = self.target.partition("?")[2].partition("#")[0]
         return parse_qs(query, keep_blank_values=True)
 
-    def argument(self, name: str, default: str = "") -> str:
-        """The first value of `name` in the query."""
-        values = self._query.get(name)
-        return values[0] if values else default
-
     def arguments(self, name: str) -> Sequence[str]:
         return self._query.get(name, ())
 

@@ -28,8 +28,6 @@ from tests.running_server import QUICK_STEPS, RunningServer
 
 LATENCIES = {"SIM_TIME_TO_FIRST_TOKEN": "50ms", "SIM_INTER_TOKEN_LATENCY": "10ms"}
 STEPS = {"SIM_PROFILE": str(QUICK_STEPS)}
-LONG = 4000
-"""Tokens that take longer than anybody waits here."""
 
 
 @pytest.fixture(scope="module")

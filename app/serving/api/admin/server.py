@@ -154,7 +154,7 @@ def verdict_routes(report: Callable[[bool], AuditReport], restart: Callable[[], 
 
     def verdict(context: RequestContext) -> AuditReport:
         """Verdict on the clients' behaviour; with `?over=true`, as if no client came back any more."""
-        return report(context.argument("over").lower() in ("1", "true", "yes"))
+        return report(context.query().get("over", "").lower() in ("1", "true", "yes"))
 
     def begin_anew(context: RequestContext) -> AuditReport:
         """Restarts the audit, for the next test."""
@@ -223,7 +223,7 @@ def routes(
             changed = live.changed(values)
         except (ConfigError, FakeMetricsError) as error:
             raise bad_request(f"{error}.") from None
-        if context.argument("check") == "true":
+        if context.query().get("check") == "true":
             return changed.dump()
         if concerns_all(context):  # all ranks must agree before any changes
             siblings.ask(context.method, "/admin/config?check=true", context.headers, data)
@@ -259,7 +259,7 @@ def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
 
 
 def concerns_all(context: RequestContext) -> bool:
-    return context.argument("ranks") == "all"
+    return context.query().get("ranks") == "all"
 
 
 class PeerRanks:
