@@ -301,7 +301,8 @@ def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
         progress_of(sys.stderr, f"swept {sweep.name}", len(jobs), "points") as progress,
     ):
         for at, summary in zip(sweep.values, simulation.each(pool, _summary, jobs), strict=True):
-            points.append(summaries.Point.of(at, summary, given.slo))
+            meets_slo = all(it.met(summary) for it in given.slo) if given.slo else None
+            points.append(summaries.Point(value=at, meets_slo=meets_slo, summary=summary))
             progress(len(points))
     word, value = summaries.best(sweep.name, points)
     text = f"{job.head(sweep.name)}\n{summaries.curve(sweep.name, points, given.slo or ())}"

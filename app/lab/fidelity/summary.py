@@ -135,11 +135,6 @@ class Point(Struct, frozen=True, kw_only=True):
     meets_slo: bool | None
     summary: RunSummary
 
-    @classmethod
-    def of(cls, value: float, summary: RunSummary, slo: Sequence[Objective] | None) -> Point:
-        meets_slo = all(objective.met(summary) for objective in slo) if slo else None
-        return cls(value=value, meets_slo=meets_slo, summary=summary)
-
 
 def read_sweep(text: str) -> Sweep:
     """Reads a sweep such as `rate=2:30:2`. Raises ValueError with the rule."""

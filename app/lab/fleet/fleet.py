@@ -220,8 +220,6 @@ OWN = frozenset(
 MODULE = (sys.executable, "-m", "app")
 SETTLE_LIMIT_S = 15.0
 EVENT_LIMIT_S = 2.0
-MARK = "Mark {number}:"
-MARK_WORD = " and"
 
 
 def check_flags(flags: Sequence[str]) -> None:
@@ -261,8 +259,7 @@ class Fleet:
         self.pods, self.indexer, self.processes = tuple(pods), indexer, processes
         self.model = settings.model.served_names[0]
         # Long enough to fill a block with any tokenizer.
-        self._mark = MARK + MARK_WORD * (2 * settings.kvcache.block_size)
-        self._marks = count()
+        self._marks = (f"Mark {number}:" + " and" * (2 * settings.kvcache.block_size) for number in count())
 
     def forget(self) -> None:
         """Empties the pods' caches and waits until the index follows. Raises FleetError when that fails."""
@@ -280,7 +277,11 @@ class Fleet:
         missing = list(self.pods)
         while missing:
             if processes.now() > mark_until_s:
-                mark, mark_until_s = self._marked(), processes.now() + EVENT_LIMIT_S
+                body = {"model": self.model, "prompt": next(self._marks), "max_tokens": 1}
+                mark = Incoming(COMPLETIONS, msgspec.json.encode(body))
+                for pod in self.pods:
+                    _post(pod, COMPLETIONS, mark.body)
+                mark_until_s = processes.now() + EVENT_LIMIT_S
             processes.check()
             processes.pause(give_up_s, f"KV events of {', '.join(missing)} do not reach the indexer")
             try:
@@ -289,13 +290,6 @@ class Fleet:
                 processes.check()
                 raise FleetError(f"the indexer gives no scores: {error}") from error
             missing = [pod for pod in self.pods if pod not in scores]
-
-    def _marked(self) -> Incoming:
-        prompt = self._mark.format(number=next(self._marks))
-        body = msgspec.json.encode({"model": self.model, "prompt": prompt, "max_tokens": 1})
-        for pod in self.pods:
-            _post(pod, COMPLETIONS, body)
-        return Incoming(COMPLETIONS, body)
 
 
 @contextmanager

@@ -105,9 +105,7 @@ class RecordingClient:
         given = {"Host": target.address, "Connection": "close", **JSON, **headers}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in given.items())
         self._running = Pool(in_flight)
-        self._now = now
-        self._progress = progress
-        self._failed = failed
+        self._now, self._progress, self._failed = now, progress, failed
         self._start_s = self._woken_s = 0.0
         self._measured: list[Measured] = []
 
@@ -188,18 +186,11 @@ def _measured(number: int, wanted: Wanted, send_s: float, pieces: Pieces) -> Mea
         )
     pods = (line.partition(b":")[2] for line in headers if line.lower().startswith(ROUTED_TO.encode() + b":"))
     cached = usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens
-    return Measured(
-        number,
-        wanted.arrival_s,
-        send_s,
-        moments[0],
-        moments[-1],
-        usage.prompt_tokens,
-        usage.completion_tokens,
-        moments[-1] if text_s is None else text_s,
-        cached or 0,
-        next(pods, b"").strip().decode("latin-1"),
-    )
+    pod = next(pods, b"").strip().decode("latin-1")
+    sizes = usage.prompt_tokens, usage.completion_tokens
+    first_s, last_s = moments[0], moments[-1]
+    text_s = last_s if text_s is None else text_s
+    return Measured(number, wanted.arrival_s, send_s, first_s, last_s, *sizes, text_s, cached or 0, pod)
 
 
 def _read_stream(pieces: Pieces) -> tuple[list[float], float | None, StreamedUsage]:

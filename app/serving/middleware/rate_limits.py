@@ -54,11 +54,6 @@ class Buckets(NamedTuple):
         return told
 
 
-class LimitedRequest(NamedTuple):
-    buckets: Buckets
-    asked_s: float
-
-
 class RateLimits(Middleware):
     """Limits clients by their use. Belongs to one greenlet hub; times come from `clock`."""
 
@@ -92,7 +87,7 @@ class RateLimits(Middleware):
         caller = context.client.encode() if key is None else sha256(key).digest()
         buckets, now_s = self._buckets_of(caller), self._clock.now()
         requests, tokens = buckets
-        context.keep(LimitedRequest(buckets, now_s))
+        context.keep(buckets)
         context.observers = (*context.observers, partial(self._observe, caller))
         if tokens is not None:  # it may be in debt, and has to hold a token again
             debt_s = tokens.full_in(now_s) - (tokens.burst - 1) * MINUTE_S / tokens.per_minute
@@ -103,9 +98,8 @@ class RateLimits(Middleware):
             raise _exceeded(self._limits[0], "requests", wait_s)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        limited = context.kept(LimitedRequest)
-        if limited is not None:
-            response.headers.update(limited.buckets.headers(limited.asked_s))
+        if (buckets := context.kept(Buckets)) is not None:
+            response.headers.update(buckets.headers(self._clock.now()))
 
     def charge(self, caller: bytes, tokens: int) -> None:
         """Subtracts tokens from the caller's bucket; below one token its requests are refused."""

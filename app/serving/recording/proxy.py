@@ -14,8 +14,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from functools import partial
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
 from wsgiref.types import StartResponse, WSGIEnvironment
@@ -208,20 +207,30 @@ class RecordingProxy:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         """Answers 502 if the server does not answer, and breaks off (ConnectionResetError) if it does."""
         kept = KeptExchange(self._file, environ["REQUEST_METHOD"], environ[TARGET], self._most)
+
+        def left() -> None:
+            gevent.sleep(PARTING_S)
+            kept.give_up("the client left")
+            connection.cut()
+
         with ExitStack() as ends:
             ends.callback(kept.over)
             connection = ends.enter_context(closing(self._target.connection(READ_TIMEOUT_S)))
             try:
                 connection.connect()
                 self._send(connection, kept, environ)
-                ends.enter_context(watching(environ, partial(_left, kept, connection)))
+                ends.enter_context(watching(environ, left))
                 response = connection.getresponse()
             except (OSError, HTTPException, ValueError) as error:
                 kept.give_up(why := f"{self._target.url}: {error!r}")
                 yield from refuse(start_response, "502 Bad Gateway", why)
                 return
             kept.head_s = self._file.now()
-            kept.status, kept.headers = response.status, _answer_headers(response)
+            left_out = HOP_BY_HOP
+            if response.length is None or response.status in (204, 304):  # it would break the connection
+                left_out = left_out | {"content-length"}
+            given = [each for each in response.getheaders() if each[0].lower() not in left_out]
+            kept.status, kept.headers = response.status, recordings.sendable(given)
             write = start_response(f"{response.status} {response.reason}", kept.headers)
             write(b"")  # status line and headers leave now
             try:
@@ -240,32 +249,18 @@ class RecordingProxy:
         kept.request_headers = list(headers.items())
         headers.pop("accept-encoding", None)  # http.client then asks for none
         length, chunked = environ.get("CONTENT_LENGTH"), "HTTP_TRANSFER_ENCODING" in environ
-        body = _passed(environ["wsgi.input"], kept) if length or chunked else None
+
+        def pieces() -> Iterator[bytes]:
+            while piece := environ["wsgi.input"].read(PIECE):
+                kept.take("request", piece)
+                yield piece
+
+        body = pieces() if length or chunked else None
         if length:
             headers["content-length"] = length
         with suppress(BrokenPipeError, ConnectionResetError):  # an early answer may close the connection
             connection.request(kept.method, self._target.prefix + kept.target, body, headers)
         kept.asked_s = self._file.now()
-
-
-def _passed(body: BinaryIO, kept: KeptExchange) -> Iterator[bytes]:
-    while piece := body.read(PIECE):
-        kept.take("request", piece)
-        yield piece
-
-
-def _left(kept: KeptExchange, connection: HttpConnection) -> None:
-    gevent.sleep(PARTING_S)
-    kept.give_up("the client left")
-    connection.cut()
-
-
-def _answer_headers(response: HTTPResponse) -> list[tuple[str, str]]:
-    """Returns the headers for the client, without a Content-Length that would break its connection."""
-    left_out = HOP_BY_HOP
-    if response.length is None or response.status in (204, 304):
-        left_out = left_out | {"content-length"}
-    return recordings.sendable([each for each in response.getheaders() if each[0].lower() not in left_out])
 
 
 def run(argv: Sequence[str]) -> int:

@@ -57,11 +57,8 @@ class Replay(Middleware):
         self.recording = recording
         self.equal = self.alike = self.missed = 0
         """Requests answered by an equal one, by a similar one, and by none."""
-        self._body = body
-        self._faults = faults
-        self._wheel = wheel
-        self._now = now
-        self._refuses = refuses
+        self._body, self._faults, self._refuses = body, faults, refuses
+        self._wheel, self._now = wheel, now
 
     def report(self) -> dict[str, object]:
         lines = sorted(self.recording.given.items())
@@ -81,14 +78,12 @@ class Replay(Middleware):
         asked = self._body.read(context)
         # Processing time since arrival counts against the schedule; waiting for the request's body does not.
         asked_s = context.arrival_s + self._now() - came_s
-        if len(asked) > MOST_BODY_BYTES:  # recordings have no such requests
-            self._miss(context)
-            return None
         _, mark, query = context.target.partition("?")
-        target = f"{context.path}{mark}{query}"  # without root-path
-        [masked] = call_long(len(asked), masked_pieces, [asked])
-        form = form_of(context.method, target, context.content_type or "", masked, recording.alike)
-        key = recording.find(form)
+        target, key = f"{context.path}{mark}{query}", None  # without root-path
+        if len(asked) <= MOST_BODY_BYTES:  # recordings have no larger requests
+            [masked] = call_long(len(asked), masked_pieces, [asked])
+            form = form_of(context.method, target, context.content_type or "", masked, recording.alike)
+            key = recording.find(form)
         if key is None:
             self._miss(context)
             return None
@@ -134,9 +129,7 @@ class RecordedBody(StreamingBody):
         super().__init__()
         self._answer, self._wheel, self._now = answer, wheel, now
         self._asked_s, self._connection = asked_s, connection
-        self._bell = Bell()
-        self._slices = Slices()
-        self._is_over = False
+        self._bell, self._slices, self._is_over = Bell(), Slices(), False
 
     def __iter__(self) -> Iterator[bytes]:
         answer = self._answer
