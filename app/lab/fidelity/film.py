@@ -82,7 +82,8 @@ class Film:
         )  # fmt: skip
 
     def frames(self, outcome: SimulationOutcome) -> Iterator[Frame]:
-        out, begin_s = outcome, min(outcome.send_s)
+        out, timeline, begin_s = outcome, outcome.timeline, min(outcome.send_s)
+        capacity = self._plan.profile.engine.num_gpu_blocks - 1
         columns = (out.send_s, self._admitted_s, out.first_s, out.last_s)
         orders = [deque(sorted(range(len(its)), key=its.__getitem__)) for its in columns]
         handlers = (self._sent, self._admitted, self._begun, self._over)
@@ -107,7 +108,9 @@ class Film:
                 end_s, number = chunks.popleft()
                 frame.chunks += (number + 1, ms(end_s))
             self._figures["preemptions"] = bisect_right(lost_s, at_s)
-            self._figures["cache_usage"] = self._cache_usage(out, at_s)
+            place = int((at_s - timeline.begin_s) / timeline.bin_s)
+            used = timeline.blocks[place] if place < len(timeline.blocks) else 0.0
+            self._figures["cache_usage"] = used / timeline.bin_s / self._plan.pods / capacity
             frame.figures = [round(self._figures[name], 5) for name in FIGURES]
             frame.ttft, frame.itl = list(self._ttft), list(self._itl)
             yield frame
@@ -153,12 +156,6 @@ class Film:
         count = min(MOST_FRAMES, length_s / SHORTEST_S, MOST_ROWS * length_s / max(busy_s, 1e-9))
         count = max(LEAST_FRAMES, int(count))
         return (begin_s + length_s * (place + 1) / count for place in range(count))
-
-    def _cache_usage(self, out: SimulationOutcome, at_s: float) -> float:
-        timeline, capacity = out.timeline, self._plan.profile.engine.num_gpu_blocks - 1
-        place = int((at_s - timeline.begin_s) / timeline.bin_s)
-        used = timeline.blocks[place] if place < len(timeline.blocks) else 0.0
-        return used / timeline.bin_s / self._plan.pods / capacity
 
     def _grow(self, frame: Frame, out: SimulationOutcome, at_s: float) -> None:
         """Writes the progress of requests in decode, as if their tokens came evenly."""

@@ -98,14 +98,8 @@ def _load(given: argparse.Namespace) -> LoadTrace:
         raise ConfigError("record: either trace or rate must be given")
     if given.trace is not None:
         return read_trace(given.trace)
-    recipe = Recipe(
-        input_tokens=given.input_tokens,
-        output_tokens=given.output_tokens,
-        rate=given.rate,
-        seconds=given.seconds,
-        seed=given.seed,
-    )
-    return draw_load(recipe, given.longest)
+    names = ("input_tokens", "output_tokens", "rate", "seconds", "seed")
+    return draw_load(Recipe(**{name: getattr(given, name) for name in names}), given.longest)
 
 
 def prompts(load: LoadTrace, model: str, ids: Sequence[int], seed: int) -> Iterator[Wanted]:

@@ -35,10 +35,10 @@ class HttpLog(Middleware):
             "method": context.method,
             "path": mask_query(context.target),
             "client": context.client,
-            "headers": mask_headers((name.title(), value) for name, value in context.headers.items()),
+            "headers": dict(mask_headers((name.title(), it) for name, it in context.headers.items())),
             "body": _text(context.part if context.body is None else context.body),
             "status": response.status,
-            "response_headers": mask_headers(response.headers.items()),
+            "response_headers": dict(mask_headers(response.headers.items())),
             "response": _text(whole) if isinstance(whole, bytes) and not response.streamed else "(stream)",
         }
         log.info("%s", json.dumps(line))

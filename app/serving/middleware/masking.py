@@ -56,8 +56,8 @@ def is_secret(name: str) -> bool:
     return _SECRET.fullmatch(_CAMEL.sub("-", name).lower()) is not None
 
 
-def mask_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    return {name: MASK if is_secret(name) else value for name, value in headers}
+def mask_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(name, MASK if is_secret(name) else value) for name, value in headers]
 
 
 def mask_query(path: str) -> str:

@@ -20,6 +20,7 @@ from app.serving.recording.exchange import (
     RecordedRequest,
     RecordingError,
     bytes_of,
+    header_of,
     json_object,
     recorded,
 )
@@ -56,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
     agree = count = 0
     for number, exchange in recorded(given.file):
         request, answer = exchange.request, exchange.answer
-        was = shapes_of(answer.status, answer.header("content-type"), answer.body())
+        was = shapes_of(answer.status, header_of(answer.headers, "content-type"), answer.body())
         found = list(differences(was, asked(target, request, given.api_key, given.model)))
         count, agree = count + 1, agree + (not found)
         if found:

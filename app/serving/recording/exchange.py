@@ -33,7 +33,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from app.base.clock.pause import call_long
-from app.serving.middleware.masking import MASK, is_secret, mask_pieces, mask_query
+from app.serving.middleware.masking import mask_pieces, mask_query
 from config import ConfigError
 from config.installation import COMMAND
 
@@ -102,9 +102,6 @@ class RecordedAnswer(Struct, frozen=True, omit_defaults=True, weakref=True):
     end_s: Moment
     is_broken: bool = False
 
-    def header(self, name: str) -> str:
-        return header_of(self.headers, name)
-
     def body(self) -> bytes:
         return b"".join(bytes_of(chunk.data) for chunk in self.chunks)
 
@@ -159,10 +156,6 @@ def line_of(item: Header | Exchange) -> bytes:
 
 class HiddenSecrets(Exception):
     """A body may have secrets that cannot be masked. The text gives the reason."""
-
-
-def masked_headers(headers: Headers) -> list[tuple[str, str]]:
-    return [(name, MASK if is_secret(name) else value) for name, value in headers]
 
 
 def masked_pieces(pieces: Sequence[bytes], coding: str = "") -> list[bytes]:

@@ -36,7 +36,7 @@ from app.serving.http.client import (
     server_of,
     watching,
 )
-from app.serving.middleware.masking import mask_query
+from app.serving.middleware.masking import mask_headers, mask_query
 from app.serving.recording import exchange as recordings
 from app.serving.recording.exchange import (
     MOST_BODY_BYTES,
@@ -176,12 +176,12 @@ class KeptExchange:
             RecordedChunk(round(at_s - self.asked_s, 6), recordings.data_of(piece))
             for (at_s, _), piece in zip(came, masked, strict=True)
         ]
-        headers, length = recordings.masked_headers(self.headers), sum(map(len, masked))
+        headers, length = mask_headers(self.headers), sum(map(len, masked))
         if length and not self.is_broken:  # masking may have changed the length; a HEAD request has no body
             headers = [
                 (name, str(length) if name.lower() == "content-length" else value) for name, value in headers
             ]
-        target, request_headers = mask_query(self.target), recordings.masked_headers(self.request_headers)
+        target, request_headers = mask_query(self.target), mask_headers(self.request_headers)
         request = RecordedRequest(self.method, target, request_headers, recordings.data_of(body))
         head_s, end_s = round(self.head_s - self.asked_s, 6), round(self.end_s - self.asked_s, 6)
         answer = RecordedAnswer(self.status, headers, head_s, chunks, end_s, self.is_broken)

@@ -16,7 +16,7 @@ import msgspec
 import yaml
 from msgspec import Struct, convert
 
-from app.serving.recording.exchange import Exchange, RecordedAnswer, bytes_of, recorded, text_of
+from app.serving.recording.exchange import Exchange, RecordedAnswer, bytes_of, header_of, recorded, text_of
 from config import ConfigError
 from config.flags import FlagParser
 from config.installation import COMMAND
@@ -168,7 +168,7 @@ class RecordedReply(Struct):
 def reply_of(answer: RecordedAnswer) -> RecordedReply:
     """Parses an answer, whole or streamed. Raises one of `BROKEN` for a body that is not a reply."""
     reply, decode = RecordedReply(), msgspec.json.Decoder(Json).decode
-    if not answer.header("content-type").lower().startswith("text/event-stream"):
+    if not header_of(answer.headers, "content-type").lower().startswith("text/event-stream"):
         reply.take(decode(answer.body()), answer.end_s)
         return reply
     rest = b""
