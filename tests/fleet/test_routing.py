@@ -157,77 +157,33 @@ USAGE = {"prompt_tokens": 32, "prompt_tokens_details": {"cached_tokens": 16}}
 WHOLE = [{"choices": [{"text": ""}]}, {"choices": [{"text": "a"}]}, {"choices": [], "usage": USAGE}]
 
 
-class Answers:
-    """Streams `events`, and counts how many requests run at once."""
-
-    def __init__(self, events: Iterable[object], end: str = "data: [DONE]\n\n", lasts_s: float = 0.0) -> None:
-        self._text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + end
-        self._lasts_s = lasts_s
-        self._running = self.most = 0
-        self.prompts: list[str] = []
-
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        self.prompts.append(json.loads(environ["wsgi.input"].read())["prompt"])
-        self._running += 1
-        self.most = max(self.most, self._running)
-        gevent.sleep(self._lasts_s)
-        self._running -= 1
-        start_response("200 OK", [("x-routed-to", "pod")])
-        return [self._text.encode()]
+def answers(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """A pod that streams `WHOLE` after a while."""
+    gevent.sleep(0.05)
+    start_response("200 OK", [("x-routed-to", "pod")])
+    return [f"data: {json.dumps(event)}\n\n".encode() for event in WHOLE] + [b"data: [DONE]\n\n"]
 
 
-def played(
-    address: str, count: int = 1, concurrency: int | None = None
-) -> tuple[list[Measured], list[str], list[int]]:
-    """What was measured, what failed, and the progress."""
-    requests = [Wanted(0.0, completion("m", f"prompt {k}", 4)) for k in range(count)]
-    errors, steps = list[str](), list[int]()
+def played(address: str) -> tuple[list[Measured], list[str]]:
+    """What was measured, and what failed."""
+    errors = list[str]()
     target = Target.of(f"http://{address}")
-    client = RecordingClient(target, {}, concurrency, time.perf_counter, steps.append, errors.append)
-    return client.run(requests), errors, steps
-
-
-def error_of(server: Callable[..., Any]) -> str:
-    with stubs.serving(server) as address:
-        measured, [error], _ = played(address)
-    assert measured == []
-    return error
+    client = RecordingClient(target, {}, None, time.perf_counter, lambda sent: None, errors.append)
+    return client.run([Wanted(0.0, completion("m", "prompt", 4))]), errors
 
 
 def test_a_request_is_timed_from_the_sending_to_the_first_text() -> None:
-    with stubs.serving(Answers(WHOLE, lasts_s=0.05)) as address:
-        [it], errors, _ = played(address)
+    with stubs.serving(answers) as address:
+        [it], errors = played(address)
     assert (it.pod, it.input_tokens, it.cached_tokens, errors) == ("pod", 32, 16, [])
     assert 0.04 < it.text_s - it.send_s < 5
 
 
-@pytest.mark.parametrize(
-    ("events", "end", "error"),
-    [
-        (WHOLE, "", "broke off"),
-        (WHOLE[:2], "data: [DONE]\n\n", "or no usage"),
-        ([{"error": {"message": "no"}}], "data: [DONE]\n\n", "has an error"),
-        ([], "data: {nonsense\n\n", "cannot be read"),
-    ],
-)
-def test_what_is_not_a_whole_answer_is_a_failure(events: list[object], end: str, error: str) -> None:
-    assert error in error_of(Answers(events, end))
-
-
 def test_a_refusal_and_nobody_there_are_failures() -> None:
-    assert error_of(stubs.Indexer(429)) == "HTTP/1.1 429 Bad: "
-    _, [error], _ = played(stubs.unused_address())
+    with stubs.serving(stubs.Indexer(429)) as address:
+        assert played(address) == ([], ["HTTP/1.1 429 Bad: "])
+    _, [error] = played(stubs.unused_address())
     assert "refused" in error
-
-
-def test_no_more_requests_run_than_allowed_and_all_are_sent() -> None:
-    server = Answers(WHOLE, lasts_s=0.005)
-    with stubs.serving(server) as address:
-        measured, errors, steps = played(address, 20, 3)
-    assert server.most == 3
-    assert sorted(server.prompts) == sorted(f"prompt {k}" for k in range(20))
-    assert server.prompts.index("prompt 19") > 15
-    assert len(steps) == len(measured) == 20 and not errors
 
 
 ANSWERED = [
