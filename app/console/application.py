@@ -46,12 +46,8 @@ log = logging.getLogger(__name__)
 OURS = ("/admin", "/console")
 """Path prefixes that the console does not show."""
 ROOT = "/admin/console"
-SHOWN_TOKENS = 4096
-"""Most prompt tokens that are shown, from the start."""
-SHOWN_CHARACTERS = 20_000
-SHOWN_SETTING = 1000
-SHOWN_ITEMS = 20
-"""Most items shown of a list or mapping in a setting."""
+SHOWN_TOKENS, SHOWN_CHARACTERS, SHOWN_SETTING, SHOWN_ITEMS = 4096, 20_000, 1000, 20
+"""Most prompt tokens and characters of a text, characters of a setting, and items in it, that are shown."""
 UNSHOWN = frozenset(
     ("request_id", "index", "prompt_ids", "echo_text", "turns", "arrival_s", "observers")
     + ("media", "tool_calls", "adapter")
@@ -60,12 +56,10 @@ UNSHOWN = frozenset(
 ACTIONS = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache")
 
 
-EVERY_S = 0.25
-MOST_CONSOLES = 8
-MOST_WAITING = 16
-"""Most events that wait for one browser: four seconds."""
-PATIENCE_S = 30.0
-"""Seconds without reading after which a browser is cut off."""
+EVERY_S, PATIENCE_S = 0.25, 30.0
+"""Seconds between frames, and without reading after which a browser is cut off."""
+MOST_CONSOLES, MOST_WAITING = 8, 16
+"""Most browsers, and most events that wait for one: four seconds."""
 
 
 class ClientQueue(StreamingBody):

@@ -186,12 +186,10 @@ TAIL_BYTES, FEATURES_BYTES, NUMBER_BYTES = 450, 160, 40
 """Memory of a tail beside its numbers, of a block's features in it, and of a number in a list, in bytes."""
 SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups where a hit needs every block from the prompt's start."""
-MOST_BLOCK_TOKENS = 1 << 14
-"""Most tokens of an engine's block; larger blocks are refused."""
+MOST_BLOCK_TOKENS, MOST_GROUPS = 1 << 14, 64
+"""Most tokens of an engine's block, and most KV cache groups of an engine."""
 MOST_TIER_LETTERS, MOST_NAME_LETTERS = 64, 512
 """Longest names of tiers and of adapters, in characters."""
-MOST_GROUPS = 64
-"""Most KV cache groups of one engine."""
 
 Known: TypeAlias = dict[tuple[int, int], Owned | None]
 """(group, engine key) -> request keys of a block; None for an unknown block."""

@@ -82,18 +82,12 @@ ROOTS_BYTES = 1 << 18
 """Memory of the roots of models and adapters, in bytes."""
 KEY_BYTES, TOKEN_BYTES = 8, 4
 TOKENS_A_KEY = KEY_BYTES // TOKEN_BYTES
-LINK_BLOCKS = 64
-"""Blocks hashed in place at a time."""
-PART_BLOCKS = 64
-"""Blocks of a part of a prompt in the cache of keys."""
-PARTS_BYTES = 32 << 20
-"""Memory of the cached parts, in bytes."""
-NUMBER_BYTES = 44
-"""Memory of a key and its place in a list, in bytes."""
-PART_BYTES = 350
-"""Memory of a part besides its tokens and keys, in bytes."""
-LEAST_LINKED = 8
-"""Fewest blocks worth a `Link`; fewer blocks are packed one by one."""
+LINK_BLOCKS, LEAST_LINKED = 64, 8
+"""Blocks hashed in place at a time, and fewest blocks worth a `Link`; fewer are packed one by one."""
+PART_BLOCKS, PARTS_BYTES = 64, 32 << 20
+"""Blocks of a part of a prompt in the cache of keys, and memory of all parts, in bytes."""
+NUMBER_BYTES, PART_BYTES = 44, 350
+"""Memory of a key and its place in a list, and of a part besides tokens and keys, in bytes."""
 _OFFSET_32, _PRIME_32 = 2166136261, 16777619
 
 

@@ -49,18 +49,14 @@ from app.kvindex.backend import (
 
 MOST_COPIES = 10_000_000
 """Default bound of the index, in copies of blocks."""
-BLOCK_BYTES = 240
-"""Memory of a block in the table, in bytes: a key and its places in two dictionaries."""
-COPY_BYTES = 180
-"""Memory of a block in a holder's map, in bytes: two keys and a place in a dictionary."""
+BLOCK_BYTES, COPY_BYTES = 240, 180
+"""Memory of a block in the table, and in a holder's map, in bytes: keys and places in dictionaries."""
 SHARE_BYTES = 1040
 """Most memory of a copy when copies are the bound, in bytes; a larger block counts as several copies."""
 MASK_SHIFT = 12
 """Binary logarithm of the bits in a mask of about half of `SHARE_BYTES`."""
-REPEAT_BYTES = 200
-"""Memory of a block that a holder has more than once, in bytes."""
-REPEATS_BYTES = 64 << 20
-"""Most memory of such blocks, in bytes; further repeats are not counted."""
+REPEAT_BYTES, REPEATS_BYTES = 200, 64 << 20
+"""Memory of a block held more than once, and of all that are counted, in bytes."""
 ALONE_BYTES = 16 << 20
 """Memory of shared tuples for blocks with a single copy, in bytes."""
 EVENTS_A_TURN, SLICE = 1024, 2048
@@ -72,10 +68,8 @@ SPARE = 64
 PLACES = 256
 PLACE = PLACES - 1
 """Number of dictionaries of key -> segment; a single dictionary would take a tenth of a second to grow."""
-SEGMENT_BLOCKS = 1365
-"""Most blocks of a segment: a dictionary of 2,048 places holds this many before its next growth."""
-SEGMENTS = 1024
-"""Fewest segments of a full table; a heavier segment is split."""
+SEGMENT_BLOCKS, SEGMENTS = 1365, 1024
+"""Most blocks of a segment (a dictionary of 2,048 places has room), and fewest segments of a full table."""
 
 
 def weigh_bytes(copies: Copies) -> int:

@@ -21,7 +21,7 @@ from app.engine.kvcache.publisher import IO_THREADS, Listener, end_context
 from app.engine.lora import adapters_of
 from app.kvindex.backend import Backend, BackendUnavailable
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.memory import MemoryBackend, weigh_bytes
+from app.kvindex.memory import MOST_COPIES, MemoryBackend, weigh_bytes
 from app.kvindex.pods import TargetSource, parse_topic, target_sources
 from app.kvindex.pool import Pool, PoolSettings, PublishedMessage
 from app.kvindex.subscriber import LOOK_AGAIN_S, Context, Subscriber, SubscriberSettings
@@ -42,8 +42,8 @@ RETRY_S = 1.0
 """Seconds between two attempts to bind an address in use."""
 
 
-MOST_COPIES, MOST_MIB = 10_000_000, 2048
-"""Default sizes of the backends memory and cost-aware."""
+MOST_MIB = 2048
+"""Default size of the cost-aware backend."""
 
 
 def open_backend(at: KVIndexSettings) -> Backend:

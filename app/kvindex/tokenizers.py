@@ -157,18 +157,12 @@ def _age(file: Path) -> tuple[bool, float]:
     return current == file.parent.name, file.stat().st_mtime
 
 
-LIMIT_BYTES = 2 << 30
-"""Memory of loaded tokenizers, in bytes: about twenty of 128,000 tokens each."""
-TOKEN_BYTES = 320
-"""Memory of a vocabulary's token with its merge, in bytes; measured."""
-MOST_FAILURES = 1024
-FAILURE_BYTES = 2000
-"""Memory of a remembered failure, in bytes, with a name of `LONGEST_NAME` characters and its text."""
-FAILURE_S = 10.0
-"""Seconds before a failed load is tried again."""
-LOADS_AT_ONCE = 2
-WAITING_LOADS = 64
-"""Most models that load or wait; a further model is refused at once."""
+LIMIT_BYTES, TOKEN_BYTES = 2 << 30, 320
+"""Memory of loaded tokenizers, and of a vocabulary's token with its merge (measured), in bytes."""
+MOST_FAILURES, FAILURE_BYTES, FAILURE_S = 1024, 2000, 10.0
+"""Remembered failures: how many, memory of one in bytes, seconds until the load is tried again."""
+LOADS_AT_ONCE, WAITING_LOADS = 2, 64
+"""Loads at a time, and most models that load or wait; a further model is refused at once."""
 LONGEST_NAME = 200
 """Most characters of a model's name in an error message."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)

@@ -52,10 +52,8 @@ T = TypeVar("T")
 Worded = Callable[[EngineRequest, ScriptedReply], Reply]
 """Converts a scripted reply to tokens."""
 StepSeconds = Callable[[Batch[Any], float, bool], float]
-LONGEST_HOLD_S = 0.02
-"""Longest hold of the event loop by a hook without a warning, in seconds; streams are late by as much."""
-LONGEST_WAIT_S = 1e9
-"""Longest wait or step that a plugin gives, in seconds: about 30 years, far below overflow."""
+LONGEST_HOLD_S, LONGEST_WAIT_S = 0.02, 1e9
+"""Longest hold of the event loop without a warning, and longest wait or step of a plugin, in seconds."""
 log = logging.getLogger(__name__)
 
 

@@ -28,10 +28,8 @@ from config.settings import Settings
 RETURN_ERROR, FAULT = "X-Return-Error", "X-Fault"
 BYTES_PER_TOKEN = 4
 _WHOLE = re.compile(r"[+-]?\d{1,9}", re.ASCII)
-MOST_HEADER_RULES, MOST_CHARACTERS = 500, 2048
-"""Most remembered rules of X-Fault headers, by last use, and the longest such header."""
-RULE_BYTES = 4096
-"""Estimated memory of the rule of a header, in bytes."""
+MOST_HEADER_RULES, MOST_CHARACTERS, RULE_BYTES = 500, 2048, 4096
+"""Remembered rules of X-Fault headers, by last use; longest such header; estimated memory of a rule."""
 
 FaultSource = Callable[[RequestFacts], Fault | None]
 """Returns the fault of a request; None for no fault."""
@@ -173,17 +171,10 @@ CLIENT_BYTES, FAILED_BYTES = 4096, 1024
 """Estimated memory of a client and of a failed body, in bytes."""
 MOST_NAMES, OTHERS = 32, "others"
 """Most fault names counted separately for a client; further names are counted as OTHERS."""
-EARLY_S = 0.05
-"""Tolerance in seconds of an early retry: timers are coarse."""
-ON_ITS_WAY_S = 0.1
-"""Delivery time in seconds: a request this soon after a Retry-After may have been sent before it arrived."""
+EARLY_S, ON_ITS_WAY_S = 0.05, 0.1
+"""Tolerance of an early retry, and delivery time of a Retry-After, in seconds: timers are coarse."""
 BACK_OFF_RETRIES, BACK_OFF_S, BACK_OFF_GROWTH, NO_WAIT_S = 3, 1.0, 1.5, 0.05
-"""Limits of "no back-off": retries, their total time in seconds, growth of the wait, shortest wait in
-seconds.
-
-Retries within the total time are misconduct unless the client backs off. It does if the last wait exceeds
-both the shortest wait and the wait before times the growth.
-"""
+"""Retries within BACK_OFF_S that are misconduct unless the last wait grew so, and exceeds NO_WAIT_S."""
 STORM_RETRIES, STORM_S = 5, 2.0
 """Retries of one body, and their time span in seconds, that make a retry storm."""
 RETRY_WINDOW_S = 30.0

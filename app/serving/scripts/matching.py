@@ -25,18 +25,14 @@ from app.serving.scripts.rules import (
     When,
 )
 
-SEARCH_S = 0.005
-"""Longest search of one regex, in seconds; keeps other requests on time."""
-SHORT = 1 << 14
-"""Longest text searched in place, in characters; a longer text is searched in another thread, without the
-GIL.
+SEARCH_S, SHORT = 0.005, 1 << 14
+"""Longest search of a regex, in seconds, and longest text searched in place, in characters.
 
-A search checks its timeout rarely: a regex for trailing spaces took 400 ms in 3 MB of spaces (measured).
+A longer text is searched in another thread, without the GIL: a search checks its timeout rarely (400 ms in
+3 MB of spaces, measured).
 """
-FOLDED = 1 << 18
-"""Characters of a text that are compared where case does not matter."""
-KNOWN = 1 << 16
-"""Most characters of a text that templates receive."""
+FOLDED, KNOWN = 1 << 18, 1 << 16
+"""Most characters that are compared where case does not matter, and that templates receive."""
 MOST_SOURCE = 4_000
 """Longest regex, in characters."""
 
