@@ -17,7 +17,7 @@ from msgspec.structs import fields
 
 from app.base.clock.clock import Clock, Streams
 from app.console import page
-from app.console.bars import Bar, Origin, RequestBars, event_of
+from app.console.bars import Bar, Origin, event_of
 from app.console.load import Generator, LoadPlan
 from app.console.observer import Observer
 from app.engine.core.cache_manager import KVCacheManager
@@ -167,23 +167,11 @@ class Feed:
             box.put(picture if box.lost else data)
 
 
-class ConsoleWatch(Middleware):
-    """Shows each choice of each request as a bar, and requests refused before their first choice."""
+class Console(Middleware):
+    """One rank's console: the engine's observer, and the routes.
 
-    def __init__(self, bars: RequestBars) -> None:
-        self._bars = bars
-
-    def begin(self, context: RequestContext) -> None:
-        if context.method == "POST" and not context.path.startswith(OURS):
-            context.observers = (*context.observers, partial(self._bars.watch, Origin.of(context)))
-
-    def end(self, context: RequestContext, response: Response) -> None:
-        if response.status >= 400 and context.method == "POST" and not context.path.startswith(OURS):
-            self._bars.refused(context, response.status)
-
-
-class Console:
-    """One rank's console: the engine's observer, the middleware that watches requests, and the routes."""
+    As middleware, shows each choice of a request as a bar, and requests refused before their first choice.
+    """
 
     def __init__(
         self,
@@ -199,7 +187,14 @@ class Console:
         self._lifecycle = lifecycle
         self._publishes = publisher is not None
         self.observer = Observer(engine, lifecycle, clock.now, time.time, cache, publisher)
-        self.watch = ConsoleWatch(self.observer.bars)
+
+    def begin(self, context: RequestContext) -> None:
+        if context.method == "POST" and not context.path.startswith(OURS):
+            context.observers = (*context.observers, partial(self.observer.bars.watch, Origin.of(context)))
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        if response.status >= 400 and context.method == "POST" and not context.path.startswith(OURS):
+            self.observer.bars.refused(context, response.status)
 
     def add_to(
         self,

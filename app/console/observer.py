@@ -23,14 +23,8 @@ if TYPE_CHECKING:
     from app.engine.kvcache.publisher import Publisher
 
 
-MOST_STEPS = 400
-"""Most steps of a frame; a step of less than a millisecond is rare."""
-MOST_CHUNKS = 2000
-"""Most numbers in `Frame.chunks`."""
-
-
-MOST_EVENTS = 100
-"""Most KV events of a frame; older ones are dropped."""
+MOST_STEPS, MOST_CHUNKS, MOST_EVENTS = 400, 2000, 100
+"""Most steps, numbers in `chunks`, and KV events of a frame; older steps and events are dropped."""
 
 
 def row_of(event: KVEvent, sequence: int) -> EventRow:

@@ -213,10 +213,8 @@ def anywhere(copies: Iterable[int]) -> int:
 
 
 GPU, CPU = "gpu", "cpu"
-MOST_TIERS = 16
-"""Most storage tiers of an index, such as GPU and CPU."""
-MOST_HOLDERS = 65_536
-"""Most KV cache groups of all engines at once; each takes a bit of every mask."""
+MOST_TIERS, MOST_HOLDERS = 16, 65_536
+"""Most storage tiers, and most KV cache groups of all engines at once; each group is a bit of every mask."""
 
 Owned: TypeAlias = int | tuple[int, ...]
 """Request keys of the index blocks that an engine's block overlaps, in order.

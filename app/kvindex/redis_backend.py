@@ -44,7 +44,6 @@ UNAVAILABLE = redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, re
 _ATTEMPTS = 5
 CALL_TIMEOUTS = 5
 """Longest call, in time-outs: two to connect and two to answer, as a call is tried twice, and one spare."""
-_SCHEMES = {"valkey://": "redis://", "valkeys://": "rediss://"}
 
 T = TypeVar("T")
 
@@ -202,9 +201,8 @@ class RedisBackend(Backend):
 
 
 def redis_url(url: str) -> str:
-    for scheme, other in _SCHEMES.items():
-        if url.startswith(scheme):
-            return other + url.removeprefix(scheme)
+    if url.startswith(("valkey://", "valkeys://")):
+        url = url.replace("valkey", "redis", 1)  # and rediss
     return url if "://" in url else f"redis://{url}"
 
 

@@ -35,10 +35,8 @@ Context: TypeAlias = zmq.Context[zmq.Socket[bytes]]
 Frame: TypeAlias = zmq.Frame
 
 SEQUENCE_BYTES = 8
-LOOK_AGAIN_S = 2.0
-"""Time between two looks at files and host names with pods, in seconds."""
-FULL_S = 0.01
-"""Longest wait while a queue is full, in seconds."""
+LOOK_AGAIN_S, FULL_S = 2.0, 0.01
+"""Seconds between two looks at files and host names with pods; longest wait while a queue is full."""
 MOST_A_STEP, MOST_BYTES_A_STEP = 64, 4 << 20
 """Most messages, and bytes, of a socket that are read in one go."""
 MOST_FRAMES = 1000

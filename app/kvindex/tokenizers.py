@@ -31,8 +31,6 @@ from app.text.base import (
 from app.text.huggingface import LocalTokenizer
 
 T = TypeVar("T")
-Find = Callable[[str], Tokenizer]
-"""Model's name -> tokenizer, as `TokenizerLibrary.get`. Raises TokenizerError for an unknown model."""
 
 WORKERS, MOST_WAITING = 5, 1_000
 """Prompts that are tokenized at a time, and most prompts that wait."""
@@ -57,12 +55,12 @@ class Tokenization:
 
     def __init__(
         self,
-        find: Find,
+        find: Callable[[str], Tokenizer],
         metrics: IndexMetrics,
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`timeout_s` limits one prompt's tokenization; loading a tokenizer has a separate limit."""
+        """`find` is `TokenizerLibrary.get`. `timeout_s` limits one prompt, without loading its tokenizer."""
         self._find, self._metrics, self._timeout_s, self._clock = find, metrics, timeout_s, clock
         self.prompts: Memo[tuple[str, bool, str], array[int]] = Memo(PROMPTS_BYTES)
         """Model, special tokens or not, and text -> token ids."""

@@ -199,13 +199,8 @@ class Guard(Struct):
         return policy
 
     def report(self) -> dict[str, float]:
-        return {
-            "in_use": self.in_use,
-            "calls": self.calls,
-            "errors": self.errors,
-            "long_holds": self.long_holds,
-            "longest_hold_ms": round(self.longest_hold_s * 1000, 3),
-        }
+        counts = {name: getattr(self, name) for name in ("in_use", "calls", "errors", "long_holds")}
+        return {**counts, "longest_hold_ms": round(self.longest_hold_s * 1000, 3)}
 
 
 # The checks of results for a request.

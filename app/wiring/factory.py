@@ -400,7 +400,7 @@ class Assembly:
         stack += [] if self.plugins is None else self.plugins.middleware()
         stack += [http_metrics.LoadReports(self.recorder.figures), self.audit]
         stack += [] if self.replay is None else [self.replay]
-        stack += [] if self.console is None else [self.console.watch]
+        stack += [] if self.console is None else [self.console]
         middleware = MiddlewareStack([*stack, access.ForeignPages(settings.access)])
         self.live.subscribe(middleware.on_settings)
         return middleware

@@ -28,9 +28,7 @@ from config.kinds import parse_duration
 
 MOST_CHARACTERS = 1 << 18
 """Longest text that a template, or a filter in it, makes, in characters."""
-MOST_BITS = 1024
-MOST_DIGITS = 20
-MOST_HEX = 64
+MOST_BITS, MOST_DIGITS, MOST_HEX = 1024, 20, 64
 NAMES = frozenset(
     ("match", "message", "user", "tool_result", "model", "api", "turn", "count", "now", "unix", "header")
 )
@@ -196,9 +194,8 @@ def _date(unix_s: float, form: str = "%Y-%m-%d") -> str:
 Accepts = Callable[[object, object], bool]
 """A function of a JSON Schema and a value: True if the schema accepts the value."""
 Filled = Callable[[Values], object]
-MOST_VECTOR = 1 << 18
-MOST_ID = 256
-"""Characters of the id of a call."""
+MOST_VECTOR, MOST_ID = 1 << 18, 256
+"""Most numbers of an embedding, and characters of the id of a call."""
 
 
 class ScriptedAnswer(Struct, frozen=True, kw_only=True):
