@@ -109,7 +109,7 @@ class _Scheme(Struct):
 
 
 class _Group(Struct):
-    weights: _Scheme | None = None
+    weights: _Scheme
     input_activations: _Scheme | None = None
 
 
@@ -119,7 +119,6 @@ class Quantization(Struct):
     quant_method: str
     bits: Annotated[int, Meta(ge=2, le=8)] = 4
     group_size: int = 0
-    load_in_8bit: bool = False
     quant_algo: str = ""
     config_groups: dict[str, _Group] = {}
     kv_cache_scheme: _Scheme | None = None
@@ -218,14 +217,12 @@ def profile_of(
     name: str, device: str | None = None, tensor_parallel_size: int = 1, model_config_path: str | None = None
 ) -> Profile:
     """Returns the profile of `--profile name`; the other arguments are for `auto` only."""
-    if name != AUTO:
-        if device is not None or model_config_path is not None:
-            given = "device" if device is not None else "model-config"
-            raise ConfigError(f"profile {name}: {given} can be given with profile {AUTO} only")
-        return read_profile(name)
+    for given, value in (("device", device), ("model-config", model_config_path)):
+        if (name == AUTO) == (value is None):
+            rule = "must be given, too" if value is None else f"can be given with profile {AUTO} only"
+            raise ConfigError(f"profile {name}: {given} {rule}")
     if device is None or model_config_path is None:
-        lacking = "device" if device is None else "model-config"
-        raise ConfigError(f"profile {AUTO}: {lacking} must be given, too")
+        return read_profile(name)
     named, file = f"model config {model_config_path}", Path(model_config_path)
     try:
         document = msgspec.json.decode((file / "config.json" if file.is_dir() else file).read_bytes())
@@ -323,35 +320,30 @@ def _limits(
     )
 
 
-def _storage(quantization: Quantization | None, named: str) -> StorageFormat:
-    """Returns the storage format. A group has a scale of 2 bytes; a zero point is as wide as a weight."""
+FIXED: Mapping[str, tuple[float, bool]] = {
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt", "modelopt FP8"), (1, True)),
+    **{"mxfp4": ((4 + 8 / 32) / 8, False), "modelopt NVFP4": ((4 + 8 / 16) / 8, False)},
+    "bitsandbytes": ((4 + 16 / 64) / 8, False),
+}
+"""Method and algorithm -> bytes of a weight with its share of scales; True if products are in 8 bits."""
 
-    def grouped(bits: int, group_size: int | None, zeros: bool = False) -> float:
-        """Returns bytes per weight. `group_size` weights share a scale; below 1, a whole row shares one."""
-        shared = (2 + (bits / 8 if zeros else 0)) / group_size if group_size and group_size > 0 else 0.0
-        return bits / 8 + shared
 
-    if quantization is None:
+def _storage(given: Quantization | None, named: str) -> StorageFormat:
+    """Returns the storage format. A group shares a scale of 2 bytes, and with AWQ and GPTQ a zero."""
+    if given is None:
         return StorageFormat(BF16_BYTES)
-    method, algorithm = quantization.quant_method.lower(), quantization.quant_algo
-    cache = 1 if quantization.kv_cache_scheme is not None else BF16_BYTES
-    groups = [group for group in quantization.config_groups.values() if group.weights is not None]
-    if method in ("fp8", "fbgemm_fp8") or (method == "modelopt" and algorithm in ("", "FP8")):
-        return StorageFormat(1, cache, in_8bit=True, kind="fp8")
-    if method in ("awq", "gptq", "awq_marlin", "gptq_marlin"):
-        size = grouped(quantization.bits, quantization.group_size, zeros=True)
-        return StorageFormat(size, cache, kind=method)
-    if method == "mxfp4":
-        return StorageFormat((4 + 8 / 32) / 8, cache, kind=method)
-    if method == "modelopt" and algorithm == "NVFP4":
-        return StorageFormat((4 + 8 / 16) / 8, cache, kind="nvfp4")
-    if method == "bitsandbytes":
-        return StorageFormat(1 if quantization.load_in_8bit else grouped(4, 64), kind=method)
-    if method == "compressed-tensors" and groups and (weights := groups[0].weights) is not None:
-        seen, kind = groups[0].input_activations, f"compressed-tensors {weights.num_bits} bits"
+    method, groups = given.quant_method.lower().removesuffix("_marlin"), [*given.config_groups.values()]
+    kind, cache = f"{method} {given.quant_algo}".strip(), 1 if given.kv_cache_scheme else BF16_BYTES
+    if kind in FIXED:
+        return StorageFormat(FIXED[kind][0], cache, FIXED[kind][1], kind)
+    if method in ("awq", "gptq"):
+        shared = (2 + given.bits / 8) / given.group_size if given.group_size > 0 else 0
+        return StorageFormat(given.bits / 8 + shared, cache, kind=method)
+    if method == "compressed-tensors" and groups:
+        weights, seen = groups[0].weights, groups[0].input_activations
+        group = weights.group_size or 0
+        size = weights.num_bits / 8 + (2 / group if group > 0 else 0)
         in_8bit = seen is not None and seen.num_bits == 8
-        return StorageFormat(grouped(weights.num_bits, weights.group_size), cache, in_8bit, kind)
-    raise ConfigError(
-        f"{named}: quantization_config: quant_method {quantization.quant_method} is none of fp8, fbgemm_fp8,"
-        " awq, gptq, mxfp4, bitsandbytes, modelopt, compressed-tensors (the last two with their layout)"
-    )
+        return StorageFormat(size, cache, in_8bit, f"{method} {weights.num_bits} bits")
+    known = f"{', '.join(FIXED)}, awq, gptq, compressed-tensors with its groups"
+    raise ConfigError(f"{named}: quantization_config: quant_method {kind} is none of {known}")
