@@ -15,6 +15,8 @@ from msgspec import Meta, Struct
 from config.declaration import ConfigError
 
 DEFAULT_PROFILE = "qwen3-14b-h100"
+SETTINGS = {"num-gpu-blocks": "kv-cache-size", "enable-prefix-caching": "enable-kvcache"}
+"""Limits of an engine whose settings have other names."""
 SHIPPED = Path(__file__).parent / "profiles"
 
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=10)]
@@ -110,18 +112,8 @@ class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_
 
     def settings(self) -> dict[str, object]:
         """Returns setting name -> value for the limits of the engine."""
-        at = self.engine
-        found: dict[str, object] = {
-            "kv-cache-size": at.num_gpu_blocks,
-            "block-size": at.block_size,
-            "max-num-seqs": at.max_num_seqs,
-            "max-num-batched-tokens": at.max_num_batched_tokens,
-            "long-prefill-token-threshold": at.long_prefill_token_threshold,
-            "enable-chunked-prefill": at.enable_chunked_prefill,
-            "enable-kvcache": at.enable_prefix_caching,
-            "async-scheduling": at.async_scheduling,
-        }
-        return found if at.max_model_len is None else found | {"max-model-len": at.max_model_len}
+        limits = msgspec.to_builtins(self.engine)
+        return {SETTINGS.get(name, name): value for name, value in limits.items() if value is not None}
 
 
 def read_profile(name_or_path: str) -> Profile:
