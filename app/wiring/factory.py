@@ -265,15 +265,11 @@ class Assembly:
         if at.kv_cache_metrics:
             rng, now = self.streams("residency"), self.clock.now
             observer = Residency(self.recorder, at.kv_cache_metrics_sample, rng, now)
-        cache = KVCacheManager(
-            at.kv_cache_size,
-            BlockHasher(at.prefix_caching_hash_algo, at.block_size, at.hash_seed, self.streams("hashes")),
-            self.recorder,
-            self.adapters.adapter,
-            None if publisher is None else publisher.put,
-            store_of(at.kv_connector, at.block_size),
-            observer,
-        )
+        hasher = BlockHasher(at.prefix_caching_hash_algo, at.block_size, at.hash_seed, self.streams("hashes"))
+        put = None if publisher is None else publisher.put
+        store = store_of(at.kv_connector, at.block_size)
+        known = self.recorder, self.adapters.adapter
+        cache = KVCacheManager(at.kv_cache_size, hasher, *known, put, store, observer)
         return cache, publisher
 
     def _plugins(self) -> PluginRegistry | None:
@@ -512,12 +508,9 @@ class Assembly:
             self.live.subscribe(fakes.on_settings)
             families.append(lambda: (fakes if fakes.active else self.recorder).render())
         if lora.lora_residency_metrics:
-            residency = LoraResidency(
-                self.adapter_memory,
-                lambda name: rank_of(adapter(name).path) or lora.max_lora_rank,
-                {"model_name": name, "engine": rank},
-                time.time,
-            )
+            labels = {"model_name": name, "engine": rank}
+            found = lambda name: rank_of(adapter(name).path) or lora.max_lora_rank  # noqa: E731
+            residency = LoraResidency(self.adapter_memory, found, labels, time.time)
             families.append(residency.render)
         families += [] if self.plugins is None else self.plugins.families()
         if settings.kvindex.kv_index:
