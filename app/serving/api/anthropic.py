@@ -22,7 +22,7 @@ from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.api.writer import BlockWriter, Segment, named_event
 from app.serving.http.context import RequestContext
-from app.serving.http.errors import ApiError, bad_request
+from app.serving.http.errors import ApiError
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, post
 from app.serving.protocol.anthropic import (
@@ -209,21 +209,15 @@ def error_body(error: ApiError) -> bytes:
 
 
 def error_event(error: Exception) -> bytes:
-    return b"event: error\ndata: " + error_body(_known(error)) + b"\n\n"
+    return b"event: error\ndata: " + error_body(as_api_error(error)) + b"\n\n"
 
 
 def message_error(error: Exception) -> Response:
     """Returns the response for `error`; a misfit to the schema keeps OpenAI's shape."""
-    known = _known(error)
+    known = as_api_error(error)
     forget_frames(error)
     body = known.body() if known.type == "Bad Request" else error_body(known)
     return json_response(body, known.status, known.headers)
-
-
-def _known(error: Exception) -> ApiError:
-    if isinstance(error, RecursionError):  # a tool's input, one level short of the parser's limit
-        return bad_request("The request is nested too deeply.")
-    return as_api_error(error)
 
 
 def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:

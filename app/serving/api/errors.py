@@ -34,6 +34,7 @@ KNOWN_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = MappingProxy
         engine.PauseNotComplete: internal,
         engine.MemoryNotResident: internal,
         AdapterNotFound: http.not_found,
+        RecursionError: lambda text: bad_request("The request is nested too deeply."),
         AdapterError: partial(ApiError, 400, "InvalidUserInput"),
     }
 )

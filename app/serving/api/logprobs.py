@@ -14,8 +14,6 @@ from app.serving.protocol import common as wire
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import encode
 
-Entries = Sequence[TokenLogprob]
-"""Log probabilities of consecutive tokens; may be computed on access and not kept."""
 SomeEntries = Sequence[TokenLogprob | None]
 """Log probabilities of consecutive tokens; None for a token without any."""
 E = TypeVar("E", bound=TokenLogprob | None)

@@ -57,7 +57,13 @@ def routes(models: ServedModels, identity: Identity) -> list[Route]:
         """Lists every served name and adapter: as model cards, or in the form of Anthropic's SDK."""
         now_s = identity.now_s()
         if "anthropic-version" in context.headers:
-            return json_response(_anthropic_list(now_s, models))
+            created_at = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            names, longest = [name for name, *_ in models.rows()], models.max_model_len
+            limits = {"lifecycle": "active", "max_input_tokens": longest, "max_tokens": longest}
+            same = {"type": "model", "created_at": created_at, **limits}
+            data = [{"id": name, "display_name": name, **same} for name in names]
+            ends = {"first_id": names[0], "last_id": names[-1]}
+            return json_response({"data": data, "has_more": False, **ends})
         cards = []
         for name, root, parent, max_model_len in models.rows():
             permission = {"id": f"modelperm-{identity.fresh_id()}", "object": "model_permission"}
@@ -67,17 +73,6 @@ def routes(models: ServedModels, identity: Identity) -> list[Route]:
         return json_response({"object": "list", "data": cards})
 
     return [get("/v1/models", list_models)]
-
-
-def _anthropic_list(now_s: int, models: ServedModels) -> dict[str, object]:
-    created_at = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    names, longest = [name for name, *_ in models.rows()], models.max_model_len
-    limits = {"lifecycle": "active", "max_input_tokens": longest, "max_tokens": longest}
-    data = [
-        {"type": "model", "id": name, "display_name": name, "created_at": created_at, **limits}
-        for name in names
-    ]
-    return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
 
 class LoadAdapterRequest(Request, kw_only=True):

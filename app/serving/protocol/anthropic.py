@@ -34,6 +34,10 @@ class ToolParam(Struct, kw_only=True):
     def __post_init__(self) -> None:
         self.input_schema.setdefault("type", "object")
 
+    def function(self) -> options.FunctionDefinition:
+        same = {name: getattr(self, name) for name in ("name", "description", "strict", "defer_loading")}
+        return options.FunctionDefinition(**same, parameters=self.input_schema)
+
 
 class AnthropicBlock(Struct, kw_only=True):
     """One content block; its type decides which fields are used, and all others are ignored."""
@@ -188,7 +192,7 @@ def chat_request(
         messages=_messages(asked.system, asked.messages, inline and merges_system()),
         chat_template_kwargs=asked.chat_template_kwargs,
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
-        tools=[options.Tool(function=_function(tool)) for tool in asked.tools or ()] or None,
+        tools=[options.Tool(function=tool.function()) for tool in asked.tools or ()] or None,
     )
     if choice is not None and choice.type == "tool":
         chat.tool_choice = options.NamedToolChoice(function=options.NamedFunction(name=choice.name or ""))
@@ -212,16 +216,6 @@ def chat_request(
         chat.thinking_token_budget = asked.thinking.budget_tokens
     chat.check_rules()
     return chat
-
-
-def _function(tool: ToolParam) -> options.FunctionDefinition:
-    return options.FunctionDefinition(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.input_schema,
-        strict=tool.strict,
-        defer_loading=tool.defer_loading,
-    )
 
 
 def _messages(

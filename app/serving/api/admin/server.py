@@ -225,7 +225,7 @@ def routes(
             raise bad_request(f"{error}.") from None
         if context.query().get("check") == "true":
             return changed.dump()
-        if concerns_all(context):  # all ranks must agree before any changes
+        if context.query().get("ranks") == "all":  # all ranks must agree before any changes
             siblings.ask(context.method, "/admin/config?check=true", context.headers, data)
         return siblings.answers(context, live.change(values).dump(), data)
 
@@ -258,10 +258,6 @@ def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
     return [post("/fake_metrics", change)]
 
 
-def concerns_all(context: RequestContext) -> bool:
-    return context.query().get("ranks") == "all"
-
-
 class PeerRanks:
     """The other ranks of this server, by number and base URL, which requests with `?ranks=all` reach, too."""
 
@@ -276,7 +272,7 @@ class PeerRanks:
 
     def answers(self, context: RequestContext, own: object, body: bytes = b"") -> object:
         """Returns `own`, our answer; with `?ranks=all` every rank's answer, by rank. Raises like `ask`."""
-        if not concerns_all(context):
+        if context.query().get("ranks") != "all":
             return own
         others = self.ask(context.method, context.path, context.headers, body)
         return dict(sorted({str(self.own): own, **others}.items()))

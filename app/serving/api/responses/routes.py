@@ -20,7 +20,6 @@ from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.request import EngineRequest
 from app.serving.api.chat.media import BuiltPrompt
 from app.serving.api.chat.prompt import chat_prompt
-from app.serving.api.errors import error_response
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responder import Responder
@@ -244,17 +243,10 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
         return json_response(kept.response)
 
     return [
-        post("/v1/responses", create_response, error_of_responses),
+        post("/v1/responses", create_response),
         get("/v1/responses/{response_id}", retrieve_response),
-        post("/v1/responses/{response_id}/cancel", cancel_response, error_of_responses),
+        post("/v1/responses/{response_id}/cancel", cancel_response),
     ]
-
-
-def error_of_responses(error: Exception) -> Response:
-    """Returns the response for `error`; 400 for tools nested one level short of the parser's limit."""
-    if isinstance(error, RecursionError):
-        return error_response(bad_request("The request is nested too deeply."))
-    return error_response(error)
 
 
 def _follow_on(asked: ResponsesRequest, chat: ResponsesChat, store: ResponseStore) -> None:
