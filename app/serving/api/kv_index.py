@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Literal, TypeVar
 
 from app.engine.kvcache.hashing import Placeholder
 from app.kvindex.backend import BackendUnavailable
@@ -17,7 +17,7 @@ from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import not_found, timed_out, unavailable
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, get, post
-from app.serving.protocol.decoding import decode
+from app.serving.protocol.decoding import Request, decode
 from app.serving.protocol.tokenize import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
 from app.text.base import TokenizerLoadError
 
@@ -32,6 +32,7 @@ def routes(index: KvIndex, backend: str) -> list[Route]:
 
 
 ChatWriter = Literal["scores", "templated"]
+T = TypeVar("T", bound=Request)
 Asked = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
 
 
@@ -62,41 +63,51 @@ def score_routes(
             base(asked), tokens, pods=asked.pods or (), lora=asked.lora, salt=asked.cache_salt, media=media
         )
 
-    def score_completions(context: RequestContext) -> Response:
+    def texts(asked: ScoreTextRequest) -> object:
         """The score of every pod that has the beginning of a text."""
-        asked = decode(body.read(context), context.content_type, ScoreTextRequest)
-        with errors_answered():
-            tokens = index.tokenization.encode(speaker(asked), asked.prompt, asked.add_special_tokens)
-            return json_response(by_pod(scores(asked, tokens)))
+        tokens = index.tokenization.encode(speaker(asked), asked.prompt, asked.add_special_tokens)
+        return by_pod(scores(asked, tokens))
 
-    def score_chat_completions(context: RequestContext) -> Response:
+    def chats(asked: ScoreChatRequest) -> object:
         """The score of every pod that has the beginning of a conversation."""
-        asked = decode(body.read(context), context.content_type, ScoreChatRequest)
         options = chat_options(asked, rules)
-        with errors_answered():
-            if chat_answer == "scores":
-                tokens = index.tokenization.encode_chat(speaker(asked), asked.messages, options)
-                return json_response(by_pod(scores(asked, tokens)))
-            text = index.tokenization.render_chat(speaker(asked), asked.messages, options)
-            tokens = index.tokenization.encode(speaker(asked), text, asked.add_special_tokens)
-            return json_response({"podScores": by_pod(scores(asked, tokens)), "templated_messages": text})
+        if chat_answer == "scores":
+            tokens = index.tokenization.encode_chat(speaker(asked), asked.messages, options)
+            return by_pod(scores(asked, tokens))
+        text = index.tokenization.render_chat(speaker(asked), asked.messages, options)
+        tokens = index.tokenization.encode(speaker(asked), text, asked.add_special_tokens)
+        return {"podScores": by_pod(scores(asked, tokens)), "templated_messages": text}
 
-    def score_tokens(context: RequestContext) -> Response:
+    def ids(asked: ScoreTokensRequest) -> object:
         """The score of every pod for a prompt of token ids, in full."""
-        asked = decode(body.read(context), context.content_type, ScoreTokensRequest)
         media = [Placeholder(span.identifier, span.offset, span.length) for span in asked.media or ()]
-        with errors_answered():
-            found = scores(asked, asked.tokens, media) or ()
         cards = {}
-        for best in best_ranks(found):
+        for best in best_ranks(scores(asked, asked.tokens, media) or ()):
             card = {"score": _short(best.score), "matched": best.matched, "match_ratio": best.match_ratio}
             cards[best.pod] = {**card, "tiers": best.tiers, "rank": best.rank}
-        return json_response({"blocks": len(asked.tokens) // index.block_size, "scores": cards})
+        return {"blocks": len(asked.tokens) // index.block_size, "scores": cards}
+
+    def route(path: str, kind: type[T], answer: Callable[[T], object]) -> Route:
+        @wraps(answer)
+        def handle(context: RequestContext) -> Response:
+            asked = decode(body.read(context), context.content_type, kind)
+            try:
+                return json_response(answer(asked))
+            except UnknownModelError as error:
+                raise not_found(str(error), "model") from None
+            except (TokenizerLoadError, TokenizationBusy) as error:
+                raise unavailable(str(error)) from None
+            except TokenizationTimeout as error:
+                raise timed_out(str(error)) from None
+            except BackendUnavailable as error:
+                raise unavailable(f"The index cannot be asked now: {error}.") from None
+
+        return post(path, handle)
 
     return [
-        post("/score_completions", score_completions),
-        post("/score_chat_completions", score_chat_completions),
-        post("/score_tokens", score_tokens),
+        route("/score_completions", ScoreTextRequest, texts),
+        route("/score_chat_completions", ScoreChatRequest, chats),
+        route("/score_tokens", ScoreTokensRequest, ids),
     ]
 
 
@@ -115,17 +126,3 @@ def by_pod(scores: Sequence[PodScore] | None) -> dict[str, float] | None:
 def _short(score: float) -> float:
     """Returns the same number, as an integer if it is whole."""
     return int(score) if score.is_integer() else score
-
-
-@contextmanager
-def errors_answered() -> Iterator[None]:
-    try:
-        yield
-    except UnknownModelError as error:
-        raise not_found(str(error), "model") from None
-    except (TokenizerLoadError, TokenizationBusy) as error:
-        raise unavailable(str(error)) from None
-    except TokenizationTimeout as error:
-        raise timed_out(str(error)) from None
-    except BackendUnavailable as error:
-        raise unavailable(f"The index cannot be asked now: {error}.") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, defstruct
 
 from app.serving.api import label_reads, models
 from app.serving.api.admin import lifecycle
@@ -111,31 +111,18 @@ MEDIA: Mapping[str, tuple[str, ...]] = {
 ANY_MEDIA = ("application/json", "text/plain", "text/html")
 
 
-class RanksQuery(Struct):
-    """One rank answers, or all ranks; a change may be only tried."""
-
-    check: bool = False
-    ranks: Literal["all"] | None = None
-
-
-class VerdictQuery(Struct):
-    over: bool = False
-
-
-class WakeQuery(Struct):
-    tags: list[str]
-
-
+_RANKS = defstruct("Ranks", [("check", bool, False), ("ranks", Literal["all"] | None, None)])
 QUERIES: Mapping[str, type[Struct]] = {
     "GET /v1/responses/{response_id}": Retrieval,
-    "GET /admin/config": RanksQuery,
-    "POST /admin/config": RanksQuery,
-    "POST /admin/drain": RanksQuery,
-    "GET /admin/verdict": VerdictQuery,
+    "GET /admin/config": _RANKS,
+    "POST /admin/config": _RANKS,
+    "POST /admin/drain": _RANKS,
+    "GET /admin/verdict": defstruct("Verdict", [("over", bool, False)]),
     "POST /sleep": lifecycle.SleepQuery,
-    "POST /wake_up": WakeQuery,
+    "POST /wake_up": defstruct("Wake", [("tags", list[str])]),
     "POST /pause": lifecycle.PauseQuery,
     "POST /reset_prefix_cache": lifecycle.ResetQuery,
     "GET /server_info": lifecycle.InfoQuery,
     "GET /get_world_size": lifecycle.WorldSizeQuery,
 }
+"""Parameters of queries, by method and path."""
