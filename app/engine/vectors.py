@@ -150,19 +150,15 @@ class PoolingModel:
 
 class Bag:
     def __init__(self, ids: Sequence[int]) -> None:
-        self._counts = Counter(ids)
-        self._length = math.sqrt(sum(count * count for count in self._counts.values()))
-
-    def similarity(self, other: Bag) -> float:
-        """Cosine of the token counts, in [0, 1]; 0 where one of the texts is empty."""
-        few, many = sorted((self._counts, other._counts), key=len)
-        shared = sum(count * many[token] for token, count in few.items())
-        return min(1.0, shared / (self._length * other._length)) if shared else 0.0
+        self.counts = Counter(ids)
+        self.length = math.sqrt(sum(count * count for count in self.counts.values()))
 
 
 def logit(query: Bag, document: Bag) -> float:
-    """Match of two texts before the activation of a cross-encoder: from -4 (no shared tokens) to 4 (all)."""
-    return LOGIT_RANGE * (query.similarity(document) - 0.5)
+    """Match of two texts before a cross-encoder's activation: the cosine of their counts, from -4 to 4."""
+    few, many = sorted((query.counts, document.counts), key=len)
+    shared = sum(count * many[token] for token, count in few.items())
+    return LOGIT_RANGE * (min(1.0, shared / (query.length * document.length)) - 0.5 if shared else -0.5)
 
 
 def sigmoid(logit: float) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import gevent
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from app.base.clock.pause import Pace
@@ -74,6 +74,7 @@ INSTRUCTION_FILES = (("config.json", "task_instructions"), ("config_sentence_tra
 
 Rows = list[list["array[float]"]]
 """The numbers of each input: one row, or one for each token."""
+Side = ScoreInputs | UnsetType
 T = TypeVar("T")
 
 
@@ -161,7 +162,7 @@ class PoolingRunner:
     def create_score(self, context: RequestContext) -> Response:
         """A score for each pair: one text against many, or each against its counterpart."""
         request = self.pipeline.decode(context, wire.ScoreRequest)
-        job, _, scores = self._compare(context, request, *request.sides)
+        job, _, scores = self._compare(context, request, request.queries, request.documents)
         items = ({"index": index, "object": "score", "score": score} for index, score in enumerate(scores))
         return self._list(context, job, items)
 
@@ -295,7 +296,7 @@ class PoolingRunner:
         return kept
 
     def _compare(
-        self, context: RequestContext, request: wire.ScoringRequest, one: ScoreInputs, other: ScoreInputs
+        self, context: RequestContext, request: wire.ScoringRequest, one: Side, other: Side
     ) -> tuple[PoolingJob, Sequence[str], list[float]]:
         """Returns documents and scores of all pairs. ApiError 400 for texts without pairs.
 
@@ -328,7 +329,7 @@ class PoolingRunner:
         return PoolingJob(meta, (), answers, tokens), documents, scores
 
     def _side(
-        self, request: wire.ScoringRequest, inputs: ScoreInputs, name: str
+        self, request: wire.ScoringRequest, inputs: Side, name: str
     ) -> tuple[list[str], list[TokenIds]]:
         """Returns the texts of one side, and their ids, cut to the limit in the field `name`; 0: no limit.
 
@@ -359,13 +360,9 @@ class PoolingRunner:
         Returns decisions of scripts about each chat; the delays are the longest one of them, and a fault's.
         EngineError without room for the first prompt. CallerLeft when the client has left.
         """
-        scripts, engine, model = (
-            self.pipeline.scripts,
-            self.pipeline.responder.engine,
-            request.model or meta.model,
-        )
+        scripts, engine = self.pipeline.scripts, self.pipeline.responder.engine
+        model, fault, is_first = request.model or meta.model, context.kept(Fault), True
         answers = [] if scripts is None else scripts.pooled(chats, wants, model, context)
-        fault, is_first = context.kept(Fault), True
         longest_s = max((answer.reply.first_token_s for answer in answers if answer is not None), default=0.0)
         first = EngineRequest(
             request_id=meta.id,

@@ -221,10 +221,6 @@ class ScoreRequest(ScoringRequest, kw_only=True):
         _inputs(self.queries, "queries")
         raise Misfit(TEXTS, "documents")
 
-    @property
-    def sides(self) -> tuple[ScoreInputs, ScoreInputs]:
-        return cast("tuple[ScoreInputs, ScoreInputs]", (self.queries, self.documents))
-
 
 TEXTS = "a text or a list of texts"
 
