@@ -83,10 +83,6 @@ class FrontCosts(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkno
     out_per_stream: Seconds = 0.0
     """Delivery of one stream's token in a step."""
 
-    def visible_s(self, arrival_s: float, prompt_tokens: int) -> float:
-        """Returns the time at which the scheduler has a request that arrived at `arrival_s`."""
-        return arrival_s + self.front + self.front_per_token * prompt_tokens
-
 
 class SpeculationRates(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """Speculative decoding: each step has one draft for each rate."""

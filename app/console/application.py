@@ -20,11 +20,11 @@ from app.console import page
 from app.console.bars import Bar, Origin, event_of
 from app.console.load import Generator, LoadPlan
 from app.console.observer import Observer
-from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Operations
 from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import EngineClient
+from app.engine.kvcache.cache import KVCacheManager
 from app.serving.api.admin.lifecycle import routes as lifecycle_routes
 from app.serving.api.admin.server import PeerRanks
 from app.serving.flask.application import Understudy

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from app.base.metrics.recorder import Figures
 from app.console.bars import FIGURES, BlockMap, EventRow, Frame, Picture, RequestBars, StepRow, in_ms
 from app.engine.core.batch import Batch, Phase
-from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Operations
 from app.engine.core.sequence import EngineClient
-from app.engine.core.stepped import StepExecutor, SteppedSequence
+from app.engine.core.step_loop import StepExecutor, SteppedSequence
+from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.fake import FakeFamilies
 from app.base.metrics.instruments import Exposition, Families
 from app.base.metrics.recorder import Recorder
-from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Lifecycle, WeightUpdates
 from app.engine.core.request import Model
@@ -22,7 +21,7 @@ from app.engine.dataset import DatasetError, open_datasets
 from app.engine.dataset import prepare as prepare_datasets
 from app.engine.forms.schema import Schemas
 from app.engine.kvcache.block_pool import Residency
-from app.engine.kvcache.cache import store_of
+from app.engine.kvcache.cache import KVCacheManager, store_of
 from app.engine.kvcache.endpoints import PublisherSettings, of_rank
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.memo import Memo

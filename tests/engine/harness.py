@@ -10,13 +10,13 @@ from typing import Any
 from app.base.clock.clock import Streams, VirtualClock
 from app.base.clock.timer_wheel import SLOTS_PER_S
 from app.base.metrics.recorder import Recorder
-from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.request import EngineRequest, Observer
 from app.engine.core.sequence import Handle
 from app.engine.dataset import Datasets
 from app.engine.forms.schema import Schemas
+from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import Adapter, BlockHasher
 from app.engine.lora import LoRASlots

@@ -11,10 +11,10 @@ import pytest
 
 from app.base.clock.clock import Streams, VirtualClock
 from app.base.metrics.recorder import Recorder
-from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
 from app.engine.core.outputs import Started
 from app.engine.core.request import LENGTH, EngineRequest, Model, Reply
+from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import Adapter, BlockHasher
 from app.engine.lora import LoRASlots

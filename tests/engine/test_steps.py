@@ -115,7 +115,9 @@ def test_who_is_read_too_late_is_told() -> None:
     [late] = [
         it for it in harness.recorder.render().splitlines() if it.startswith("understudy_late_seconds_total")
     ]
-    assert float(late.split()[-1]) == pytest.approx(0.1 - PROFILE.front.visible_s(0, 3))
+    assert float(late.split()[-1]) == pytest.approx(
+        0.1 - PROFILE.front.front - 3 * PROFILE.front.front_per_token
+    )
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.015, 0.03, 0.06])

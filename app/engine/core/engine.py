@@ -14,7 +14,6 @@ from app.base.clock.clock import Clock, Streams
 from app.base.clock.pause import Pace
 from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, Recorder
-from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.outputs import Emit, EngineOutput, Failed, Finish, Started, Tokens
 from app.engine.core.request import LENGTH, STOP, EngineRequest, Model, Reply, watches_of
 from app.engine.core.sequence import COUNTED_AS, EngineClient, Handle, emit_failure
@@ -25,13 +24,13 @@ from app.engine.core.timeline import (
     SequencePool,
     TimedSequence,
 )
+from app.engine.kvcache.cache import KVCacheManager
 from app.engine.lora import LoRASlots
 from config.settings import Settings
 
 if TYPE_CHECKING:
     from app.engine.core.batch import Blocks
-    from app.engine.core.step_loop import CostModel
-    from app.engine.core.stepped import StepExecutor
+    from app.engine.core.step_loop import CostModel, StepExecutor
     from config.profile import Profile
 
 STARTED_AT_ONCE = 128
@@ -74,7 +73,7 @@ class Engine(EngineClient):
             self._blocks: Blocks[Any] | None = cache
         else:
             # Imported here because other modes need no scheduler.
-            from app.engine.core.stepped import StepExecutor, SteppedSequence
+            from app.engine.core.step_loop import StepExecutor, SteppedSequence
 
             steps = StepExecutor(settings, profile, self._context, lora, streams("drafts"), cost)
             self.executor, self._sequence = steps, partial(SteppedSequence, steps)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from gevent.event import Event
 
 from app.base.metrics.recorder import Recorder
-from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
 from app.engine.core.errors import CallerLeft, CommandFailed, MemoryNotResident, PauseNotComplete
 from app.engine.core.wire import MEMORY, PauseMode, woken_by
+from app.engine.kvcache.cache import KVCacheManager
 
 if TYPE_CHECKING:
     from app.engine.core.remote import RemoteLifecycle

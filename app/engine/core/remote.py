@@ -194,9 +194,7 @@ class RemoteSequence(Sequence):
                 lambda place: None if (entry := entries[place]) is None else self._entry(entry),
                 range(len(entries)),
             )
-        take = self._start(output.at_s, prompt)
-        if self._reader is None and output.logprobs is None and not self.over:
-            self._take_token = take
+        self._start(output.at_s, prompt, self._reader is None and output.logprobs is None)
 
     def _read(
         self,

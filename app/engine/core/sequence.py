@@ -80,14 +80,18 @@ class Sequence(SequenceState):
     def text(self) -> str:
         return ""
 
-    def _start(self, at_s: float, prompt_logprobs: Listed[TokenLogprob | None] | None) -> TakeToken | None:
-        """Emits `Started`; returns the writer's receiver of plain tokens, if any."""
+    def _start(
+        self, at_s: float, prompt_logprobs: Listed[TokenLogprob | None] | None, is_plain: bool
+    ) -> None:
+        """Emits `Started`; the writer may answer with a receiver of the tokens, if these are plain."""
         self.begun = True
         began_s = at_s if self.scheduled_s is None else self.scheduled_s
         cached = self.cached_tokens + self.fetched_tokens
         queue_s, prefill_s = max(0.0, began_s - self.queued_s), max(0.0, at_s - began_s)
         index, created = self.request.index, self.created_tokens
-        return self._emit(Started(index, at_s, cached, prompt_logprobs, queue_s, prefill_s, created))
+        take = self._emit(Started(index, at_s, cached, prompt_logprobs, queue_s, prefill_s, created))
+        if is_plain and not self.over:
+            self._take_token = take
 
     def _account(self, tokens: int, at_s: float) -> None:
         """Counts new tokens. Of several in a first output, all but one count as decoded without delay."""

@@ -18,11 +18,11 @@ from app.base.clock.clock import Clock
 from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishReason, Recorder
 from app.engine.core.batch import Phase, SequenceStatus
-from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.outputs import Finish, Part, TakeToken, Tokens
 from app.engine.core.request import EngineRequest, Reply
 from app.engine.core.scheduler import WaitingQueue
 from app.engine.core.sequence import COUNTED_AS, Handle, Sequence
+from app.engine.kvcache.cache import KVCacheManager
 from app.engine.lora import LoRASlots
 from config.settings import LatencySettings
 
@@ -168,11 +168,6 @@ class ReplySequence(Sequence):
     def text(self) -> str:
         return "".join(self._texts[: self._position])
 
-    def _begin(self, at_s: float) -> None:
-        take = self._start(at_s, self._reply.prompt_logprobs)
-        if self._reply.logprobs is None and self._delays is None and not self.over:
-            self._take_token = take
-
     def _emit_until(self, stop: int, at_s: float, part: Part | None) -> bool:
         """Emits and counts tokens up to `stop`, due at `at_s`, all of `part`; returns whether more follow."""
         start, reply, cache = self._position, self._reply, self._context.cache
@@ -261,7 +256,8 @@ class TimedSequence(ReplySequence):
             return None
         timing, start, at_s = self._context.timing, self._position, self._due_s
         if not self.begun:
-            self._begin(at_s)
+            reply = self._reply
+            self._start(at_s, reply.prompt_logprobs, reply.logprobs is None and self._delays is None)
             if self.over:  # aborted by the receiver of `Started`
                 return None
         stop, next_s, part = start + 1, at_s, self._part

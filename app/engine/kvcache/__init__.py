@@ -1,4 +1,1 @@
-"""KV cache of the simulated engine: block hashes, the block pool, and published events.
-
-Independent of requests and HTTP.
-"""
+"""KV cache of an engine: block hashes, the block pool, published events; nothing here knows HTTP."""
