@@ -19,9 +19,8 @@ monkey.patch_all()
 import argparse  # noqa: E402
 import logging  # noqa: E402
 import sys  # noqa: E402
-from collections.abc import Callable, Iterator  # noqa: E402
-from functools import partial  # noqa: E402
-from itertools import groupby, islice  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from itertools import groupby  # noqa: E402
 from pathlib import Path  # noqa: E402
 from types import FrameType  # noqa: E402
 from typing import Any  # noqa: E402
@@ -77,22 +76,24 @@ def traced(serve: Callable[[], None]) -> list[Call]:
     return calls
 
 
-def fast(app: Understudy) -> Iterator[Callable[[], None]]:
-    """Yields clients that each serve the request on the fast path of one worker."""
+def fast(app: Understudy, turns: FairTurns | None = None) -> Callable[[], None]:
+    """Serves the request on the fast path of a worker; `turns` of all its clients together."""
     log = ServerLogger(Config())
     log.access_log.setLevel(logging.CRITICAL)
-    path = FastPath(app, log, FairTurns(), {}, 60.0, lambda *request: sys.exit("left to the general way"))
+    path = FastPath(
+        app, log, turns or FairTurns(), {}, 60.0, lambda *request: sys.exit("left to the general way")
+    )
+    listener = gevent.socket.socketpair()
+    client, server = listener
+    FastConnection(path, server, ("127.0.0.1", 0), None)
 
-    def serve(client: gevent.socket.socket) -> None:
+    def serve() -> None:
         client.sendall(REQUEST)
         received = b""
         while b"[DONE]" not in received:
             received += client.recv(65536)
 
-    while True:
-        client, server = gevent.socket.socketpair()
-        FastConnection(path, server, ("127.0.0.1", 0), None)
-        yield partial(serve, client)
+    return serve
 
 
 def general(app: Understudy, asked: bytes = BODY) -> Callable[[], None]:
@@ -205,7 +206,8 @@ def calls_of(way: str, has_profile: bool) -> list[Call]:
     profile = ("--profile", PROFILE) if has_profile else ()
     app = create_app(load(("--seed", "7", *profile), {}))
     body = TOOL_BODY if way == "tool" else BODY
-    clients = list(islice(fast(app), CLIENTS)) if way == "fast" else [general(app, body)] * CLIENTS
+    turns = FairTurns()
+    clients = [fast(app, turns) if way == "fast" else general(app, body) for _ in range(CLIENTS)]
 
     def warm_up(serve: Callable[[], None]) -> None:
         for _ in range(WARM_UP // CLIENTS):
