@@ -30,14 +30,12 @@ class Page:
         self.bars: dict[int, list[Any]] = {}
         self.phases: dict[int, list[int]] = {}
         self.tokens: dict[int, int] = {}
-        self.computed: dict[int, int] = {}
         self.ended: dict[int, list[Any]] = {}
         self.blocks: dict[int, tuple[int, int]] = {}
         self.evicted: list[int] = []
         self.steps: list[list[float]] = []
         self.figures: dict[str, float] = {}
         self.frame: dict[str, Any] = {}
-        self.chunks: list[tuple[int, float]] = []
 
     def take(self, item: Frame | Picture) -> None:
         told = msgspec.json.decode(event_of("x", item).partition(b"\ndata: ")[2])
@@ -48,8 +46,8 @@ class Page:
             self.bars.setdefault(row[0], row)
         for number, phase, *_ in frame.get("phases", []):
             self.phases.setdefault(number, []).append(phase)
-        self.tokens |= _pairs(frame.get("tokens", []))
-        self.computed |= _pairs(frame.get("computed", []))
+        tokens = frame.get("tokens", [])
+        self.tokens |= dict(zip(tokens[::2], tokens[1::2], strict=True))
         for row in frame.get("ended", []):
             self.ended[row[0]] = row
         rows = frame.get("blocks", [])
@@ -57,7 +55,6 @@ class Page:
             self.blocks[rows[place]] = rows[place + 1], rows[place + 2]
         self.evicted += frame.get("evicted", [])
         self.steps += frame.get("steps", [])
-        self.chunks += zip(frame.get("chunks", [])[::2], frame.get("chunks", [])[1::2], strict=True)
 
     def states(self) -> dict[int, int]:
         """By block, those that are not free."""
@@ -65,10 +62,6 @@ class Page:
 
     def number_of(self, request_id: str) -> int:
         return next(number for number, row in self.bars.items() if row[1] == request_id)
-
-
-def _pairs(row: list[int]) -> dict[int, int]:
-    return dict(zip(row[::2], row[1::2], strict=True))
 
 
 class Watched:

@@ -10,7 +10,7 @@ from threading import Thread
 import gevent
 import zmq
 
-from app.engine.kvcache.events import KVEvent, LayoutName, encoder
+from app.engine.kvcache.events import KVEvent, encoder
 from app.engine.kvcache.publisher import END
 from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings
@@ -61,11 +61,8 @@ class FakeEngine:
     def replay(self) -> str:
         return f"{LOCAL}:{self.replay_port}"
 
-    def pack(
-        self, *events: KVEvent, layout: LayoutName = "map", rank: int = 0, ts: float | None = None
-    ) -> bytes:
-        stamp = 1000.0 + self.sequence if ts is None else ts
-        return encoder(layout)(batch(*events, rank=rank, ts=stamp))
+    def pack(self, *events: KVEvent, rank: int = 0, ts: float | None = None) -> bytes:
+        return encoder("map")(batch(*events, rank=rank, ts=1000.0 + self.sequence if ts is None else ts))
 
     def publish(self, *events: KVEvent, lose: bool = False, ts: float | None = None, rank: int = 0) -> int:
         """Publish a batch, or only keep it for replays; its number."""
@@ -77,11 +74,9 @@ class FakeEngine:
             self.sequence += 1
         return self.sequence - 1
 
-    def send(self, payload: bytes, sequence: int | None = None) -> None:
-        number = self.sequence if sequence is None else sequence
-        self.send_frames(self.topic, number.to_bytes(8, "big"), payload)
-        if sequence is None:
-            self.sequence += 1
+    def send(self, payload: bytes) -> None:
+        self.send_frames(self.topic, self.sequence.to_bytes(8, "big"), payload)
+        self.sequence += 1
 
     def send_frames(self, *frames: bytes) -> None:
         self._socket.send_multipart(frames)

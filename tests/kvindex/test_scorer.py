@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.backend import Copies, Holders, anywhere, bits, count_copies, with_holder, without_holder
+from app.kvindex.backend import Holders, bits
 from app.kvindex.scorer import longest_prefixes, score_prefixes
 from tests.kvindex.held import source
 
@@ -82,32 +82,6 @@ def alone(found: list[tuple[int, ...]], number: int) -> tuple[int, float]:
             break
         matched, worth = matched + 1, worth + max(here)
     return matched, worth
-
-
-def members(copies: Copies) -> set[tuple[int, int]]:
-    """Tier and bit of every copy."""
-    return {(tier, number) for tier, mask in enumerate(copies) for number in range(80) if mask >> number & 1}
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 5)), max_size=30))
-def test_copies_are_a_set_of_holders_in_tiers(changes: list[tuple[bool, int, int]]) -> None:
-    copies: Copies = ()
-    known: set[tuple[int, int]] = set()
-    for is_there, tier, number in changes:
-        before = copies
-        if is_there:
-            copies, known = with_holder(copies, tier, 1 << number), known | {(tier, number)}
-        else:
-            copies, known = without_holder(copies, tier, 1 << number), known - {(tier, number)}
-        assert members(copies) == known
-        assert (copies is before) == (members(before) == known)
-        assert not copies or copies[-1]
-        assert count_copies(copies) == len(known)
-        assert set(bits(anywhere(copies))) == {number for _, number in known}
-    for number in range(6):
-        copies = without_holder(copies, None, 1 << number)
-        assert number not in bits(anywhere(copies))
-    assert copies == ()
 
 
 def test_adapters_are_known_by_the_holders_that_have_blocks_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

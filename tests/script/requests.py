@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
@@ -34,7 +34,6 @@ class Books:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.now_s = 0.0
 
     def write(self, text: str, name: str = "a.yaml") -> Path:
         """The file, with this text."""
@@ -42,10 +41,10 @@ class Books:
         path.write_text(text)
         return path
 
-    def open(self, *texts: str, model: str = "", now: Callable[[], float] | None = None) -> ScriptSet:
+    def open(self, *texts: str, model: str = "") -> ScriptSet:
         """A book of one file for each text; the time stands still at 0 s, and at `NOON_S`."""
         files = [(model, str(self.write(text, f"{number}.yaml"))) for number, text in enumerate(texts)]
-        return ScriptSet(files, Random(1), now or (lambda: self.now_s), lambda: NOON_S, accepting(Schemas()))
+        return ScriptSet(files, Random(1), lambda: 0.0, lambda: NOON_S, accepting(Schemas()))
 
 
 def said(book: ScriptSet, asked: MatchedRequest) -> str | None:

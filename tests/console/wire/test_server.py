@@ -15,6 +15,7 @@ import requests
 
 from app.console.application import MOST_CONSOLES
 from app.console.bars import FIGURES
+from tests.console.conftest import until
 from tests.remote.served import new_peer, served
 from tests.running_server import RunningServer, running_gunicorn, running_server
 
@@ -100,13 +101,12 @@ def test_of_fifty_consoles_most_are_refused_in_one_line(watched: RunningServer) 
     finally:
         for answer in answers:
             answer.close()
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
+
+    def has_room() -> bool:
         with look(watched) as answer:
-            if answer.status_code == 200:
-                return
-        time.sleep(0.2)
-    raise AssertionError("places of consoles that have gone stay taken")
+            return answer.status_code == 200
+
+    until(has_room, "places of consoles that have gone stay taken")
 
 
 def test_a_browser_that_does_not_read_holds_nobody_up(watched: RunningServer) -> None:
@@ -138,10 +138,7 @@ def test_the_load_generator_sends_what_it_is_told_and_stops_when_it_is_told(watc
     assert metric(watched, "request_success_total") - before == load["sent"]
     requests.post(url, json={"rate": 20, "seconds": 600, "output_tokens": 2000}, headers=KEY, timeout=LIMIT_S)
     assert requests.delete(url, headers=KEY, timeout=LIMIT_S).json()["active"] is False
-    deadline = time.monotonic() + LIMIT_S
-    while metric(watched, "num_requests_running"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not metric(watched, "num_requests_running"), "requests run on")
 
 
 def test_consoles_do_not_hold_up_the_end_of_a_server() -> None:

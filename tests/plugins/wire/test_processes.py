@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import requests
 
+from tests.hostile.raw_client import wait_until
 from tests.plugins.test_processes import REPLY, SAYING, Write
 from tests.running_server import ROOT, RunningServer, running_gunicorn, running_server
 
@@ -25,10 +25,7 @@ def said(url: str) -> str:
 def reloaded(server: RunningServer, done: Callable[[], bool]) -> None:
     """Reload, and wait until it shows."""
     server.process.send_signal(signal.SIGHUP)
-    deadline = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < deadline, server.log()
-        time.sleep(0.05)
+    wait_until(done)
 
 
 def test_a_reload_reads_a_file_again_and_refuses_one_that_is_broken(plugin: Write) -> None:
