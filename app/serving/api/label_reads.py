@@ -60,7 +60,6 @@ class LabelRequest(Request, kw_only=True):
     request_id: str = ""
     """Empty without one from the client: vLLM then draws a random id."""
 
-    order: ClassVar[str] = "cache_salt priority request_id"
     """These follow the fields of the routes."""
 
     def check_rules(self: LabelRequest | RawRequest) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -138,12 +138,6 @@ class MessagesRequest(options.SharedFields, kw_only=True):
     chat_template_kwargs: JsonObject | None = None
     thread: ThreadCreate | ThreadContinue | None = None
     """A beta of Anthropic's SDK; not in vLLM, which sees the new turns alone."""
-
-    order: ClassVar[str] = (
-        "model messages max_tokens metadata output_config thinking stop_sequences stream system temperature "
-        "tool_choice tools top_k top_p mm_payload return_mm_kwargs cache_salt watermarking "
-        "kv_transfer_params ec_transfer_params vllm_xargs chat_template_kwargs priority thread"
-    )
 
     def check_converted(self) -> None:
         is_prefill = (self.kv_transfer_params or {}).get("do_remote_decode")

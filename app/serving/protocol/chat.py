@@ -50,20 +50,6 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages, "tool_choice": ToolChoice}
     absent: ClassVar[Mapping[str, object]] = {"messages": [], "tool_choice": "none"}
-    order: ClassVar[str] = (
-        "messages model frequency_penalty logit_bias logprobs top_logprobs max_tokens "
-        "max_completion_tokens n presence_penalty response_format seed stop stream stream_options "
-        "temperature top_p tools tool_choice reasoning_effort thinking_token_budget include_reasoning "
-        "parallel_tool_calls user use_beam_search top_k min_p repetition_penalty watermarking "
-        "length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens "
-        "skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side "
-        "prompt_logprobs logprob_token_ids allowed_token_ids bad_words echo add_generation_prompt "
-        "continue_final_message add_special_tokens documents chat_template chat_template_kwargs "
-        "media_io_kwargs mm_processor_kwargs structured_outputs priority request_id session_id "
-        "return_tokens_as_token_ids return_token_ids routed_experts_prompt_start return_token_offsets "
-        "return_prompt_text mm_payload return_mm_kwargs cache_salt cache_hit_threshold "
-        "kv_transfer_params ec_transfer_params vllm_xargs repetition_detection stream_interval"
-    )
 
     def __post_init__(self) -> None:
         if self.tool_choice is UNSET:

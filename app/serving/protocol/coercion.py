@@ -236,9 +236,8 @@ Field = tuple[str, str, bool, Convert]
 
 def _struct_of(kind: type[Struct]) -> Convert:
     wider: dict[str, Hashable] = getattr(kind, "lax", {})
-    places = {name: place for place, name in enumerate(getattr(kind, "order", "").split())}
     fields: list[Field] = []
-    for field in sorted(msgspec.structs.fields(kind), key=lambda field: places.get(field.name, -1)):
+    for field in msgspec.structs.fields(kind):
         required = field.default is NODEFAULT and field.default_factory is NODEFAULT
         annotation = wider.get(field.name, field.type)
         converter = annotation if isinstance(annotation, FunctionType) else _converter(annotation)

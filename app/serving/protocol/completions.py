@@ -40,17 +40,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
     add_special_tokens: bool = True
 
     lax: ClassVar[Mapping[str, Hashable]] = {"prompt": convert_prompt}
-    order: ClassVar[str] = (
-        "model prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop "
-        "stream stream_options suffix temperature top_p user use_beam_search top_k min_p "
-        "repetition_penalty watermarking length_penalty stop_token_ids include_stop_str_in_output "
-        "ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens "
-        "truncation_side allowed_token_ids prompt_logprobs logprob_token_ids bad_words prompt_embeds "
-        "add_special_tokens response_format structured_outputs priority request_id session_id "
-        "return_tokens_as_token_ids return_token_ids routed_experts_prompt_start return_token_offsets "
-        "mm_payload return_mm_kwargs cache_salt cache_hit_threshold kv_transfer_params "
-        "ec_transfer_params vllm_xargs repetition_detection thinking_token_budget stream_interval"
-    )
 
     def __post_init__(self) -> None:
         if self.max_tokens is None:

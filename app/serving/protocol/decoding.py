@@ -32,7 +32,7 @@ S = TypeVar("S", bound=Struct)
 
 
 class Request(Struct, kw_only=True):
-    """A request body. A subclass lists its fields in vLLM's order: the first misfit is reported.
+    """A request body. The first misfit in the order of declaration is reported; vLLM may name another.
 
     `lax` maps field names to inputs of the lax conversion that the annotation cannot express: a wider
     annotation, or a function, which converts strictly decoded values, too. `absent` maps missing fields to
@@ -41,8 +41,6 @@ class Request(Struct, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {}
     absent: ClassVar[Mapping[str, object]] = {}
-    order: ClassVar[str] = ""
-    """vLLM's order of the fields, if not the order of declaration."""
 
     @classmethod
     def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:

@@ -271,16 +271,6 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         "tool_choice": convert_tool_choice,
         "tools": convert_tools,
     }
-    order: ClassVar[str] = (
-        "background include input instructions max_output_tokens max_tool_calls metadata model logit_bias "
-        "parallel_tool_calls previous_response_id prompt reasoning include_reasoning service_tier store "
-        "stream temperature text tool_choice tools top_logprobs top_p top_k min_p truncation user "
-        "skip_special_tokens include_stop_str_in_output presence_penalty frequency_penalty prompt_cache_key "
-        "watermarking request_id session_id media_io_kwargs mm_processor_kwargs priority mm_payload "
-        "return_mm_kwargs cache_salt enable_response_messages previous_input_messages structured_outputs "
-        "repetition_penalty seed stop stop_token_ids ignore_eos vllm_xargs kv_transfer_params "
-        "ec_transfer_params chat_template_kwargs"
-    )
     absent: ClassVar[Mapping[str, object]] = {"store": True, "tool_choice": "auto"}
 
     def __post_init__(self) -> None:
