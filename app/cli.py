@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from config import VERSION, ConfigError, Settings, UsageError
 from config.command_line import parse, usage
-from config.declaration import suggestion
-from config.installation import COMMAND
+from config.declaration import COMMAND, suggestion
 from config.loader import check_extras, resolve
 from config.settings import table_of
 from config.sources import Flags, as_environment

@@ -9,8 +9,7 @@ from typing import Literal, cast
 
 from msgspec import Struct
 
-from config.declaration import DURATION, JSON, OBJECTS, UsageError, shown, suggestion
-from config.installation import COMMAND
+from config.declaration import COMMAND, DURATION, JSON, OBJECTS, UsageError, shown, suggestion
 from config.kinds import LIST, SWITCH
 from config.plugins import settings_kind
 from config.settings import Setting, Settings, Table, table_of

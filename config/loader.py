@@ -7,8 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 
-from config.declaration import ConfigError, suggestion
-from config.installation import check_installed
+from config.declaration import ConfigError, check_installed, suggestion
 from config.plugins import settings_kind
 from config.sections.model import OWN_LENGTH
 from config.settings import BY_NAME, Settings, table_of

@@ -22,16 +22,15 @@ from config.sections.api import ApiSettings, FailureSettings
 from config.sections.engine import (
     EngineSettings,
     KVCacheSettings,
+    KVIndexSettings,
     LatencySettings,
     SchedulingSettings,
     StepSettings,
 )
-from config.sections.kvindex import KVIndexSettings
 from config.sections.model import LoraSettings, ModelSettings, TokenizerSettings
 from config.sections.observability import LogSettings, MetricsSettings, TracingSettings
-from config.sections.plugins import Plugin, PluginSettings
 from config.sections.reply import DatasetSettings, ReplaySettings, ReplySettings, ScriptSettings, ToolSettings
-from config.sections.server import AccessSettings, ServerSettings, TlsSettings
+from config.sections.server import AccessSettings, Plugin, PluginSettings, ServerSettings, TlsSettings
 
 MASK = "***"
 

@@ -29,7 +29,7 @@ from app.kvindex.tokenizers import Tokenization, TokenizerLibrary
 from app.text.base import Tokenizer
 from app.text.huggingface import load_tokenizer
 from config import ConfigError, Settings
-from config.sections.kvindex import KVIndexSettings, tier_weights, tokenizer_sources
+from config.sections.engine import KVIndexSettings, tier_weights, tokenizer_sources
 from config.sections.model import TokenizerSettings
 
 log = logging.getLogger(__name__)

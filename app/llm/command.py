@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from app.llm.errors import LLMError, RequestError
 from app.text.base import Message
 from config import ConfigError
+from config.declaration import COMMAND, check_installed
 from config.flags import FlagParser
-from config.installation import COMMAND, check_installed
 
 if TYPE_CHECKING:
     from app.llm.llm import LLM

@@ -25,7 +25,7 @@ import zmq
 from app.engine.core.remote import TELL_WHERE, Heartbeat
 from app.engine.core.wire import CommandResult, EngineProcessOptions
 from app.llm.errors import LLMError
-from config.installation import install
+from config.declaration import install
 
 LOOK_S: Final = 0.5
 """Seconds between two checks for the parent."""

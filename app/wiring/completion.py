@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 
+from config.declaration import COMMAND
 from config.flags import FlagParser, as_command
-from config.installation import COMMAND
 
 SHELLS = ("bash", "zsh", "fish")
 OWN = ("help", "version", "--help", "--version", "--config")

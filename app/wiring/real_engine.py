@@ -25,7 +25,7 @@ from app.serving.gunicorn.ranks import ENDPOINT
 from app.text.base import Tokenizer
 from app.text.huggingface import template_source
 from config import ConfigError, Settings
-from config.installation import COMMAND, check_installed
+from config.declaration import COMMAND, check_installed
 from config.sections.model import OWN_LENGTH
 
 Device = Literal["auto", "cuda", "mps", "cpu"]

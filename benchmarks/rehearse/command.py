@@ -15,8 +15,8 @@ from benchmarks.rehearse import report
 from benchmarks.rehearse.playing import Clock
 from benchmarks.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehearse
 from config import ConfigError
+from config.declaration import check_installed, install, missing
 from config.flags import FlagParser, as_command, number_of, whole_number
-from config.installation import check_installed, install, missing
 from config.profile import CostConstants, Profile
 
 ABOUT = """\

@@ -1,8 +1,8 @@
-"""Settings of the socket, the process, HTTPS, and access."""
+"""Settings of the socket, the process, HTTPS, access, and plugins."""
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from config.declaration import (
     About,
@@ -13,8 +13,8 @@ from config.declaration import (
     Port,
     PositiveDuration,
     Section,
+    install,
 )
-from config.installation import install
 
 Rank = Annotated[int, Meta(le=7)]
 ReachedAs = Annotated[
@@ -132,3 +132,29 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     """Generating requests that each key (or, without one, each address) may make; empty is no limit."""
     tokens_per_minute: Annotated[Count | None, About(unit="tokens", live=True)] = None
     """Prompt and reply tokens that each key (or address) may use; empty is no limit."""
+
+
+class Plugin(Struct, frozen=True):
+    """An imported plugin: a module, or any object with hooks as attributes."""
+
+    name: str
+    version: str
+    """Version of the plugin; may be empty."""
+    origin: str
+    """Item of the setting `plugin`, or the package with the entry point."""
+    hooks: object
+    settings: type[Section] | None
+
+    @property
+    def group(self) -> str:
+        """Attribute of `Settings` with the plugin's section."""
+        return self.name.replace("-", "_")
+
+
+class PluginSettings(Section, frozen=True, kw_only=True):
+    """Plugins."""
+
+    plugin: Annotated[NonEmptyItems, About(path=True)] = ()
+    """Plugins, each a module or a path to a file FILE.py. The flag may be repeated."""
+    installed_plugins: bool = True
+    """Take the plugins of installed packages, too: entry points of the group understudy."""

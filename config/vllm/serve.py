@@ -19,8 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from config.command_line import OTHERS, Flag, flags_of, help_text, kind_of, read_words, setting_flags
-from config.declaration import ConfigError, UsageError, suggestion
-from config.installation import COMMAND
+from config.declaration import COMMAND, ConfigError, UsageError, suggestion
 from config.settings import BY_NAME, table_of
 from config.sources import Flags, Given
 from config.yaml_file import parse_yaml

@@ -22,7 +22,7 @@ from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer
 from app.lab.load.policies import IndexerError, PrefixAware
 from app.lab.load.recording_client import Measured, RecordingClient, Wanted, completion
 from app.serving.http.client import Target
-from config.installation import missing
+from config.declaration import missing
 from tests.fleet import stubs
 
 ANY = Incoming("/v1/completions", b"{}")

@@ -4,8 +4,8 @@ import runpy
 from pathlib import Path
 
 from app.serving.gunicorn import engine_process
-from config import installation
+from config import declaration
 
 engine_process.MODULE = "tests.remote.engine"
-installation.PACKAGES["engine"] = ()
+declaration.PACKAGES["engine"] = ()
 globals().update(runpy.run_path(str(Path(__file__).parents[2] / "gunicorn.conf.py")))

@@ -22,8 +22,8 @@ from app.engine.dataset.dataset import ids_hash, replies_table
 from app.engine.dataset.tokens import DatasetError, RecordedTokens, encode
 from app.text.base import Message, Tokenizer, TokenizerError, TokenizerInputError
 from config import ConfigError, Settings
+from config.declaration import COMMAND
 from config.flags import FlagParser, as_command, whole_number
-from config.installation import COMMAND
 from config.loader import load
 
 BOM = b"\xef\xbb\xbf"

@@ -18,8 +18,8 @@ from app.lab.fidelity.simulation import worker_pool
 from app.lab.load.report import NAMES, TIMES, check_target, new_figure, progress_of, whole_file
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
+from config.declaration import COMMAND, check_installed
 from config.flags import FlagParser, as_command, duration_of, whole_number
-from config.installation import COMMAND, check_installed
 from config.profile import Profile, read_profile
 
 ABOUT = f"""\

@@ -20,8 +20,8 @@ from app.lab.load.synthetic import Recipe, draw_load, lengths
 from app.lab.load.trace import MOST_TOKENS, LoadTrace, read_trace
 from app.serving.http.client import Target, exchange
 from config import ConfigError
+from config.declaration import COMMAND
 from config.flags import FlagParser, as_command, number_of, whole_number
-from config.installation import COMMAND
 
 ABOUT = f"""\
 Send a load to a live server (vLLM, or this one), and write when each request was sent, and when its first and

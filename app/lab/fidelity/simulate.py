@@ -22,6 +22,7 @@ from app.lab.load.report import check_target, new_figure, progress_of, whole_fil
 from app.lab.load.trace import MOST_TOKENS, LoadTrace, read_trace
 from config import UsageError
 from config.datasheet import DEVICES, profile_of
+from config.declaration import COMMAND, check_installed
 from config.flags import (
     FlagParser,
     as_argument,
@@ -30,7 +31,6 @@ from config.flags import (
     number_of,
     whole_number,
 )
-from config.installation import COMMAND, check_installed
 from config.loader import load
 from config.profile import DEFAULT_PROFILE, Profile
 from config.settings import Settings

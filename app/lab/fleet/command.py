@@ -40,8 +40,8 @@ from app.lab.load.synthetic import arrivals
 from app.serving.http.client import Target, server_of
 from app.text.base import Tokenizer, TokenizerError
 from config import Settings
+from config.declaration import COMMAND, check_installed, install, missing
 from config.flags import FlagParser, as_command, number_of, whole_number
-from config.installation import COMMAND, check_installed, install, missing
 from config.loader import load
 
 QUANTILES = ("mean", "p50", "p90", "p99")

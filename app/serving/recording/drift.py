@@ -24,8 +24,8 @@ from app.serving.recording.exchange import (
     json_object,
     recorded,
 )
+from config.declaration import COMMAND
 from config.flags import FlagParser
-from config.installation import COMMAND
 
 ABOUT = """\
 Send every request of a recording to a live server, one after the other, and tell where its answers depart

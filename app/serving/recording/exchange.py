@@ -35,7 +35,7 @@ from msgspec import Meta, Struct
 from app.base.clock.pause import call_long
 from app.serving.middleware.masking import mask_pieces, mask_query
 from config import ConfigError
-from config.installation import COMMAND
+from config.declaration import COMMAND
 
 FORMAT = "understudy-recording"
 VERSION = 1

@@ -48,8 +48,8 @@ from app.serving.recording.exchange import (
     RecordingError,
 )
 from config import ConfigError
+from config.declaration import COMMAND
 from config.flags import FlagParser, whole_number
-from config.installation import COMMAND
 
 MOST_HELD_BYTES = 256 << 20
 """Most bytes held by all open exchanges."""

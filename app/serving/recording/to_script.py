@@ -18,8 +18,8 @@ from msgspec import Struct, convert
 
 from app.serving.recording.exchange import Exchange, RecordedAnswer, bytes_of, header_of, recorded, text_of
 from config import ConfigError
+from config.declaration import COMMAND
 from config.flags import FlagParser
-from config.installation import COMMAND
 
 ABOUT = f"""\
 Make a script of a recording ({COMMAND} record --proxy): a rule for each chat and completion, told by the

@@ -19,8 +19,8 @@ from app.serving.faults.fault import RequestFacts
 from app.serving.scripts.matching import Groups, MatchedRequest, Message, TooSlow
 from app.serving.scripts.rules import Family, ScriptError, ScriptFailure
 from app.serving.scripts.script_set import Decision, RuleState, ScriptSet, accepting, log
+from config.declaration import COMMAND
 from config.flags import FlagParser
-from config.installation import COMMAND
 
 ABOUT = "Check scripted replies, and try them, without a server (docs/scripts.md)."
 FAMILIES: Sequence[str] = get_args(Family)
