@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -51,6 +52,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for need in NEEDS:
             if not need.is_here and item.get_closest_marker(need.marker):
                 item.add_marker(pytest.mark.skip(reason=need.reason))
+
+
+def pytest_collection_finish() -> None:
+    """Spares the collector what collecting has left: a tenth of all time."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
