@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -150,6 +151,8 @@ def test_the_openai_sdk_verifies_and_streams_token_by_token(secure: tuple[Runnin
         ) as stream:
             arrivals = [time.monotonic() for chunk in stream if chunk.choices[0].delta.content]
         assert len(set(arrivals)) == 30 and arrivals[-1] - arrivals[0] > 0.1
+    page = requests.get(f"https://localhost:{server.port}/metrics", verify=str(files.certificate)).text
+    assert re.search(r'understudy_requests_total{way="fast"} [1-9]', page)
 
 
 def test_a_stream_that_ends_with_the_connection_says_so(secure: tuple[RunningServer, Files]) -> None:
