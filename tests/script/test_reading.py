@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.serving.scripts import matching
-from app.serving.scripts.rules import MOST_BYTES, ScriptError, read_script, script_of
+from app.serving.scripts.rules import MOST_BYTES, Script, ScriptError, read_script, script_of
 from app.serving.scripts.script_set import RuleState
 from config.declaration import ConfigError
 from config.yaml_file import MOST_LEVELS, parse_yaml
@@ -43,13 +43,17 @@ WRONG = {
 }
 
 
+def compile_rules(script: Script, path: str) -> None:
+    for number, rule in enumerate(script.rules, 1):
+        RuleState(path, number, rule, number, 0.0)
+
+
 @pytest.mark.parametrize("text", WRONG)
 def test_what_is_wrong_is_said_in_one_line_with_its_place(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(text)
     with pytest.raises(ScriptError) as raised:
-        for number, rule in enumerate(read_script(str(path)).rules, 1):
-            RuleState(str(path), number, rule, number, 0.0)
+        compile_rules(read_script(str(path)), str(path))
     line = str(raised.value)
     assert WRONG[text] in line
     assert line.startswith(f"script {path}: ") and "\n" not in line
@@ -87,8 +91,7 @@ RULES = st.fixed_dictionaries({"then": VALUES}, optional={"when": VALUES, "name"
 def test_no_document_does_more_than_work_or_be_refused_in_one_line(document: Any) -> None:
     try:
         if isinstance(document, dict):
-            for number, rule in enumerate(script_of(document, "a.yaml").rules, 1):
-                RuleState("a.yaml", number, rule, number, 0.0)
+            compile_rules(script_of(document, "a.yaml"), "a.yaml")
     except ScriptError as error:
         assert "\n" not in str(error)
 
@@ -120,8 +123,7 @@ def test_a_hostile_file_is_refused_soon_and_in_one_line(tmp_path: Path, name: st
     path.write_text(text)
     begun_s = time.process_time()
     with pytest.raises(ScriptError) as refused:
-        for number, rule in enumerate(read_script(str(path)).rules, 1):
-            RuleState(str(path), number, rule, number, 0.0)
+        compile_rules(read_script(str(path)), str(path))
     assert reason in str(refused.value) and "\n" not in str(refused.value)
     assert time.process_time() - begun_s < SOON_S
 

@@ -297,23 +297,8 @@ def test_a_client_that_leaves_a_faulty_stream_frees_its_place() -> None:
         assert get(server.port, "/admin/verdict").json()["clean"] is True
 
 
-class Socket(ssl.SSLSocket):
-    """Calls a connection that breaks by its name of today; before 3.11.4 Python had none for it."""
-
-    def read(self, *arguments: Any) -> Any:
-        try:
-            return super().read(*arguments)
-        except ssl.SSLError as error:
-            if error.reason == "UNEXPECTED_EOF_WHILE_READING":
-                raise ssl.SSLEOFError(*error.args) from error
-            raise
-
-
 def context() -> ssl.SSLContext:
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    trusting.sslsocket_class = Socket
-    # Before 3.11.4 a connection that breaks would look like one that ends.
-    trusting.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
     trusting.check_hostname = False
     trusting.verify_mode = ssl.CERT_NONE
     return trusting
