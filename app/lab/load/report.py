@@ -140,8 +140,12 @@ def progress_of(stream: TextIO, name: str, total: int, unit: str) -> Iterator[Ca
             bar.update(done - bar.n)
         elif time.monotonic() - begun_s > QUIET_S:
             tqdm = import_module("tqdm").tqdm  # takes as long as a short simulation
-            bar = tqdm(desc=name, initial=done, total=total, unit=f" {unit}", leave=False, file=stream)
+            # A bar with a delay is not drawn before its start is moved to that of the work.
+            bar = tqdm(desc=name, total=total, unit=f" {unit}", leave=False, file=stream, delay=1e-9)
             bar.mininterval = bar.maxinterval = TERMINAL_EVERY_S if stream.isatty() else LINE_EVERY_S
+            bar.start_t -= time.monotonic() - begun_s
+            bar.n = done
+            bar.refresh()
 
     try:
         yield tell
