@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
 from app.lab.fidelity.record import prompts, read_target
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
+from app.lab.load.loads import LoadTrace
 from app.lab.load.recording_client import Measured, RecordingClient
 from app.lab.load.report import NAMES, quantile, twelve
-from app.lab.load.trace import LoadTrace
 from benchmarks import cores, servers
 from benchmarks.connections import HOST
 from benchmarks.processes import used_by

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from app.lab.load.loads import Recipe, lengths
 from app.lab.load.report import check_target, whole_file
-from app.lab.load.synthetic import Recipe, lengths
 from benchmarks.rehearse import report
 from benchmarks.rehearse.playing import Clock
 from benchmarks.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehearse

@@ -16,7 +16,7 @@ from app.engine.core.batch import Batch
 from app.lab.fidelity.benchmark_files import MeasuredRun
 from app.lab.fidelity.pod import OfflineRequest, Pod
 from app.lab.fidelity.simulation import SimulationPlan, simulate
-from app.lab.load.trace import LoadTrace
+from app.lab.load.loads import LoadTrace
 from config.profile import EngineLimits, Profile
 
 TURNAROUND_S = 100e-6

@@ -13,9 +13,8 @@ from statistics import median
 
 from msgspec import Struct
 
+from app.lab.load.loads import LoadTrace, Recipe, draw_load
 from app.lab.load.report import NAMES
-from app.lab.load.synthetic import Recipe, draw_load
-from app.lab.load.trace import LoadTrace
 from benchmarks.rehearse.playing import Clock, Played, RecordedStep, ServingEngine, play_offline, play_on
 from benchmarks.rehearse.step_fitting import StepFit, fit_steps
 from config import ConfigError

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
-from app.lab.load.synthetic import Between, Recipe
-from app.lab.load.trace import LoadTrace
+from app.lab.load.loads import Between, LoadTrace, Recipe
 from benchmarks.rehearse import report
 from benchmarks.rehearse.playing import TURNAROUND_S, Played, RecordedStep, play_offline, play_on
 from benchmarks.rehearse.rehearsal import Comparison, Rehearsal, draw_loads, limits_for, rehearse

@@ -16,8 +16,7 @@ from app.lab.fidelity import film as films
 from app.lab.fidelity.film import Film
 from app.lab.fidelity.simulate import run
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
-from app.lab.load.synthetic import Between, Recipe, draw_load
-from app.lab.load.trace import LoadTrace
+from app.lab.load.loads import Between, LoadTrace, Recipe, draw_load
 from config.datasheet import profile_of
 from tests.console.watched import Page
 

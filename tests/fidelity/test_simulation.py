@@ -14,8 +14,8 @@ from app.engine.core.scheduler import Scheduler
 from app.engine.kvcache.block_pool import CountedBlocks
 from app.lab.fidelity.pod import OfflineRequest, scheduler_limits
 from app.lab.fidelity.simulation import Simulation, SimulationOutcome, SimulationPlan, simulate
+from app.lab.load.loads import LoadTrace
 from app.lab.load.policies import POLICIES
-from app.lab.load.trace import LoadTrace
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from tests.engine.loops import ClientLoop
 from tests.kvcache.caches import check_pool

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.load.trace import LoadTrace
+from app.lab.load.loads import LoadTrace
 from benchmarks.rehearse import command
 from benchmarks.rehearse.command import OUTSIDE
 from benchmarks.rehearse.playing import Clock, play_offline, play_on

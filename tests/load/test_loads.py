@@ -13,8 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.lab.load.synthetic import ARRIVALS, Between, Recipe, draw_load, read_lengths
-from app.lab.load.trace import NO_GROUP, LoadTrace, read_trace
+from app.lab.load.loads import (
+    ARRIVALS,
+    NO_GROUP,
+    Between,
+    LoadTrace,
+    Recipe,
+    draw_load,
+    read_lengths,
+    read_trace,
+)
 from config import ConfigError
 
 HEADER = "arrival_s,input_tokens,output_tokens\n"

@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from app.lab.load.loads import LoadTrace
 from app.lab.load.report import twelve
-from app.lab.load.trace import LoadTrace
 from config import ConfigError
 
 MOST_BYTES = 1 << 30

@@ -13,7 +13,7 @@ from app.console.page import report_of
 from app.engine.core.batch import Batch, Phase
 from app.lab.fidelity.pod import OfflineRequest, Pod
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
-from app.lab.load.trace import LoadTrace
+from app.lab.load.loads import LoadTrace
 from config import VERSION
 
 SHORTEST_S = 0.25

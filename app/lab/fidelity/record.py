@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
+from app.lab.load.loads import MOST_TOKENS, LoadTrace, Recipe, draw_load, lengths, read_trace
 from app.lab.load.recording_client import RecordError, RecordingClient, Wanted, completion
 from app.lab.load.report import check_target, progress_of, whole_file, write_rows
-from app.lab.load.synthetic import Recipe, draw_load, lengths
-from app.lab.load.trace import MOST_TOKENS, LoadTrace, read_trace
 from app.serving.http.client import Target, exchange
 from config import ConfigError
 from config.declaration import COMMAND

@@ -16,10 +16,10 @@ import msgspec
 
 from app.lab.fidelity import simulation
 from app.lab.fidelity import summary as summaries
-from app.lab.load import synthetic
+from app.lab.load import loads
+from app.lab.load.loads import MOST_TOKENS, LoadTrace, read_trace
 from app.lab.load.policies import POLICIES, RANDOM
 from app.lab.load.report import check_target, new_figure, progress_of, whole_file
-from app.lab.load.trace import MOST_TOKENS, LoadTrace, read_trace
 from config import UsageError
 from config.datasheet import DEVICES, profile_of
 from config.declaration import COMMAND, check_installed
@@ -68,12 +68,12 @@ class Job:
     profile_name: str
     plan: simulation.SimulationPlan
     trace: Path | None
-    recipe: synthetic.Recipe | None
+    recipe: loads.Recipe | None
 
     def load(self, progress: simulation.Progress = lambda done: None) -> LoadTrace:
         engine = self.plan.profile.engine
         if self.recipe is not None:
-            load = synthetic.draw_load(self.recipe, simulation.longest_tokens(engine), progress)
+            load = loads.draw_load(self.recipe, simulation.longest_tokens(engine), progress)
         else:
             assert self.trace is not None
             load = read_trace(self.trace, progress)
@@ -133,7 +133,7 @@ def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
     return Job(profile_name=name, plan=plan, trace=given.trace, recipe=recipe), given
 
 
-def _recipe(given: Namespace, rate_is_swept: bool) -> synthetic.Recipe | None:
+def _recipe(given: Namespace, rate_is_swept: bool) -> loads.Recipe | None:
     flags = {name: value for name in DRAWN if (value := getattr(given, name)) is not None}
     if given.trace is not None:
         if flags or rate_is_swept:
@@ -145,7 +145,7 @@ def _recipe(given: Namespace, rate_is_swept: bool) -> synthetic.Recipe | None:
         flags["rate"] = given.sweep.values[0]
     if "num_requests" in flags:
         flags["requests"] = flags.pop("num_requests")
-    return synthetic.Recipe(**flags, seed=given.seed)
+    return loads.Recipe(**flags, seed=given.seed)
 
 
 def _check_drawn(flags: Set[str], arrivals: str | None, rate_is_swept: bool) -> None:
@@ -159,12 +159,10 @@ def _check_drawn(flags: Set[str], arrivals: str | None, rate_is_swept: bool) -> 
         "--seconds and --arrivals go with --rate": timed or not flags & {"seconds", "arrivals"},
         "a load that has a rate alone never ends: give --seconds or --num-requests": bool(bounded),
         "--arrivals ramp needs --seconds: by then it has come to its rate": (
-            arrivals != synthetic.RAMP or "seconds" in flags
+            arrivals != loads.RAMP or "seconds" in flags
         ),
-        "--burstiness goes with --arrivals bursty": (
-            arrivals == synthetic.BURSTY or "burstiness" not in flags
-        ),
-        "--ramp-from goes with --arrivals ramp": arrivals == synthetic.RAMP or "ramp_from" not in flags,
+        "--burstiness goes with --arrivals bursty": (arrivals == loads.BURSTY or "burstiness" not in flags),
+        "--ramp-from goes with --arrivals ramp": arrivals == loads.RAMP or "ramp_from" not in flags,
         "--prefix-groups and --prefix-tokens go together": len(prefixes) != 1,
     }
     for rule, holds in rules.items():
@@ -201,13 +199,13 @@ def parser() -> FlagParser:
 
     add = flags.add_argument_group("A load that is drawn").add_argument
     add("--rate", type=rate(), help="requests a second; without it they are there from the start")
-    add("--arrivals", choices=synthetic.ARRIVALS, help="how they come [poisson]")
+    add("--arrivals", choices=loads.ARRIVALS, help="how they come [poisson]")
     shape = "of bursty gaps: 1 is as poisson, less is burstier [0.25]"
     add("--burstiness", type=number_of(0, 1000), metavar="SHAPE", help=shape)
     add("--ramp-from", type=rate(zero=True), metavar="RATE", help="with which a ramp to --rate begins [0]")
     lengths = partial(add, metavar="LENGTHS")
-    lengths("--input-tokens", type=synthetic.lengths("input"), help="of prompts [1000:lognormal]")
-    lengths("--output-tokens", type=synthetic.lengths("output"), help="of answers [128:lognormal]")
+    lengths("--input-tokens", type=loads.lengths("input"), help="of prompts [1000:lognormal]")
+    lengths("--output-tokens", type=loads.lengths("output"), help="of answers [128:lognormal]")
     add("--seconds", type=number_of(0, MOST_SECONDS), help="how long requests come")
     add("--num-requests", type=whole, metavar="N", help="how many come at the most")
     add("--prefix-groups", type=whole, metavar="N", help="groups whose prompts begin alike [none]")

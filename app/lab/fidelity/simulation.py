@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from app.engine.core.step_loop import CostModel, StepCost
 from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline, Watch, shared_keys
+from app.lab.load.loads import LoadTrace
 from app.lab.load.policies import RANDOM, PrefixAware, make_policy
-from app.lab.load.trace import LoadTrace
 from config import ConfigError
 from config.profile import EngineLimits, Profile
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
 from app.lab.load import report
-from app.lab.load.trace import COLUMNS, LoadTrace
+from app.lab.load.loads import COLUMNS, LoadTrace
 from config.kinds import parse_duration
 
 STATISTICS = ("mean", "p50", "p90", "p99")

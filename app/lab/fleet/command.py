@@ -33,10 +33,10 @@ from app.lab.fleet.fleet import (
 )
 from app.lab.fleet.proxy import Proxy
 from app.lab.fleet.routing import PolicyMaker, policies_of
+from app.lab.load.loads import arrivals
 from app.lab.load.policies import POLICIES
 from app.lab.load.recording_client import Measured, RecordingClient, Wanted, completion
 from app.lab.load.report import BLUE, GREY, RED, check_target, four, markdown, new_figure, progress_of
-from app.lab.load.synthetic import arrivals
 from app.serving.http.client import Target, server_of
 from app.text.base import Tokenizer, TokenizerError
 from config import Settings
