@@ -14,10 +14,9 @@ from array import array
 from collections.abc import Sequence
 
 from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
-from app.lab.fidelity.record import prompts, read_target
+from app.lab.fidelity.record import Measured, RecordingClient, prompts, read_target
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
 from app.lab.load.loads import LoadTrace
-from app.lab.load.recording_client import Measured, RecordingClient
 from app.lab.load.report import NAMES, quantile, twelve
 from benchmarks import cores, servers
 from benchmarks.connections import HOST

@@ -13,8 +13,7 @@ from time import perf_counter
 import pytest
 
 from app.lab.fidelity import record
-from app.lab.fidelity.record import read_target
-from app.lab.load.recording_client import RecordError, RecordingClient, Wanted
+from app.lab.fidelity.record import RecordError, RecordingClient, Wanted, read_target
 from config import ConfigError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.lab.fidelity.record import Measured, RecordingClient, Wanted, completion
 from app.lab.fleet.command import PolicySummary, draw, notes, summarize, table
 from app.lab.fleet.fleet import SEPARATOR, TURNS, Workload, make_workload
 from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer
 from app.lab.load.policies import IndexerError, PrefixAware
-from app.lab.load.recording_client import Measured, RecordingClient, Wanted, completion
 from app.serving.http.client import Target
 from config.declaration import missing
 from tests.fleet import stubs

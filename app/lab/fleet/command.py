@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from app.engine.simulated.corpus import Corpus, sample_sentences
+from app.lab.fidelity.record import Measured, RecordingClient, Wanted, completion
 from app.lab.fleet.fleet import (
     HOST,
     REPLY_TOKENS,
@@ -35,7 +36,6 @@ from app.lab.fleet.proxy import Proxy
 from app.lab.fleet.routing import PolicyMaker, policies_of
 from app.lab.load.loads import arrivals
 from app.lab.load.policies import POLICIES
-from app.lab.load.recording_client import Measured, RecordingClient, Wanted, completion
 from app.lab.load.report import BLUE, GREY, RED, check_target, four, markdown, new_figure, progress_of
 from app.serving.http.client import Target, server_of
 from app.text.base import Tokenizer, TokenizerError
