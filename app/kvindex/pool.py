@@ -16,7 +16,7 @@ from gevent.select import POLLIN, poll
 from msgspec import Struct, field
 
 from app.base.clock.pause import Pace, pause_if_possible
-from app.engine.kvcache.endpoints import is_ipv6, of_rank
+from app.engine.kvcache.events import is_ipv6, of_rank
 from app.engine.kvcache.publisher import END, affinity
 from app.kvindex.backend import BackendUnavailable, IndexedEngine
 from app.kvindex.decoding import PodBatch, Unreadable, decode

@@ -15,7 +15,7 @@ from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
 from app.base.clock.pause import pause_if_possible
-from app.engine.kvcache.endpoints import is_ipv6, is_name
+from app.engine.kvcache.events import is_ipv6, is_name
 from app.engine.kvcache.publisher import address_of, affinity
 from app.kvindex.pods import (
     PREFIX,

@@ -22,7 +22,7 @@ from app.engine.dataset import prepare as prepare_datasets
 from app.engine.forms.schema import Schemas
 from app.engine.kvcache.block_pool import Residency
 from app.engine.kvcache.cache import KVCacheManager, store_of
-from app.engine.kvcache.endpoints import PublisherSettings, of_rank
+from app.engine.kvcache.events import PublisherSettings, of_rank
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.memo import Memo
 from app.engine.lora import AdapterMemory, LoraResidency, LoRASlots, adapters_of, rank_of

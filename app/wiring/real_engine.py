@@ -16,7 +16,7 @@ from app.base.clock.clock import Clock
 from app.base.metrics.recorder import Recorder
 from app.engine.core.remote import RemoteEngine
 from app.engine.core.wire import EngineProcessOptions
-from app.engine.kvcache.endpoints import PublisherSettings
+from app.engine.kvcache.events import PublisherSettings
 from app.engine.parsing import THINK_BEGIN, THINK_END, readers
 from app.llm.errors import LLMError
 from app.llm.model_files import find_model, load_tokenizer

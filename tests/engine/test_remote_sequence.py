@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from app.base.clock.clock import VirtualClock
 from app.base.metrics.recorder import Recorder
 from app.engine.core.errors import EngineFailed, RequestRefused
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, PartReader, Piece, Started, Tokens
@@ -46,16 +48,15 @@ class Play:
         self.takes_plain = takes_plain
         self.recorder = Recorder("test", 4096, {})
         handle = Handle({}, self.emit)
-        self.choice = RemoteSequence(
-            engine_request(arrival_s=ARRIVAL_S, prompt_ids=[1] * 10),
-            1,
-            self.recorder,
-            lambda: NOW_S,
-            lambda ids: ["\N{REPLACEMENT CHARACTER}" if it == 99 else f"<{it}>" for it in ids],
-            reader,
-            lambda choice: self.left.append(choice.is_computed),
-            handle,
+        engine: Any = SimpleNamespace(
+            recorder=self.recorder,
+            clock=VirtualClock(NOW_S),
+            names=lambda ids: [f"<{it}>" for it in ids],
+            reader_of=lambda request: reader,
+            leave=lambda choice: self.left.append(choice.is_computed),
         )
+        request = engine_request(arrival_s=ARRIVAL_S, prompt_ids=[1] * 10)
+        self.choice = RemoteSequence(engine, request, 1, handle)
         handle.begin([self.choice])
 
     def emit(self, output: EngineOutput) -> Any:

@@ -10,8 +10,7 @@ import gevent
 import msgspec
 import zmq.green as zmq
 
-from app.engine.kvcache.endpoints import PublisherSettings
-from app.engine.kvcache.events import BlockRemoved, EventBatch, KVEvent
+from app.engine.kvcache.events import BlockRemoved, EventBatch, KVEvent, PublisherSettings
 from app.engine.kvcache.publisher import Publisher
 
 PATIENCE_S = 20.0

@@ -8,8 +8,15 @@ import math
 import pytest
 
 from app.base.clock.clock import VirtualClock
-from app.engine.kvcache.endpoints import PublisherSettings, is_bound, is_ipv6, of_rank
-from app.engine.kvcache.events import BlockRemoved, KVEvent, event_bytes
+from app.engine.kvcache.events import (
+    BlockRemoved,
+    KVEvent,
+    PublisherSettings,
+    event_bytes,
+    is_bound,
+    is_ipv6,
+    of_rank,
+)
 from app.engine.kvcache.publisher import MESSAGE_BYTES, MOST_BATCHES, EventQueue, EventSender
 from tests.kvcache.sockets import TOPIC, removed
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from app.engine.core.remote import TELL_WHERE
 from app.engine.core.wire import Sampling
-from app.engine.kvcache.endpoints import PublisherSettings
-from app.engine.kvcache.events import AllBlocksCleared, BlockStored, EventBatch, KVEvent
+from app.engine.kvcache.events import AllBlocksCleared, BlockStored, EventBatch, KVEvent, PublisherSettings
 from app.engine.kvcache.hashing import BlockHasher, low64
 from tests.hostile.raw_client import wait_until
 from tests.llm.process import EngineProcess, Worker, engine_process

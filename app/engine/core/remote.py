@@ -122,23 +122,14 @@ class RemoteSequence(Sequence):
 
     __slots__ = ("_held", "_held_logprobs", "_names", "_part", "_reader", "is_computed", "key")
 
-    def __init__(
-        self,
-        request: EngineRequest,
-        key: int,
-        recorder: Recorder,
-        now: Callable[[], float],
-        names: Names,
-        reader: PartReader | None,
-        leave: Callable[[RemoteSequence], None],
-        handle: Handle,
-    ) -> None:
-        """With a `reader` text is emitted by parts."""
-        super().__init__(request, request.max_tokens, now, recorder, handle, leave)
+    def __init__(self, engine: RemoteEngine, request: EngineRequest, key: int, handle: Handle) -> None:
+        """Where the engine has a reader of the request, text is emitted by parts."""
+        now, recorder = engine.clock.now, engine.recorder
+        super().__init__(request, request.max_tokens, now, recorder, handle, engine.leave)
         self.key = key
         self.is_computed = True
         """False once the engine has reported the end of the choice."""
-        self._names, self._reader = names, reader
+        self._names, self._reader = engine.names, engine.reader_of(request)
         self._held: list[int] = []
         """Token ids whose text the reader still keeps."""
         self._held_logprobs: list[TokenLogprob] = []
@@ -276,7 +267,7 @@ class RemoteEngine(EngineClient):
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._greenlets: list[Greenlet[[], None]] = []
-        self._clock, self._names, self._reader_of = clock, names, reader_of
+        self.clock, self.names, self.reader_of = clock, names, reader_of
         self._heartbeat = Heartbeat(endpoint, clock.now)
         self._longest_silence_s = min(LONGEST_SILENCE_S, settings.engine.engine_timeout / 2) or inf
         self._listener: BlocksListener = lambda topic, sequence, batch: None
@@ -341,13 +332,9 @@ class RemoteEngine(EngineClient):
             return Handle(self._active)
         handle = Handle(self._active, emit)
         self.check_admission(len(requests))
-        now, names = self._clock.now, self._names
-        choices = []
-        for request in requests:
-            key, reader = next(self._numbers), self._reader_of(request)
-            choice = RemoteSequence(request, key, self.recorder, now, names, reader, self._leave, handle)
-            choice.watches = watches_of(request)
-            choices.append(choice)
+        choices = [RemoteSequence(self, request, next(self._numbers), handle) for request in requests]
+        for choice in choices:
+            choice.watches = watches_of(choice.request)
         if not self._send([choice.order() for choice in choices[:MOST_ORDERS]]):
             raise EngineDead
         self._choices |= {choice.key: choice for choice in choices}
@@ -367,7 +354,7 @@ class RemoteEngine(EngineClient):
         self._answers[number] = answer = AsyncResult()
         return answer
 
-    def _leave(self, choice: RemoteSequence) -> None:
+    def leave(self, choice: RemoteSequence) -> None:
         self._choices.pop(choice.key, None)
         if choice.is_computed:
             self._send([wire.Abort([choice.key])])

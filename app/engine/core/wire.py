@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from app.engine.kvcache.endpoints import PublisherSettings
+from app.engine.kvcache.events import PublisherSettings
 from app.engine.kvcache.hashing import Algorithm
 
 DEEPEST_SLEEP: Final = 2

@@ -20,8 +20,17 @@ from msgspec import Struct
 
 from app.base import Bounded
 from app.base.clock.pause import pause_if_possible
-from app.engine.kvcache.endpoints import PublisherSettings, is_bound, is_ipv6, is_name, of_rank
-from app.engine.kvcache.events import EventBatch, KVEvent, encoder, event_bytes
+from app.engine.kvcache.events import (
+    EventBatch,
+    KVEvent,
+    PublisherSettings,
+    encoder,
+    event_bytes,
+    is_bound,
+    is_ipv6,
+    is_name,
+    of_rank,
+)
 
 MORE = zmq.SNDMORE | zmq.NOBLOCK
 """Flags for sending frame by frame, at half the cost of `send_multipart`."""

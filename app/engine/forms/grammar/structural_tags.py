@@ -15,11 +15,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from app.engine.forms.grammar.notations import parse_grammar
-from app.engine.forms.schema import Schemas, Size
+from app.engine.forms.schema import Schemas, Size, off_hub_if_long
 from app.engine.forms.schema import derivation as nodes
 from app.engine.forms.schema.bounds import SchemaError, WorkBudget
 from app.engine.forms.schema.patterns import Pattern
-from app.engine.forms.schema.schemas import off_hub_if_long
 from config.settings import ToolSettings
 
 MOST_CHARACTERS = 100_000

@@ -1,6 +1,105 @@
-"""Values that satisfy a JSON Schema, and texts that match a regular expression."""
+"""Values that satisfy a JSON Schema, and texts that match a regular expression.
 
-from app.engine.forms.schema.bounds import SchemaError, Size, Unsatisfiable
-from app.engine.forms.schema.schemas import Schemas
+`Schemas` is a cache of compiled schemas; the compiler is imported at its first use.
+"""
 
-__all__ = ["SchemaError", "Schemas", "Size", "Unsatisfiable"]
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from random import Random
+from threading import Lock
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from cachetools import LRUCache
+from gevent._hub_local import get_hub_if_exists
+
+from app.base.clock.pause import Slices, call_off_hub
+from app.engine.forms.schema.bounds import SchemaError as SchemaError
+from app.engine.forms.schema.bounds import Size as Size
+from app.engine.forms.schema.bounds import Unsatisfiable as Unsatisfiable
+from app.engine.forms.schema.bounds import WorkBudget
+
+if TYPE_CHECKING:
+    from app.engine.forms.schema.draw import CompiledSchema
+
+T = TypeVar("T")
+
+MACHINERY = "app.engine.forms.schema.draw"
+"""Module of the compiler. Its import takes 50 ms with its libraries: a sixth of a server's start."""
+MOST_BYTES = 500_000
+"""Bytes of the longest accepted schema, as JSON."""
+LONG_BYTES = 2_000
+"""Bytes above which a text, which takes milliseconds to compile, is compiled in a native thread."""
+TEXT_STEPS = 20_000
+"""Steps of a text that matches a pattern."""
+COMPILE_STEPS = 30
+"""Steps of 10 us to compile a short schema; many compilations pause in between."""
+LIMIT_BYTES = 8 << 20
+
+
+class Schemas:
+    """LRU cache of compiled schemas within `limit_bytes` of memory."""
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self._kept: LRUCache[tuple[bytes, bool], CompiledSchema]
+        self._kept = LRUCache(limit_bytes, getsizeof=lambda kept: kept.size_bytes)
+        self._slices = Slices()
+        self._lock = Lock()
+        self._is_loaded = False
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._kept.currsize)
+
+    def load(self) -> None:
+        if not self._is_loaded:
+            call_off_hub(import_module, MACHINERY)
+            self._is_loaded = True
+
+    def matching_text(self, pattern: str, rng: Random) -> str:
+        """Returns a text that `pattern` matches as a whole. Raises SchemaError."""
+        self.load()
+        from app.engine.forms.schema.patterns import Pattern
+
+        compiled = off_hub_if_long(len(pattern), lambda: Pattern(pattern))
+        return compiled.write(rng, WorkBudget(TEXT_STEPS), whole=True)
+
+    def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
+        """Returns `schema`, ready to draw from; `lenient` leaves out its wrong parts. Raises SchemaError."""
+        text = _canonical(schema)
+        with self._lock:
+            kept = self._kept.get((text, lenient))
+        return kept or self._compiled(text, lenient)
+
+    def _compiled(self, text: bytes, lenient: bool) -> CompiledSchema:
+        self.load()
+        from app.engine.forms.schema.draw import compile_schema
+
+        self._slices.spend(COMPILE_STEPS)
+        compiled = off_hub_if_long(len(text), lambda: compile_schema(text, lenient))
+        if compiled.size_bytes <= self.limit_bytes:
+            with self._lock:
+                self._kept[text, lenient] = compiled
+        return compiled
+
+
+def off_hub_if_long(length: int, work: Callable[[], T]) -> T:
+    """Returns the result of `work`, done beside an event loop for a `length` above LONG_BYTES."""
+    is_long = length > LONG_BYTES and get_hub_if_exists() is not None
+    return call_off_hub(work) if is_long else work()
+
+
+def _canonical(schema: object) -> bytes:
+    """Returns `schema` as JSON, properties in their order, which drawn arguments keep."""
+    try:
+        text = msgspec.json.encode(schema)
+    except (ValueError, TypeError):  # such as half a surrogate pair
+        raise SchemaError("the schema holds what JSON cannot") from None
+    except RecursionError:
+        raise SchemaError("the schema is too deep") from None
+    if len(text) > MOST_BYTES:
+        raise SchemaError(f"a schema of more than {MOST_BYTES} bytes is too large")
+    return text

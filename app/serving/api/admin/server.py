@@ -14,7 +14,7 @@ from app.base.metrics.instruments import CONTENT_TYPE, Exposition
 from app.base.metrics.recorder import Figures
 from app.engine.core.lifecycle import Operations
 from app.engine.core.sequence import EngineClient
-from app.engine.kvcache.endpoints import PublisherSettings, of_rank
+from app.engine.kvcache.events import PublisherSettings, of_rank
 from app.serving.api.responder import ServerLoad
 from app.serving.faults.injector import AuditReport
 from app.serving.http.context import BodyLimits, RequestContext
