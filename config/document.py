@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -26,12 +26,9 @@ def settings_page() -> str:
         for group, section in SECTIONS.items()
     }
     tables["ignored"] = _names(IGNORED - RETIRED.keys())
-    tables["retired"] = _table(
-        ("setting", "what holds instead"), ((f"`{n}`", why) for n, why in RETIRED.items())
-    )
-    return MADE.sub(
-        lambda place: f"{place[1]}\n{tables[place[2]]}\n\n{place[3]}", SETTINGS.read_text("utf-8")
-    )
+    retired = ((f"`{name}`", why) for name, why in RETIRED.items())
+    tables["retired"] = _table(("setting", "what holds instead"), retired)
+    return _filled(SETTINGS, tables)
 
 
 def options_page() -> str:
@@ -53,7 +50,11 @@ def options_page() -> str:
     tables["variables"] = _table(("variable", "here"), variables)
     tables["unplayed"] = _table(("option", "about"), unplayed)
     tables["obsolete"] = _names(obsolete())
-    return MADE.sub(lambda place: f"{place[1]}\n{tables[place[2]]}\n\n{place[3]}", OPTIONS.read_text("utf-8"))
+    return _filled(OPTIONS, tables)
+
+
+def _filled(page: Path, tables: Mapping[str, str]) -> str:
+    return MADE.sub(lambda at: f"{at[1]}\n{tables[at[2]]}\n\n{at[3]}", page.read_text("utf-8"))
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

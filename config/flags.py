@@ -89,36 +89,27 @@ class FlagParser(argparse.ArgumentParser):
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     """Returns a type of argparse for whole numbers from `least` to `most`."""
     wanted = f"from {least} on" if most is None else f"from {least} to {most}"
-
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= (most or math.inf):
-            raise ValueError(f"must be a whole number {wanted}")
-        return int(text)
-
-    return as_argument(read)
+    return _bounded(int, lambda it: least <= it <= (most or math.inf), f"must be a whole number {wanted}")
 
 
 def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], float]:
     """Returns a type of argparse for numbers above `low` (with `zero`, from `low`) up to `high`."""
     wanted = f"from {low:g} to" if zero else f"above {low:g}, at most"
-
-    def read(text: str) -> float:
-        number = math.nan
-        with suppress(ValueError):
-            number = float(text)
-        if not low <= number <= high or (number == low and not zero):
-            raise ValueError(f"must be a number {wanted} {high:,.0f}")
-        return number
-
-    return as_argument(read)
+    rule = f"must be a number {wanted} {high:,.0f}"
+    return _bounded(float, lambda it: low < it <= high or (zero and it == low), rule)
 
 
 def duration_of(most_s: float) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        seconds = parse_duration(text)
-        if not 0 <= seconds <= most_s:
-            raise ValueError(f"must be from 0 to {most_s / 3600:g}h")
-        return seconds
+    rule = f"must be a duration from 0 to {most_s / 3600:g}h"
+    return _bounded(parse_duration, lambda it: 0 <= it <= most_s, rule)
+
+
+def _bounded(convert: Callable[[str], T], valid: Callable[[T], bool], rule: str) -> Callable[[str], T]:
+    def read(text: str) -> T:
+        with suppress(ValueError):
+            if valid(value := convert(text)):
+                return value
+        raise ValueError(rule)
 
     return as_argument(read)
 

@@ -175,12 +175,9 @@ def _text(environ: Mapping[str, str], name: str) -> str | None:
 
 def _absolute(setting: str, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
     """Makes existing paths absolute: a path, or a list of paths, each with an optional name (`name=path`)."""
-    if isinstance(value, tuple):
-        moved = []
-        for item in value:
-            # A plugin is a module unless it ends in .py, even if a folder has the same name.
-            name, equals, path = ("", "", item) if setting == "plugin" else item.rpartition("=")
-            is_file = setting != "plugin" or path.endswith(".py")
-            moved.append(f"{name}{equals}{_absolute(setting, path)}" if is_file else item)
-        return tuple(moved)
-    return os.path.abspath(value) if not os.path.isabs(value) and os.path.exists(value) else value
+    if isinstance(value, str):
+        return os.path.abspath(value) if not os.path.isabs(value) and os.path.exists(value) else value
+    if setting == "plugin":  # a module unless it ends in .py, even if a folder has the same name
+        return tuple(str(_absolute("", item)) if item.endswith(".py") else item for item in value)
+    items = (item.rpartition("=") for item in value)
+    return tuple(f"{name}{equals}{_absolute(setting, path)}" for name, equals, path in items)

@@ -76,14 +76,13 @@ def model_path(settings: Settings) -> Path:
 
 def model_tokenizer(settings: Settings) -> Tokenizer:
     """Loads the tokenizer beside the weights, or from their file. ConfigError without one."""
-    path = model_path(settings)
+    path, template = model_path(settings), template_source(settings.tokenizer.chat_template)
     try:
-        tokenizer = load_tokenizer(path, chat_template=template_source(settings.tokenizer.chat_template))
+        if (tokenizer := load_tokenizer(path, chat_template=template)) is not None:
+            return tokenizer
     except LLMError as error:
         raise ConfigError(f"setting model: {error}") from None
-    if tokenizer is None:
-        raise ConfigError(f"setting model: {path} has no tokenizer.json; name one with the setting tokenizer")
-    return tokenizer
+    raise ConfigError(f"setting model: {path} has no tokenizer.json; name one with the setting tokenizer")
 
 
 def remote_engine(settings: Settings, tokenizer: Tokenizer, recorder: Recorder, clock: Clock) -> RemoteEngine:
