@@ -30,17 +30,6 @@ _BOOLEANS = {
     **dict.fromkeys(("1", "on", "t", "true", "y", "yes"), True),
     **dict.fromkeys(("0", "off", "f", "false", "n", "no"), False),
 }
-_BRACKETS = frozenset("[]{}()")
-# vLLM drops path steps that look like internals of the schema library, even when they are the client's keys:
-# `{"logit_bias": {"int": "x"}}` is wrong at `body.logit_bias`.
-_INTERNAL = frozenset(
-    (
-        *("function-wrap", "function-after", "function-before", "function-plain", "json-or-python"),
-        *("lax-or-strict", "chain", "default", "nullable", "tagged-union", "union", "call", "arguments"),
-        *("is-instance", "is-subclass", "callable", "str", "int", "float", "bool", "bytes", "bytearray"),
-        *("list", "tuple", "dict", "set", "frozenset", "complex", "none", "nonetype"),
-    )
-)
 
 
 class Misfit(Exception):
@@ -57,8 +46,7 @@ class Misfit(Exception):
 
 def param_of(path: tuple[str | int, ...]) -> str:
     """Formats a path as ``param`` (vllm-api.md section 4): ``("stop", 0)`` becomes ``body.stop.0``."""
-    shown = (step for step in map(str, path) if step.lower() not in _INTERNAL and _BRACKETS.isdisjoint(step))
-    return ".".join(["body", *shown])
+    return ".".join(["body", *map(str, path)])
 
 
 def convert(kind: type[T], value: object) -> T:
