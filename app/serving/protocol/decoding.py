@@ -84,11 +84,11 @@ def decode_first(
     body: bytes, content_type: str | None, kinds: tuple[type[T]] | tuple[type[T], type[U]]
 ) -> T | U:
     """Returns the request in `body` as the first of `kinds` that fits; an error is the last kind's."""
-    for kind in kinds if is_json(content_type) else ():
+    check_content_type(content_type)
+    for kind in kinds:
         if (request := _strictly(body, kind)) is not None:
             return request
-    values = _parse_json(body) if body and _resembles_json(content_type) else None
-    check_content_type(content_type)
+    values = _parse_json(body) if body else None
     if not isinstance(values, dict):
         raise malformed("body: a JSON object is needed", "body")
     converted = _convert_first(values, kinds, body)
@@ -106,7 +106,7 @@ def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
 
 def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
     """Decodes for a route that vLLM declares field by field: without a body, or null, a field is dropped."""
-    values = _parse_json(body) if body and _resembles_json(content_type) else None
+    values = _parse_json(body) if body and is_json(content_type) else None
     if values is not None and not isinstance(values, dict):
         first = kind.__struct_fields__[0]
         raise malformed(f"body.{first}: expected an object around it", f"body.{first}")
@@ -145,12 +145,6 @@ def is_json(content_type: str | None) -> bool:
     if content_type == "application/json":
         return True
     return content_type is not None and content_type.lower().partition(";")[0] == "application/json"
-
-
-def _resembles_json(content_type: str | None) -> bool:
-    """True for any JSON type, also ``application/x+json``: bad JSON is reported before a wrong type."""
-    main, _, sub = (content_type or "").lower().partition(";")[0].strip().partition("/")
-    return main == "application" and (sub == "json" or sub.endswith("+json"))
 
 
 def _strictly(body: bytes, kind: type[T]) -> T | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Generic, TypeVar
 
 import msgspec
@@ -29,7 +28,6 @@ Ids = TypeVar("Ids", list[int], TokenIds)
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
 MAX_SCHEMA_DEPTH = 64
-MAX_NAMED = 5
 MAX_CHOICES = 16384
 GREEDY_BELOW = 1e-5
 NO_SEED = -1
@@ -92,10 +90,8 @@ class ModelLimits:
             raise bad_request(f"{count} {param} were asked for, at most {most} are possible", param)
 
     def check_vocabulary(self, param: str, token_ids: TokenIds) -> None:
-        if wrong := self._unknown(token_ids):
-            raise bad_request(
-                f"{param}: {wrong} are not in the vocabulary of {self.vocab_size} tokens", param
-            )
+        if not self._knows(token_ids):
+            raise bad_request(f"{param} are not all in the vocabulary of {self.vocab_size} tokens", param)
 
     def check_prompt(self, prompt_ids: TokenIds) -> None:
         """Requires tokens of this vocabulary, and room for one more."""
@@ -103,13 +99,11 @@ class ModelLimits:
             raise bad_request("the prompt has no tokens")
         if len(prompt_ids) >= self.max_model_len:
             raise too_long(self.max_model_len, f": a prompt of {len(prompt_ids)} leaves no room.")
-        if self._unknown(prompt_ids):
+        if not self._knows(prompt_ids):
             raise bad_request("a token id of the prompt is not in the vocabulary")
 
-    def _unknown(self, token_ids: TokenIds) -> list[int]:
-        if not token_ids or min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
-            return []
-        return list(islice((each for each in token_ids if not 0 <= each < self.vocab_size), MAX_NAMED))
+    def _knows(self, token_ids: TokenIds) -> bool:
+        return not token_ids or min(token_ids) >= 0 and max(token_ids) < self.vocab_size
 
 
 def check_depth(schema: object, levels: int = MAX_SCHEMA_DEPTH) -> None:
