@@ -6,7 +6,7 @@ belong to one block: a block begins where another part does, and blocks are numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
 
@@ -259,10 +259,6 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
     ]
 
 
-THINKING_EFFORTS: Sequence[Effort] = ("low", "medium", "high", "xhigh", "max")
-"""Efforts that must render another prompt than `none`, if the chat template knows that switch."""
-
-
 def message_chats(pipeline: RequestPipeline) -> Callable[[Asked], ChatCompletionRequest]:
     tokenizer = pipeline.tokenizer
     effort = pipeline.settings.reply.anthropic_disabled_thinking_effort
@@ -293,7 +289,8 @@ def _disabled_effort(tokenizer: Tokenizer, rules: ChatRules) -> Effort:
         without = prompt("none")
     except TokenizerInputError:
         return "low"
-    for effort in THINKING_EFFORTS:
+    efforts: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
+    for effort in efforts:  # each renders another prompt, if the template knows the switch
         with suppress(TokenizerInputError):
             if prompt(effort) == without:
                 return "low"

@@ -236,7 +236,10 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
             check_tool_choice(request, pipeline.settings.tools)
         prompt = chat_prompt(pipeline, request, request.messages)
         meta = pipeline.identity.response_meta("chatcmpl", context, request.request_id, asked.model)
-        image = pipeline.settings.model.omni and wants_image(pipeline, context)
+        image, model = False, pipeline.settings.model
+        if model.omni:  # by the request's own choice, else by a draw
+            own = truth(context, SEND_IMAGE)
+            image = pipeline.images.random() * 100 < model.image_emission_rate if own is None else own
         options = response_options(pipeline, asked, meta, request.messages, prompt, image)
         return pipeline.submit(asked, meta, [prompt], ChatWriter(meta, options), context, image=image)
 
@@ -266,11 +269,6 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         post("/v1/chat/completions", chat_completions, plain=plain),
         post("/v1/chat/completions/batch", chat_batch),
     ]
-
-
-def wants_image(pipeline: RequestPipeline, context: RequestContext) -> bool:
-    asked, rate = truth(context, SEND_IMAGE), pipeline.settings.model.image_emission_rate
-    return pipeline.images.random() * 100 < rate if asked is None else asked
 
 
 def response_options(
