@@ -290,7 +290,6 @@ class LLMEngine:
         self.stats = EngineStats()
 
     def take_events(self) -> list[KVEvent]:
-        """Returns the events of blocks since the last call."""
         return self.cache.take_events()
 
     def _parts(self, batch: Batch[Sequence]) -> tuple[list[Chunk], list[Chunk]]:
@@ -389,7 +388,6 @@ class LLMEngine:
 
 
 def _note_prompt(chunk: Chunk, logits: torch.Tensor) -> None:
-    """Adds the log probabilities of the prompt's tokens that follow the chunk's tokens."""
     # After a preemption some are known already.
     sequence, first = chunk.sequence, chunk.start + 1
     tokens, known = sequence.prompt_ids[first : chunk.end + 1], len(sequence.prompt_logprobs) - first

@@ -85,7 +85,6 @@ class Choice:
         self.finish_reason = output.said.finish
 
     def check(self) -> None:
-        """Raises LLMError when the reply has failed."""
         if (error := self._outputs[-1].said.error) is not None:
             raise LLMError(error)
 
@@ -406,7 +405,6 @@ class LLM(Library):
 
 
 def _results(request: Request, queue: SimpleQueue[Delivered]) -> list[Result]:
-    """Waits for the results of a request; the result of a failed one has an `error`."""
     try:
         while not request.is_over:
             request.add(queue.get())

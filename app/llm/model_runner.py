@@ -64,7 +64,6 @@ class DeviceManager:
         return "cpu"
 
     def optimize_for_device(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Moves a torch module to the device and dtype."""
         return model.to(self.device, self.dtype)
 
     def free_bytes(self) -> int | None:

@@ -230,7 +230,6 @@ class EngineService:
             self._fail(worker, order.key, str(error), isinstance(error, RequestError))
 
     def _fail(self, worker: WorkerClient, key: int, error: str, is_refused: bool = False) -> None:
-        """Notes the failure of a choice that is not, or no longer, in the engine."""
         worker.keys.discard(key)
         at_s = self._now()
         worker.notices.append(
@@ -238,7 +237,6 @@ class EngineService:
         )
 
     def _add_compiled(self) -> None:
-        """Adds the requests whose structured output has been compiled."""
         for worker, key in [it for it, (form, _) in self._uncompiled.items() if form.done()]:
             form, order = self._uncompiled.pop((worker, key))
             error = form.exception()

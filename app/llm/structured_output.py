@@ -132,7 +132,6 @@ class FormMatcher:
         return allowed
 
     def add(self, token_id: int) -> None:
-        """Advances the state by a token other than the end."""
         thoughts, may_think, self._may_think = self._thoughts, self._may_think, False
         if thoughts is not None and self._thinks:
             self._thinks = token_id != thoughts.end_id

@@ -84,7 +84,6 @@ def byte_level_pieces(ids: Sequence[int], texts: TokenTexts, skipped: frozenset[
 
 
 def _split_characters(ids: Iterable[int], texts: TokenTexts, skipped: frozenset[int]) -> list[str]:
-    """Returns the pieces of `ids`, whose first token ends within a character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     pieces, held, inside = list[str](), "", False
     for token_id in ids:

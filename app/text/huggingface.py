@@ -277,7 +277,6 @@ class LocalTokenizer(Tokenizer):
 
 
 def _beside_loop_if(long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Calls `work`, in a native thread if `long`, while other greenlets run."""
     return call_off_hub(work, *args, **kwargs) if long else work(*args, **kwargs)
 
 
@@ -327,7 +326,6 @@ def load_tokenizer(
 
 
 def template_source(given: str | None) -> str | None:
-    """Returns the source of a template that is given as source or as a file."""
     if given is None or "{" in given:
         return given
     try:

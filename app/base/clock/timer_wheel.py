@@ -70,7 +70,6 @@ class TimerWheel:
             self._clock.ring_at(slot / SLOTS_PER_S - LEAD_S, self.ring)
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """Schedules `work` for a later turn of the event loop."""
         self.add(self._clock.now(), Once(work))
 
     def ring(self) -> None:

@@ -278,7 +278,6 @@ class EngineFamilies:
         self.add(table)
 
     def add(self, table: Iterable[Spec]) -> None:
-        """Adds the families that are not there yet."""
         for spec in table:
             if spec.name in self.by_name:
                 continue
