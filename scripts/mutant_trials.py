@@ -37,7 +37,7 @@ WIRE = tuple(
     for name in ("wire_bodies", "wire_errors", "wire_limits", "messages", "responses", "tool_calls")
 )
 """What real servers answer to bodies of all kinds."""
-POOLED = ("tests/pooling/test_requests.py", "tests/pooling/test_refusals.py")
+POOLED = ("tests/pooling/test_requests.py",)
 """What requests of the pooling routes are."""
 SERVED = ("tests/surface", "tests/conformance")
 """What a real server answers on all its routes."""
