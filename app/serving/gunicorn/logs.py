@@ -14,7 +14,7 @@ from gunicorn.glogging import Logger
 from gunicorn.instrument.statsd import Statsd
 from pythonjsonlogger.json import JsonFormatter
 
-from app.serving.http.context import CONTEXT, RequestContext, current_request, environ_of
+from app.serving.http.context import CONTEXT, RequestContext, current_request
 from app.serving.http.response import Response
 from config.sections.observability import TRACE
 from config.settings import LogSettings
@@ -124,9 +124,16 @@ def logger_class(settings: LogSettings) -> type[ServerLogger]:
 
 
 def log_exchange(log: Logger, context: RequestContext, response: Response) -> None:
+    """Writes the access line of a request without an environ."""
+    path, _, query = context.target.partition("?")
+    environ = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in context.headers.items()}
+    environ |= {
+        **{"REMOTE_ADDR": context.client, "REQUEST_METHOD": context.method, "RAW_URI": context.target},
+        **{"PATH_INFO": path, "QUERY_STRING": query, "SERVER_PROTOCOL": context.http_version},
+    }
     answer = SimpleNamespace(status=response.status_line, sent=response.bytes_sent, headers=response.headers)
     took = timedelta(seconds=time.monotonic() - context.arrival_s)
-    log.access(answer, context.headers, environ_of(context), took)
+    log.access(answer, context.headers, {**environ, CONTEXT: context}, took)
 
 
 def _have_lines(handler: logging.Handler, settings: LogSettings) -> None:

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from types import MappingProxyType
 from urllib.parse import urlsplit
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -27,7 +26,6 @@ JSON = {"Content-Type": "application/json"}
 ROUTED_TO = "x-routed-to"
 """Response header with the pod that a proxy chose."""
 PORTS = {"http": 80, "https": 443}
-NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class HttpConnection(HTTPConnection):
@@ -101,10 +99,10 @@ def exchange(
     path: str,
     body: bytes | None = None,
     timeout_s: float = 5.0,
-    headers: Mapping[str, str] = NOTHING,
+    headers: Mapping[str, str] | None = None,
 ) -> Answer:
     """Sends one request and returns the response. Raises OSError for any failure."""
-    headers = {**headers, **({} if body is None else JSON)}
+    headers = {**(headers or {}), **({} if body is None else JSON)}
     with closing(HttpConnection(address, timeout_s)) as connection:
         try:
             connection.request(method, path, body, headers)

@@ -225,23 +225,10 @@ class BodyLimits:
 
 CONTEXT = "understudy.context"
 """Key of the context in a WSGI environ; set by this server's worker, or else by the application."""
-Environ = Mapping[str, Any]
 _BARE = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
 
 
-def environ_of(context: RequestContext) -> dict[str, object]:
-    """Builds the environ that an access log reads, for a request without one."""
-    path, _, query = context.target.partition("?")
-    named = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in context.headers.items()}
-    return {
-        **named,
-        **{"REMOTE_ADDR": context.client, "REQUEST_METHOD": context.method, "RAW_URI": context.target},
-        **{"PATH_INFO": path, "QUERY_STRING": query, "SERVER_PROTOCOL": context.http_version},
-        CONTEXT: context,
-    }
-
-
-def context_of(environ: Environ, arrival_s: float | None = None) -> RequestContext:
+def context_of(environ: Mapping[str, Any], arrival_s: float | None = None) -> RequestContext:
     """Builds the context of a request that arrived at `arrival_s` (monotonic seconds, default now).
 
     Without a gevent socket (test clients), the context has no connection. Headers are copied: an environ

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType
 
 import msgspec
 
-_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _encoder = msgspec.json.Encoder()
 
 
@@ -31,14 +29,14 @@ class ApiError(Exception):
         type: str,
         message: str,
         param: str | None = None,
-        headers: Mapping[str, str] = _NO_HEADERS,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.type = type
         self.message = message
         self.param = param
-        self.headers = headers
+        self.headers = headers or {}
 
     def body(self) -> bytes:
         """The compact JSON body: ``{"error":{"message","type","param","code"}}``."""
@@ -56,7 +54,7 @@ class ApiError(Exception):
 
 def too_many(message: str, retry_after_s: int | None = None) -> ApiError:
     """429: the waiting list is full; `retry_after_s` becomes a ``Retry-After`` header in seconds."""
-    headers = _NO_HEADERS if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return ApiError(429, "RateLimitError", message, None, headers)
 
 
