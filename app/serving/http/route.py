@@ -173,7 +173,7 @@ class RpcMethod(MatchedRoute):
     """A handler for calls of `path` (``/PACKAGE.SERVICE/METHOD``).
 
     `handle` reads the message from the context's body, may wait, and raises errors that
-    `app.serving.api.errors` handles. With `each`, `handle` is called once per message, and never waits.
+    `app.serving.api.errors` handles. With `each`, `handle` is called once per message.
     """
 
     handle: Callable[[RequestContext], RpcResponse]
