@@ -18,7 +18,6 @@ from app.engine.kvcache.hashing import Adapter
 from config import ConfigError
 from config.settings import LoraSettings, ModelSettings
 
-Watch = Callable[[str], None]
 Level = Literal["cpu", "gpu"]
 MOST_AT_RUNTIME = 3_000
 """Most adapters loaded at runtime, besides the configured ones."""
@@ -54,10 +53,8 @@ class LoRARegistry:
         self._ids = count(1)
         self._adapters = {it.name: Adapter(it.name, it.path, next(self._ids)) for it in adapters}
         self.most = len(self._adapters) + at_runtime
-        self._watches: list[tuple[Watch, Watch]] = []
-
-    def watch(self, loaded: Watch, unloaded: Watch) -> None:
-        self._watches.append((loaded, unloaded))
+        self.memory: AdapterMemory | None = None
+        """Loads and drops copies of the adapters."""
 
     def adapter(self, name: str) -> Adapter:
         """Returns an adapter; without path, and with number 0, if it is not loaded."""
@@ -83,8 +80,8 @@ class LoRARegistry:
         if len(name) + len(path) > LONGEST_NAME:
             raise AdapterError(f"Name and path of an adapter have at most {LONGEST_NAME} characters.")
         self._adapters[name] = Adapter(name, path, before.id if before is not None else next(self._ids))
-        for loaded, _ in self._watches:
-            loaded(name)
+        if self.memory is not None:
+            self.memory.load(name)
         if len(self._adapters) > self.most:
             self.unload(next(iter(self._adapters)))
 
@@ -92,8 +89,8 @@ class LoRARegistry:
         """Removes an adapter; its running requests continue. AdapterNotFound for an unknown name."""
         if self._adapters.pop(name, None) is None:
             raise AdapterNotFound(f"No adapter {name!r} is loaded.")
-        for _, unloaded in self._watches:
-            unloaded(name)
+        if self.memory is not None:
+            self.memory.drop(name)
 
 
 class LoraModule(Struct):
@@ -145,7 +142,7 @@ class AdapterMemory:
         self._running: Counter[str] = Counter()
         for adapter in registry:
             self.load(adapter.name)
-        registry.watch(self.load, self.drop)
+        registry.memory = self
 
     def __iter__(self) -> Iterator[tuple[str, Level]]:
         return iter(self._levels.items())

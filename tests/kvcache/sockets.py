@@ -58,8 +58,7 @@ class Peers:
 
     def publisher(self, endpoint: str | None, **settings: Any) -> Publisher:
         wanted = {"topic": TOPIC, "flush_s": 0.0} | settings
-        context = wanted.pop("context", None)
-        publisher = Publisher(PublisherSettings(endpoint=endpoint, **wanted), lambda: 1.5, context=context)
+        publisher = Publisher(PublisherSettings(endpoint=endpoint, **wanted), lambda: 1.5)
         self.publishers.append(publisher)
         return publisher
 

@@ -217,9 +217,8 @@ class EventSender:
         settings: PublisherSettings,
         wall: Callable[[], float] = time.time,
         now: Callable[[], float] = time.monotonic,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
-        """`wall` returns seconds since 1970. A shared inproc endpoint needs `context`. Raises ValueError."""
+        """`wall` returns seconds since 1970. Raises ValueError."""
         self._settings = settings
         self._wall, self._now = wall, now
         self._topic = settings.topic.encode()
@@ -228,7 +227,7 @@ class EventSender:
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         wanted = {"events": settings.endpoint, "replay": settings.replay_endpoint}
         self._unopened = {name: of_rank(it, settings.rank) for name, it in wanted.items() if it}
-        self._context, self._owns_context = context, context is None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._encode = encoder(settings.layout)
         self.queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
         self.next_sequence = 0
@@ -296,7 +295,7 @@ class EventSender:
         for socket in self._sockets.values():
             socket.close(linger=LINGER_MS)
         self._sockets.clear()
-        if self._owns_context and self._context is not None:
+        if self._context is not None:
             end_context(self._context)
             self._context = None
 
