@@ -23,14 +23,7 @@ from app.lab.load.report import check_target, new_figure, progress_of, whole_fil
 from config import UsageError
 from config.datasheet import DEVICES, profile_of
 from config.declaration import COMMAND, check_installed
-from config.flags import (
-    FlagParser,
-    as_argument,
-    as_command,
-    duration_of,
-    number_of,
-    whole_number,
-)
+from config.flags import FlagParser, as_argument, as_command, duration_of, number_of, whole_number
 from config.loader import load
 from config.profile import DEFAULT_PROFILE, Profile
 from config.settings import Settings
@@ -48,7 +41,6 @@ ENGINE = {
 }
 """Limits of the engine, vLLM's, each with its least value."""
 SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-scheduling")
-Group = argparse._ArgumentGroup
 STDOUT = Path("-")
 Plugged = Callable[[Settings, Profile], tuple[str, simulation.StepCosts] | None]
 """Returns name and step costs of the plugin in the settings that supplies them for a profile, if any."""

@@ -176,10 +176,7 @@ class Simulation:
 
 
 def simulate(
-    load: LoadTrace,
-    plan: SimulationPlan,
-    progress: Progress = lambda done: None,
-    watch: Watch | None = None,
+    load: LoadTrace, plan: SimulationPlan, progress: Progress = lambda done: None, watch: Watch | None = None
 ) -> SimulationOutcome:
     """Simulates `load`. `progress` receives the number of finished requests, `watch` each step."""
     return Simulation(load, plan, progress, watch).run()

@@ -195,9 +195,7 @@ Plugged = Callable[[Settings], Mapping[str, PolicyMaker]]
 
 @as_command(FleetError, TokenizerError)
 def run(
-    argv: Sequence[str],
-    tokenizer_of: Callable[[Settings], Tokenizer],
-    plugged: Plugged = lambda settings: {},
+    argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer], plugged: Plugged = lambda settings: {}
 ) -> int:
     """Returns the exit status. `tokenizer_of` makes the tokenizer that a pod would use."""
     options, flags = read(argv)

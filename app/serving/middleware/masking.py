@@ -27,8 +27,7 @@ _QUERY = re.compile(r"([?&;])([^=&;]*)=([^&;]*)")
 _WORD_ENDS = "".join(sorted({word[-1] for word in WORDS}))
 _BEHIND_WORD = f"(?i:(?<=[{_WORD_ENDS}])(?:{'|'.join(f'(?<={word})' for word in WORDS)}))"
 _SUSPECT = re.compile(
-    rf'(?<!\\)"(?P<text>[^"\\]*+(?:{_BEHIND_WORD}(?="\s*+:)|(?:\\.[^"\\]*+)++))"?(?P<colon>\s*+:\s*+)?',
-    re.S,
+    rf'(?<!\\)"(?P<text>[^"\\]*+(?:{_BEHIND_WORD}(?="\s*+:)|(?:\\.[^"\\]*+)++))"?(?P<colon>\s*+:\s*+)?', re.S
 )
 """A name that may be a secret's, or a string with an escape, which may hide a secret."""
 _LOOSE = re.compile(
