@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 
+import gevent
 import pytest
+from gevent.server import StreamServer
 
 from app.lab.fidelity import record
 from app.lab.fidelity.record import RecordError, RecordingClient, Wanted, read_target
@@ -38,32 +39,23 @@ ANSWER = [
 @contextmanager
 def answering(pieces: Sequence[bytes]) -> Iterator[tuple[str, list[float]]]:
     """A server that sends `pieces` for one request a connection; its URL, and when it sent each piece."""
-    listener = socket.create_server(("127.0.0.1", 0))
     sent_s: list[float] = []
 
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection, suppress(OSError):  # the client goes when an answer is wrong
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                assert b"Connection: close" in connection.recv(1 << 20)
-                for piece in pieces:
-                    sent_s.append(perf_counter())
-                    connection.sendall(piece)
-                    gap.wait(0.01)
+    def serve(connection: socket.socket, address: object) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(OSError):  # the client goes when an answer is wrong
+            assert b"Connection: close" in connection.recv(1 << 20)
+            for piece in pieces:
+                sent_s.append(perf_counter())
+                connection.sendall(piece)
+                gevent.sleep(0.01)
 
-    gap = threading.Event()
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
+    server = StreamServer(("127.0.0.1", 0), serve)
+    server.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", sent_s
+        yield f"http://127.0.0.1:{server.server_port}", sent_s
     finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(5)
+        server.stop(1)
 
 
 TWO = [Wanted(0.0, b"{}", 2), Wanted(0.05, b"{}", 2)]
