@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -37,18 +36,10 @@ def test_there_is_one_version() -> None:
     assert f"## [{VERSION}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One row of the measurement that an example's head tells."""
-
-    at_once: int
-    first_ms: float
-    between_ms: float
-
-
-def measurement(path: Path) -> list[Measured]:
+def measurement(path: Path) -> list[tuple[int, float, float]]:
+    """Requests at once, time to the first token and between tokens in ms, as an example's head tells."""
     rows = re.findall(r"(?m)^# +(\d+) \| +([\d.]+) \| +([\d.]+)$", path.read_text("utf-8"))
-    return [Measured(int(count), float(first), float(between)) for count, first, between in rows]
+    return [(int(count), float(first), float(between)) for count, first, between in rows]
 
 
 def timing_of(path: Path, at_once: int) -> PerRequestTiming:
@@ -68,16 +59,16 @@ def test_every_example_says_where_its_figures_are_from_and_keeps_to_them(path: P
     assert re.search(r"(?m)^# Source: https://\S+$", text)
     rows = measurement(path)
     assert len(rows) >= 3
-    for row in rows:
-        timing = timing_of(path, row.at_once)
+    for at_once, _, between_ms in rows:
+        timing = timing_of(path, at_once)
         gaps = [timing.inter_token() for _ in range(400)]
-        assert 1000 * sum(gaps) / len(gaps) == pytest.approx(row.between_ms, rel=0.15)
+        assert 1000 * sum(gaps) / len(gaps) == pytest.approx(between_ms, rel=0.15)
     prompt = (
         int(found[1].replace(",", "")) if (found := re.search(r"# ([\d,]+) prompt tokens", text)) else 100
     )
     alone = timing_of(path, 1)
     first = [alone.time_to_first_token(prompt) for _ in range(400)]
-    assert 1000 * sum(first) / len(first) == pytest.approx(rows[0].first_ms, rel=0.05)
+    assert 1000 * sum(first) / len(first) == pytest.approx(rows[0][1], rel=0.05)
     settings = load(["--config", str(path)], {})
-    assert settings.scheduling.max_num_seqs == rows[-1].at_once
+    assert settings.scheduling.max_num_seqs == rows[-1][0]
     assert settings.model.max_model_len >= 8192
