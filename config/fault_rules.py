@@ -111,13 +111,7 @@ class SlowFirstTokenRule(FaultRule, frozen=True, tag="slow-first-token"):
     seconds: Seconds = 10.0
 
 
-ACTIONS: dict[str, type[FaultRule]] = {
-    str(kind.__struct_config__.tag): kind
-    for kind in (
-        *(ErrorRule, RateLimitRule, DisconnectRule, TruncateRule, TruncatedJsonRule, MalformedChunkRule),
-        *(MissingDoneRule, EmptyRule, StallRule, SlowFirstTokenRule),
-    )
-}
+ACTIONS = {str(kind.__struct_config__.tag): kind for kind in FaultRule.__subclasses__()}
 
 
 def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:

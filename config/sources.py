@@ -17,8 +17,8 @@ EMPTY = '""'
 """Text of a variable with an empty value. Empty variables count as not set, as platforms inject them."""
 
 IGNORED_SWITCHES = frozenset(
-    {"enforce-eager"}
-    | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
+    ("enforce-eager", "add-dir-header", "alsologtostderr", "logtostderr", "one-output")
+    + ("skip-headers", "skip-log-headers")
 )
 RETIRED = {
     "engine-threads": "OMP_NUM_THREADS sets the threads of engine llm",
@@ -52,13 +52,10 @@ RETIRED = {
     "worker-connections": "16,384 connections are served, or as many as open files allow",
 }
 """Removed setting of version 0.1 -> present behavior. Accepted, with a warning, until version 0.3."""
-IGNORED = (
-    frozenset(RETIRED)
-    | IGNORED_SWITCHES
-    | frozenset(
-        {"mm-processor-kwargs", "ec-transfer-config", "zmq-max-connect-attempts"}
-        | {"vmodule", "log-backtrace-at", "log-dir", "log-file", "log-file-max-size", "stderrthreshold"}
-    )
+IGNORED = IGNORED_SWITCHES.union(
+    RETIRED,
+    ("mm-processor-kwargs", "ec-transfer-config", "zmq-max-connect-attempts", "vmodule", "stderrthreshold"),
+    ("log-backtrace-at", "log-dir", "log-file", "log-file-max-size"),
 )
 """Retired settings, and flags of vLLM, simulators and klog, that are accepted and ignored."""
 
