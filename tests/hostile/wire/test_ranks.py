@@ -164,11 +164,11 @@ def write(file: Path, settings: Mapping[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def reloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloaded]:
-    """Two ranks, slow streams, a short graceful timeout; the served model is called `before`."""
+    """Two ranks, whatever --workers says, slow streams, a short graceful timeout; the model is `before`."""
     file = tmp_path_factory.mktemp("reloaded") / "settings.yaml"
     write(file, {"served_model_name": "before"})
     env = {"SIM_CONFIG": str(file), "SIM_GRACEFUL_TIMEOUT": "1s", "SIM_INTER_TOKEN_LATENCY": "20ms"}
-    with running_gunicorn(env=env, ports=2) as server:
+    with running_gunicorn("--workers=4", env=env, ports=2) as server:
         wait_until(lambda: all(is_healthy(port) for port in ports_of(server, 2)))
         yield Reloaded(server, file)
 
@@ -184,6 +184,8 @@ def test_a_reload_that_cannot_be_served_changes_nothing(reloaded: Reloaded) -> N
     os.kill(worker_behind(server, server.port), signal.SIGKILL)
     assert [served_models(port) for port in ports_of(server, 2)] == [["before"], ["before"]]
     reloaded.reloads_to("other")
+    [line] = [line for line in server.log().splitlines() if "workers=" in line]
+    assert "workers=4: 2 workers serve, one for each rank: each worker is a server of its own" in line
 
 
 def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout_until_the_end(reloaded: Reloaded) -> None:

@@ -95,16 +95,3 @@ def test_syslog_gets_both_logs_and_another_logger_class_serves() -> None:
                 for request in REQUESTS:
                     assert b"gunicorn.wsgi.app.access: " in heard(syslog, request.encode())[-1]
                 assert "Traceback" not in server.log()
-
-
-def test_there_is_a_worker_for_each_rank_however_many_are_asked_for() -> None:
-    env = {"SIM_DATA_PARALLEL_SIZE": "2"}
-    with running_gunicorn("--workers=4", env=env, ports=2) as server:
-        for starts in (1, 2):
-            wait_until(lambda: server.log().count("Booting worker") == 2 * (starts - 1))  # noqa: B023
-            assert {post(server.port + rank, ask()).status for rank in range(2)} == {200}
-            if starts == 1:
-                server.process.send_signal(signal.SIGHUP)  # which has gunicorn read its flags again
-        [line] = [line for line in server.log().splitlines() if "workers=" in line]
-        assert "workers=4: 2 workers serve, one for each rank" in line
-        assert "each worker is a server of its own" in line
