@@ -33,10 +33,7 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "get_time", "parameters": CLOCK}},
 ]
-TAGS = {
-    "structures": [{"begin": "<f=x>", "schema": {"enum": [1, 2]}, "end": "</f>"}],
-    "triggers": ["<f="],
-}
+TAGS = {"structures": [{"begin": "<f=x>", "schema": {"enum": [1, 2]}, "end": "</f>"}], "triggers": ["<f="]}
 TAGGED = re.compile(r"[^<]*(?:<f=x>[12]</f>[^<]*)+", re.DOTALL)
 SCHEMAS = {"get_weather": WEATHER, "get_time": CLOCK}
 
