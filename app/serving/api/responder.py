@@ -73,7 +73,8 @@ class Responder:
             intact = fault is None or fault.damage is None
             response = self._stream(requests, writer, connection, may_join=intact)
         else:
-            response = self._whole(requests, writer, connection)
+            body = self.collect(requests, writer, connection)
+            response = json_response(body or b"", CLIENT_GONE if body is None else 200, self.headers)
         return response if fault is None else damage(response, fault, context)
 
     def respond_soon(
@@ -123,12 +124,6 @@ class Responder:
             self.load.begin()
             response.on_close(self.load.end)
         return response
-
-    def _whole(
-        self, requests: Sequence[EngineRequest], writer: ResponseWriter, connection: Connection | None
-    ) -> Response:
-        body = self.collect(requests, writer, connection)
-        return json_response(body or b"", CLIENT_GONE if body is None else 200, self.headers)
 
     def collect(
         self, requests: Sequence[EngineRequest], writer: ResponseWriter, connection: Connection | None

@@ -30,7 +30,6 @@ MAX_BAD_WORDS = 128
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICES = 16384
 GREEDY_BELOW = 1e-5
-NO_SEED = -1
 UINT64_END = 2**64
 
 Range = tuple[str, Callable[[float], bool], str, str | None]
@@ -184,7 +183,7 @@ class ValidatedRequest(Generic[R]):
                 raise bad_request(f"{param}={tokens} is more than the context of {most} tokens", param)
         stop, temperature = request.stop or (), request.temperature
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        self.seed = None if request.seed == NO_SEED else request.seed
+        self.seed = None if request.seed == -1 else request.seed
         self.greedy = temperature is not None and temperature < GREEDY_BELOW
         top = request.logprobs if isinstance(request, CompletionRequest) else None
         if isinstance(request, ChatCompletionRequest) and request.logprobs:
