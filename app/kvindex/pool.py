@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import gevent
 import zmq
 from gevent.event import Event
+from gevent.lock import BoundedSemaphore
 from gevent.select import POLLIN, poll
 from msgspec import Struct, field
 
@@ -32,8 +33,8 @@ MOST_PODS = 10_240
 ReplayResult: TypeAlias = Literal["complete", "failed"]
 BACK_OFF_S = 0.1, 5.0
 """Seconds between two attempts while the backend does not answer: the first, and the longest."""
-WAITING_S = 0.02
-"""Longest wait for a replay's next message, in seconds, before its limits are checked."""
+WAITING_S, PLACE_S = 0.02, 1.0
+"""Longest waits for a replay's next message, and for a place, in seconds, before limits are checked."""
 REMEMBERED = 64
 """Most missing batches of an engine that are still applied when they come late."""
 MESSAGE_BYTES = 400
@@ -136,7 +137,8 @@ class Pool:
         self.shards = [Shard() for _ in range(settings.shards)]
         self.held_bytes = 0
         """Memory of the messages held back during replays, in bytes."""
-        self.replays = 0
+        self.places = BoundedSemaphore(settings.most_replays)
+        """Places for replays; further streams wait."""
         self.pace = Pace(clock, SLICE_S, pause_if_possible)
         self._pods: OrderedDict[str, Pod] = OrderedDict()
         """Pods by name, in the order of their latest messages."""
@@ -394,7 +396,7 @@ class EngineStream:
         message, ts = self.held[0]
         repeated = self._is_repeated(message.sequence, ts)
         start, epoch = self.next, self._epoch
-        if message.sequence > start != self._asked and self._can_ask(message):
+        if message.sequence > start and start != self._asked and self._can_ask(message):
             result = self._replay(message)
             if epoch == self._epoch:  # otherwise all is asked for again
                 self._asked = start
@@ -409,11 +411,11 @@ class EngineStream:
 
     def _replay(self, message: PublishedMessage) -> ReplayResult:
         """Applies what a replay brings. `message` has the address, and waits."""
-        pool, limits, epoch = self._pool, self._pool.settings, self._epoch
-        while pool.replays >= limits.most_replays and not self._holds_too_much:
-            gevent.sleep(WAITING_S)
+        pool, epoch = self._pool, self._epoch
+        while not pool.places.acquire(timeout=PLACE_S):
+            if self._holds_too_much:
+                return "failed"
         address, topic = self._address(message) or "", message.topic
-        pool.replays += 1
         try:
             with closing(replayed(pool, address, self.next)) as batches:
                 for batch in batches:
@@ -433,7 +435,7 @@ class EngineStream:
             log.warning(text, address, self._source.pod, self._source.rank)
             return "failed"
         finally:
-            pool.replays -= 1
+            pool.places.release()
 
     @property
     def _holds_too_much(self) -> bool:

@@ -103,7 +103,7 @@ def test_only_a_few_replays_run_at_once(place: Station) -> None:
         place.pool.put(PublishedMessage(f"pod{number}", "m", 1, engine.kept[1], engine.replay))
     place.engines.clear()
     place.settle()
-    assert place.pool.replays == 8
+    assert place.pool.places.counter == 0
     place.engines.extend(engines)
     place.until(lambda: len(place.matched(PROMPT)) == 12)
 
@@ -206,7 +206,7 @@ def test_a_rank_that_has_no_port_is_asked_nothing(place: Station, rank: int) -> 
     message = PublishedMessage("a", "m", 2, engine.pack(block(0), rank=rank), engine.replay, True, b"kv@a@m")
     place.pool.put(message)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
-    assert losses(place) == {"gap": 2} and not place.pool.replays
+    assert losses(place) == {"gap": 2} and place.pool.places.counter == 8
 
 
 @pytest.fixture
@@ -281,12 +281,12 @@ def test_what_waits_is_bounded(place: Station, silent: FakeEngine, bound: str) -
 def test_a_pod_that_is_gone_waits_no_more(place: Station, silent: FakeEngine) -> None:
     ask(place, silent, 5, block(0))
     place.settle()
-    assert place.pool.replays == 1 and place.pool.held_bytes > 0
+    assert place.pool.places.counter == 7 and place.pool.held_bytes > 0
     (position,) = place.pool.positions()
     assert (position.sequence, position.lag_s) == (None, 0.0)
     place.pool.gone("a")
     place.settle()
-    assert place.pool.replays == place.pool.held_bytes == 0 and place.pool.positions() == []
+    assert place.pool.held_bytes == 0 and place.pool.places.counter == 8 and place.pool.positions() == []
     silent.close()
 
 
@@ -354,7 +354,7 @@ def test_when_the_backend_has_lost_everything_all_is_asked_for_again(waiting: bo
         place.settle()
         assert engine.asked == ([3, 0] if waiting else [0])
         assert losses(place) == {}
-        assert place.pool.replays == place.pool.held_bytes == 0
+        assert place.pool.held_bytes == 0 and place.pool.places.counter == 8
 
 
 fates = st.lists(
@@ -388,5 +388,5 @@ def test_whatever_is_lost_on_the_way_is_filled_in_its_order(lost: list[str], ste
         found = place.index.metrics.skipped_messages
         assert found.get("gap", 0) == lost.count("is lost on both ways")
         assert set(found) <= {"gap", "duplicate"}  # a replay may bring what then comes by itself
-        assert place.pool.replays == place.pool.held_bytes == 0
+        assert place.pool.held_bytes == 0 and place.pool.places.counter == 8
         assert [shard.size_bytes for shard in shards] == [0] * len(shards)
