@@ -225,13 +225,11 @@ class KVCache:
         """Adds `count` reply tokens; returns False when no block is free, until a later call finds some."""
         tokens = sequence.prompt_tokens + sequence.handed + count - 1
         needed = -(-tokens // self.block_size) - len(sequence.blocks)
-        if needed > self.pool.free:
-            self.extend(sequence, count)
-            return False
-        if needed > 0:
+        has_room = needed <= self.pool.free
+        if has_room and needed > 0:
             sequence.blocks += self.pool.take(needed)
         self.extend(sequence, count)
-        return True
+        return has_room
 
     def extend(self, sequence: SequenceState, count: int) -> None:
         """Adds reply tokens to assigned blocks; a block is cached once the token after it exists."""

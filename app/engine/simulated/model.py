@@ -226,7 +226,13 @@ class SimulatedModel:
             if calls is not None:
                 return calls
         if request.constraint is not None:
-            said = self._constrained(request.constraint, request.max_tokens, own or self._call_rng)
+            rng, most, ids = own or self._call_rng, request.max_tokens, list[int]()
+            for attempt in range(TRIES):
+                ids = self._tokenizer.encode(self._text_of(request.constraint, most, attempt, rng))
+                if len(ids) < most:  # and the end of text fits, too
+                    break
+            # Cut where no draw is short enough.
+            said = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(most)
         else:
             said = self._free(request, rng)
         return stopped(said, request) if request.stop or request.stop_token_ids else said
@@ -272,15 +278,6 @@ class SimulatedModel:
         if tokens is not None:
             said = biased(said, request, tokens, self._tokenizer, rng)
         return as_thoughts(stopped(said, request))
-
-    def _constrained(self, constraint: Constraint, most: int, rng: Random) -> Reply:
-        """Returns a text that satisfies `constraint`, cut at `most` tokens when no draw is short enough."""
-        ids: list[int] = []
-        for attempt in range(TRIES):
-            ids = self._tokenizer.encode(self._text_of(constraint, most, attempt, rng))
-            if len(ids) < most:  # and the end of text fits, too
-                break
-        return Reply(self._tokenizer.pieces(ids), ids, STOP).cut(most)
 
     def _text_of(self, constraint: Constraint, most: int, attempt: int, rng: Random) -> str:
         if constraint.grammar is not None:
