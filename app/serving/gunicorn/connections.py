@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from ssl import SSLWantReadError
+from ssl import SSLWantReadError, SSLWantWriteError
 
 import gevent.socket
 from gevent.event import Event
@@ -77,7 +77,7 @@ class HubConnection(StreamTransport):
         received = self.path.received
         try:
             data = received[: self._read_into(received)].tobytes()
-        except (BlockingIOError, SSLWantReadError):
+        except (BlockingIOError, SSLWantReadError, SSLWantWriteError):
             return b""
         except OSError as error:
             log.debug("a connection with %s has ended: %s", self.address, error)
