@@ -32,6 +32,7 @@ from tests.grpc.client import (
     tokens_of,
     wait_until,
 )
+from tests.hostile.raw_client import metric
 from tests.running_server import RunningServer, free_port, running_server
 
 pytestmark = pytest.mark.grpc
@@ -185,27 +186,15 @@ def test_what_is_not_there_is_unimplemented(engine: Engine) -> None:
 
 
 def test_metrics_count_calls_as_they_count_requests(served: RunningServer, engine: Engine) -> None:
-    def counted() -> tuple[float, float, float]:
-        text = requests.get(f"{served.url}/metrics", timeout=LIMIT_S).text
-        values = {
-            line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
-            for line in text.splitlines()
-            if line[0] != "#"
-        }
-        way = values['understudy_requests_total{way="grpc"}']
-        tokens = [v for name, v in values.items() if name.startswith("vllm:generation_tokens_total")]
-        calls = [
-            v
-            for name, v in values.items()
-            if name.startswith("http_requests_total") and "VllmEngine/Generate" in name
-        ]
-        return way, sum(tokens), sum(calls)
+    def counted() -> list[float]:
+        calls = metric(served.port, "http_requests_total", handler="/vllm.grpc.engine.VllmEngine/Generate")
+        ways = metric(served.port, "understudy_requests_total", way="grpc")
+        return [ways, metric(served.port, "vllm:generation_tokens_total"), calls]
 
     engine.said(generate(max_tokens=3, ignore_eos=True))
     before = counted()
     engine.said(generate(max_tokens=3, ignore_eos=True))
-    after = counted()
-    assert [now - then for now, then in zip(after, before, strict=True)] == [1, 3, 1]
+    assert [now - then for now, then in zip(counted(), before, strict=True)] == [1, 3, 1]
 
 
 def test_every_rank_has_a_port_for_grpc_of_its_own() -> None:
