@@ -126,7 +126,9 @@ class Timeline:
     def add(self, start_s: float, end_s: float, sequences: int, blocks: int) -> None:
         place = int((start_s - self.begin_s) / self.bin_s)
         while place >= MOST_BINS:
-            self._fold()
+            self.bin_s *= 2
+            for bins in (self.sequences, self.blocks):
+                bins[:] = map(sum, zip_longest(bins[::2], bins[1::2], fillvalue=0.0))
             place >>= 1
         if place >= len(self.sequences):
             missing = [0.0] * (place + 1 - len(self.sequences))
@@ -137,11 +139,6 @@ class Timeline:
         self.blocks[place] += blocks * took_s
         self.most_sequences = max(self.most_sequences, sequences)
         self.most_blocks = max(self.most_blocks, blocks)
-
-    def _fold(self) -> None:
-        self.bin_s *= 2
-        for bins in (self.sequences, self.blocks):
-            bins[:] = map(sum, zip_longest(bins[::2], bins[1::2], fillvalue=0.0))
 
 
 class Pod(StepLoop[OfflineRequest]):

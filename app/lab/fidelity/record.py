@@ -16,7 +16,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase
-from typing import Any
 
 import gevent
 from gevent.pool import Pool
@@ -211,7 +210,11 @@ def _read_stream(pieces: Pieces) -> tuple[list[float], float | None, StreamedUsa
     moments: list[float] = []
     text_s: float | None = None
     usage: StreamedUsage | None = None
-    for at_s, line in _lines(pieces):
+    rest, lines = b"", list[tuple[float, bytes]]()
+    for at_s, piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        lines += ((at_s, line) for line in whole)
+    for at_s, line in lines:
         if not line.startswith(DATA):
             continue
         if (data := line.removeprefix(DATA).strip()) == DONE:
@@ -232,13 +235,6 @@ def _read_stream(pieces: Pieces) -> tuple[list[float], float | None, StreamedUsa
     if not moments or usage is None:
         raise RecordError("its stream has no tokens, or no usage")
     return moments, text_s, usage
-
-
-def _lines(pieces: Pieces) -> Iterator[tuple[float, bytes]]:
-    rest = b""
-    for at_s, data in pieces:
-        *lines, rest = (rest + data).split(b"\n")
-        yield from ((at_s, line) for line in lines)
 
 
 def one_line(text: bytes) -> str:
@@ -264,8 +260,7 @@ def run(argv: Sequence[str]) -> int:
     check_target(given.out)
     target, load = read_target(given.target), _load(given)
     headers = {} if given.api_key is None else {"Authorization": f"Bearer {given.api_key}"}
-    model = given.model or _first_model(target, headers)
-    token_ids = _token_ids(target, headers, model)
+    model, token_ids = _served(target, headers, given.model)
     gc.collect()
     gc.disable()  # a collection would delay measured times
     try:
@@ -337,26 +332,35 @@ def prompts(load: LoadTrace, model: str, ids: Sequence[int], seed: int) -> Itera
         yield Wanted(load.arrival_s[number], body, output)
 
 
-def _first_model(target: Target, headers: dict[str, str]) -> str:
-    models = _ask(target, headers, "GET", "/v1/models").get("data")
-    if not models:
-        raise RecordError("GET /v1/models: names no model; give --model, or the server's --api-key")
-    return str(models[0]["id"])
+class _Named(Struct):
+    id: str
 
 
-def _token_ids(target: Target, headers: dict[str, str], model: str) -> Sequence[int]:
+class _Answer(Struct):
+    """An answer of /v1/models or of /tokenize."""
+
+    data: Sequence[_Named] = ()
+    tokens: Sequence[int] = ()
+
+
+def _served(target: Target, headers: dict[str, str], model: str | None) -> tuple[str, Sequence[int]]:
+    """Returns the model to ask for and ids of its tokens."""
+    if not model:
+        if not (models := _ask(target, headers, "GET", "/v1/models").data):
+            raise RecordError("GET /v1/models: names no model; give --model, or the server's --api-key")
+        model = models[0].id
     question = encode({"model": model, "prompt": WORDS, "add_special_tokens": False})
-    return sorted(set(_ask(target, headers, "POST", "/tokenize", question).get("tokens") or TOKEN_IDS))
+    return model, sorted(set(_ask(target, headers, "POST", "/tokenize", question).tokens or TOKEN_IDS))
 
 
 def _ask(
     target: Target, headers: dict[str, str], method: str, path: str, body: bytes | None = None
-) -> dict[str, Any]:
-    """Returns the server's answer; empty for another status than 200, or another form."""
+) -> _Answer:
+    """Returns the server's answer; an empty one for another status than 200, or another form."""
     try:
         status, answer = exchange(target.address, method, target.prefix + path, body, ANSWER_S, headers)
-        return decode(answer, type=dict[str, Any]) if status == 200 else {}
+        return decode(answer, type=_Answer) if status == 200 else _Answer()
     except OSError as error:
         raise RecordError(f"{target.address}: {error}") from None
     except MsgspecError:
-        return {}
+        return _Answer()

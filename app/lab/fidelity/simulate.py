@@ -20,7 +20,7 @@ from app.lab.load import loads
 from app.lab.load.loads import MOST_TOKENS, LoadTrace, read_trace
 from app.lab.load.policies import POLICIES, RANDOM
 from app.lab.load.report import check_target, new_figure, progress_of, whole_file
-from config import UsageError
+from config import ConfigError, UsageError
 from config.datasheet import DEVICES, profile_of
 from config.declaration import COMMAND, check_installed
 from config.flags import FlagParser, as_argument, as_command, duration_of, number_of, whole_number
@@ -64,12 +64,19 @@ class Job:
 
     def load(self, progress: simulation.Progress = lambda done: None) -> LoadTrace:
         engine = self.plan.profile.engine
+        longest = simulation.longest_tokens(engine)
         if self.recipe is not None:
-            load = loads.draw_load(self.recipe, simulation.longest_tokens(engine), progress)
+            load = loads.draw_load(self.recipe, longest, progress)
         else:
             assert self.trace is not None
             load = read_trace(self.trace, progress)
-        simulation.check_load(load, engine)
+        for number, sizes in enumerate(zip(load.input_tokens, load.output_tokens, strict=True)):
+            if sum(sizes) > longest:  # the engine could never finish it
+                rule = "max-model-len" if longest == engine.max_model_len else "what cache and budget hold"
+                raise ConfigError(
+                    f"{load.row(number)}: input_tokens {sizes[0]} and output_tokens {sizes[1]} together must "
+                    f"not exceed {rule}, {longest} tokens"
+                )
         return load
 
     def at(self, name: str, value: float) -> Job:

@@ -250,15 +250,3 @@ def longest_tokens(at: EngineLimits) -> int:
     if not at.enable_chunked_prefill:
         longest = min(longest, at.max_num_batched_tokens)
     return longest if at.max_model_len is None else min(longest, at.max_model_len)
-
-
-def check_load(load: LoadTrace, at: EngineLimits) -> None:
-    """Raises ConfigError for the first request that the engine could never finish."""
-    longest = longest_tokens(at)
-    for number, (tokens_in, tokens_out) in enumerate(zip(load.input_tokens, load.output_tokens, strict=True)):
-        if tokens_in + tokens_out > longest:
-            rule = "max-model-len" if longest == at.max_model_len else "what cache and budget hold"
-            raise ConfigError(
-                f"{load.row(number)}: input_tokens {tokens_in} and output_tokens {tokens_out} together must "
-                f"not exceed {rule}, {longest} tokens"
-            )
