@@ -162,12 +162,6 @@ BILLING_HEADER = "x-anthropic-billing-header"
 """Start of system texts that are dropped: they change with each request, and would spoil the prefix cache."""
 
 
-CHOICES: Mapping[str, Literal["none", "auto", "required"]] = {
-    "auto": "auto",
-    "any": "required",
-    "none": "none",
-}
-
 Asked = MessagesRequest | CountTokensRequest
 
 
@@ -188,12 +182,14 @@ def chat_request(
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
         tools=[options.Tool(function=tool.function()) for tool in asked.tools or ()] or None,
     )
-    if choice is not None and choice.type == "tool":
-        chat.tool_choice = options.NamedToolChoice(function=options.NamedFunction(name=choice.name or ""))
-    elif choice is not None:
-        chat.tool_choice = CHOICES[choice.type]
     if chat.tools is None:
         chat.tool_choice = "none"
+    elif choice is None or choice.type == "auto":
+        chat.tool_choice = "auto"
+    elif choice.type == "tool":
+        chat.tool_choice = options.NamedToolChoice(function=options.NamedFunction(name=choice.name or ""))
+    else:
+        chat.tool_choice = "required" if choice.type == "any" else "none"
     if isinstance(asked, MessagesRequest):
         for name in options.SharedFields.__struct_fields__:
             setattr(chat, name, getattr(asked, name))
