@@ -35,8 +35,8 @@ from app.serving.protocol.validation import (
     GenerationRequest,
     ModelLimits,
     ValidatedRequest,
-    check_prompt_text,
     fit_prompt,
+    too_long,
 )
 from app.text.base import Tokenizer
 from config.sections.api import ApiSettings, json_object
@@ -124,8 +124,9 @@ class RequestPipeline:
     def check_text(self, text: str) -> None:
         """Raises ApiError 400 for a text that cannot fit the context, before any work. May pause."""
         self.slices.spend(1 + len(text) // CHARS)
-        if len(text) > self.limits.max_model_len and self.tokenizer.longest_token is not None:
-            check_prompt_text(text, self.limits.max_model_len, self.tokenizer.longest_token)
+        most = self.limits.max_model_len
+        if len(text) > most and len(text) > most * (self.tokenizer.longest_token or inf):
+            raise too_long(most, f", which a prompt of {len(text)} characters cannot fit.", "input_text")
 
     def fit(self, request: GenerationRequest, ids: Sequence[int]) -> Sequence[int]:
         return fit_prompt(request, ids, self.limits.max_model_len)

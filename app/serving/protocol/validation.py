@@ -127,13 +127,6 @@ def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
     return request.max_tokens, "max_tokens"
 
 
-def check_prompt_text(text: str, max_model_len: int, max_chars_per_token: int) -> None:
-    """Refuses, before tokenizing, a text that is too long even if every token were the longest."""
-    if len(text) > max_model_len * max_chars_per_token:
-        problem = f", which a prompt of {len(text)} characters cannot fit."
-        raise too_long(max_model_len, problem, "input_text")
-
-
 def check_prompt_length(prompt_tokens: int, max_model_len: int) -> None:
     if prompt_tokens > max_model_len:
         raise too_long(max_model_len, f", and the prompt alone has {prompt_tokens}.", "input_tokens")
