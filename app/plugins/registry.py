@@ -298,7 +298,6 @@ class PluginRegistry:
         return any(self._implementations[name] for name in names)
 
     def implemented(self) -> dict[str, list[str]]:
-        """Plugin's name -> names of its hooks."""
         return {
             plugin.name: [hook for owner, hook in self._guards if owner == plugin.name]
             for plugin in self._plugins
