@@ -13,14 +13,13 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import msgspec
 import tokenizers
 from tokenizers import decoders, models
 
 from app.base import Bounded
-from app.base.clock.pause import call_off_hub
+from app.base.clock.pause import QUICK_BYTES, call_long, call_off_hub
 from app.text.base import (
     PLAIN_CHAT,
     ChatOptions,
@@ -112,14 +111,10 @@ def knows_words(backend: tokenizers.Tokenizer) -> bool:
 
 EMBEDDED = Path(__file__).parent / "data"
 logger = logging.getLogger(__name__)
-LONG_TEXT = 2_000
-"""Characters above which a text is encoded in a native thread (about 0.5 ms of work)."""
-LONG_LIST = 8_000
-"""Tokens above which their texts are made in a native thread (about 0.5 ms of work)."""
+CHARACTER, TOKEN = 8, 2
+"""Work of encoding a character, and of writing a token's text, in bytes as `call_long` counts them."""
 WORD_START = "▁"
 """Sign of a blank in SentencePiece vocabularies."""
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class LocalTokenizer(Tokenizer):
@@ -202,7 +197,7 @@ class LocalTokenizer(Tokenizer):
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         if (
             self._words is not None
-            and len(text) <= LONG_TEXT
+            and CHARACTER * len(text) <= QUICK_BYTES
             and not (add_special_tokens and self._has_frame)
             and (ids := self._words.encode(text)) is not None
         ):
@@ -215,13 +210,13 @@ class LocalTokenizer(Tokenizer):
             return [found.ids for found in encode(list(texts), add_special_tokens=add_special_tokens)]
 
         try:
-            return _beside_loop_if(sum(map(len, texts)) > LONG_TEXT, work)
+            return call_long(CHARACTER * sum(map(len, texts)), work)
         except TypeError as error:
             raise not_unicode() from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         try:
-            if len(ids) <= LONG_LIST:
+            if TOKEN * len(ids) <= QUICK_BYTES:
                 return self.backend.decode(ids, skip_special_tokens)
             return call_off_hub(self.backend.decode_batch, [ids], skip_special_tokens)[0]
         except OverflowError:
@@ -229,22 +224,22 @@ class LocalTokenizer(Tokenizer):
             raise
 
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
-        is_long = len(ids) > LONG_LIST
+        size = TOKEN * len(ids)
         if self._byte_level:
             skipped = self._special_ids if skip_special_tokens else frozenset[int]()
-            return _beside_loop_if(is_long, byte_level_pieces, ids, self._texts, skipped)
-        return _beside_loop_if(is_long, stream_pieces, ids, self.backend, skip_special_tokens)
+            return call_long(size, byte_level_pieces, ids, self._texts, skipped)
+        return call_long(size, stream_pieces, ids, self.backend, skip_special_tokens)
 
     def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
-        encode = self.backend.encode
-        return _beside_loop_if(len(text) > LONG_TEXT, encode, text, None, False, add_special_tokens).offsets
+        size, encode = CHARACTER * len(text), self.backend.encode
+        return call_long(size, encode, text, None, False, add_special_tokens).offsets
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         def work() -> list[str]:
             check_id_range(ids)
             return [self.backend.id_to_token(token_id) or "" for token_id in ids]
 
-        return _beside_loop_if(len(ids) > LONG_LIST, work)
+        return call_long(TOKEN * len(ids), work)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Returns texts with the blanks that a decoder drops from the start."""
@@ -259,7 +254,7 @@ class LocalTokenizer(Tokenizer):
                 texts.append(" " * blanks + text.lstrip(" ") if blanks else text)
             return texts
 
-        return _beside_loop_if(len(ids) > LONG_LIST, work)
+        return call_long(TOKEN * len(ids), work)
 
     def token_bytes(self, token_id: int) -> bytes:
         if self._byte_level:
@@ -274,10 +269,6 @@ class LocalTokenizer(Tokenizer):
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         return self.encode(self._templates.render(messages, options), options.add_special_tokens)
-
-
-def _beside_loop_if(long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    return call_off_hub(work, *args, **kwargs) if long else work(*args, **kwargs)
 
 
 def default_tokenizer(chat_template: str | None = None, takes_media: bool | None = None) -> LocalTokenizer:
