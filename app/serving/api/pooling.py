@@ -361,8 +361,9 @@ class PoolingRunner:
         EngineError without room for the first prompt. CallerLeft when the client has left.
         """
         scripts, engine = self.pipeline.scripts, self.pipeline.responder.engine
-        model, fault, is_first = request.model or meta.model, context.kept(Fault), True
+        model, is_first = request.model or meta.model, True
         answers = [] if scripts is None else scripts.pooled(chats, wants, model, context)
+        fault = context.kept(Fault)  # perhaps a script's
         longest_s = max((answer.reply.first_token_s for answer in answers if answer is not None), default=0.0)
         first = EngineRequest(
             request_id=meta.id,
