@@ -101,6 +101,7 @@ def test_messages_of_every_kind_pass_and_keep_their_keys(message: dict[str, Any]
         ({"role": "assistant", "content": {}, "function_call": {"name": "f"}}, DEVELOPER + ".role"),
         ({"role": "assistant", "tool_calls": [5]}, TOOL_CALL),
         ({"role": "assistant", "tool_calls": [{"id": "a"}]}, TOOL_CALL + ".function"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f"}}]}, TOOL_CALL + ".function"),
     ],
 )
 def test_a_message_of_no_kind_is_reported_as_a_developer_message(message: object, param: str) -> None:

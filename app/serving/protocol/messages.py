@@ -133,9 +133,10 @@ def _wrong_function_call(call: object) -> tuple[str, ...]:
         return (_TOOL_CALL, "id")
     if not isinstance(function, dict):
         return (_TOOL_CALL, "function")
-    for key in ("arguments", "name"):
-        if not _has(function, key):
-            return (_TOOL_CALL, "function", key)
+    if not _has(function, "arguments"):
+        return (_TOOL_CALL, "function")  # vLLM leaves the step "arguments" out
+    if not _has(function, "name"):
+        return (_TOOL_CALL, "function", "name")
     return () if call.get("type") == "function" else (_TOOL_CALL, "type")
 
 
