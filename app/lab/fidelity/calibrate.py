@@ -13,14 +13,14 @@ import msgspec
 import yaml
 
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import Certainty, Costs, Problem, Run, SimulatedRun, make_problem
+from app.lab.fidelity.fitting import Certainty, Problem, Run, SimulatedRun, make_problem
 from app.lab.fidelity.simulation import worker_pool
 from app.lab.load.report import NAMES, TIMES, check_target, new_figure, progress_of, whole_file
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.declaration import COMMAND, check_installed
 from config.flags import FlagParser, as_command, duration_of, whole_number
-from config.profile import Profile, read_profile
+from config.profile import CostConstants, FrontCosts, Profile, read_profile
 
 ABOUT = f"""\
 Fit a profile to recorded runs of a real server: files of vllm bench serve (--save-result --save-detailed),
@@ -86,8 +86,12 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
     played = problem.play(found.x)
     errors = {run.name: run.errors(it) for run, it in zip(problem.runs, played, strict=True)}
     profile = problem.profile(found.x)
-    costs = {"cost": _rounded(profile.cost), "front": _rounded(profile.front)}
-    profile = msgspec.structs.replace(profile, **costs)
+    # Five digits are more than the precision of a fit.
+    cost, front = (
+        {name: float(f"{value:.5g}") for name, value in msgspec.structs.asdict(its).items()}
+        for its in (profile.cost, profile.front)
+    )
+    profile = msgspec.structs.replace(profile, cost=CostConstants(**cost), front=FrontCosts(**front))
     unseen = {run.name: run.errors(run.replay(profile)) for run in kept}
     fitted = told(profile, given.model, errors, unseen)
     with whole_file(given.out) as part:
@@ -133,12 +137,6 @@ def _runs(paths: Sequence[str], given: argparse.Namespace, start: Profile) -> li
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"calibrate: two runs are called {twice[0]}: give the files different names")
     return runs
-
-
-def _rounded(costs: Costs) -> Costs:
-    """Rounds constants to five digits, more than the precision of a fit."""
-    values = msgspec.structs.asdict(costs).items()
-    return type(costs)(**{name: float(f"{value:.5g}") for name, value in values})
 
 
 IDLE_STEPS = 20

@@ -34,7 +34,6 @@ Simulate a load on an engine, or on a fleet of them, on virtual time: the steps 
 N:lognormal, N:lognormal:SIGMA, N:uniform (half to three halves of N), LOW-HIGH or sharegpt. With
 --plugin NAME its settings are flags, too.
 """
-MOST_SECONDS = 10_000_000.0
 ENGINE = {
     **{"max-num-seqs": 1, "max-num-batched-tokens": 1, "num-gpu-blocks-override": 2, "block-size": 1},
     **{"max-model-len": 1, "long-prefill-token-threshold": 0},
@@ -83,10 +82,9 @@ class Job:
         if name == "rate":
             assert self.recipe is not None
             return replace(self, recipe=replace(self.recipe, rate=value))
-        plan, count = self.plan, int(value)
-        return replace(
-            self, plan=replace(plan, pods=count) if name == "pods" else replace(plan, in_flight=count)
-        )
+        count = int(value)
+        plan = replace(self.plan, pods=count) if name == "pods" else replace(self.plan, in_flight=count)
+        return replace(self, plan=plan)
 
     def head(self, swept: str) -> str:
         """Returns the heading of a table: profile, load and fleet; `swept` is the setting of a sweep."""
@@ -205,7 +203,7 @@ def parser() -> FlagParser:
     lengths = partial(add, metavar="LENGTHS")
     lengths("--input-tokens", type=loads.lengths("input"), help="of prompts [1000:lognormal]")
     lengths("--output-tokens", type=loads.lengths("output"), help="of answers [128:lognormal]")
-    add("--seconds", type=number_of(0, MOST_SECONDS), help="how long requests come")
+    add("--seconds", type=number_of(0, 10_000_000), help="how long requests come")
     add("--num-requests", type=whole, metavar="N", help="how many come at the most")
     add("--prefix-groups", type=whole, metavar="N", help="groups whose prompts begin alike [none]")
     add("--prefix-tokens", type=whole, metavar="N", help="with which they do, before the input tokens")

@@ -117,9 +117,8 @@ def notes(summaries: Sequence[PolicySummary]) -> list[str]:
     lines = []
     for at in summaries:
         if at.fallbacks:
-            lines.append(
-                f"{at.policy}: {at.fallbacks} requests were routed without the indexer, which failed"
-            )
+            without = f"{at.fallbacks} requests were routed without the indexer, which failed"
+            lines.append(f"{at.policy}: {without}")
         if at.failed:
             lines.append(f"{at.policy}: {at.failed} requests failed, most of them so: {at.errors[0]}")
     return lines

@@ -203,11 +203,8 @@ REPLY_TOKENS = 16
 CACHE_SHARE = 0.75
 """The workload's tokens over the capacity of all caches: each prefix fits once, but not in every pod."""
 RHYTHM = {
-    "max-num-seqs": "8",
-    "prefill-overhead": "20ms",
-    "prefill-time-per-token": "400us",
-    "inter-token-latency": "10ms",
-    "time-factor-under-load": "2",
+    **{"max-num-seqs": "8", "prefill-overhead": "20ms", "prefill-time-per-token": "400us"},
+    **{"inter-token-latency": "10ms", "time-factor-under-load": "2"},
 }
 """Latency flags of a pod: 2,500 prompt tokens a second without load."""
 OWN = frozenset(

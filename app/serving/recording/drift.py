@@ -73,8 +73,7 @@ def asked(target: Target, request: RecordedRequest, key: str | None, model: str 
     headers = {name: value for name, value in request.headers if value != MASK and name not in left_out}
     headers |= {} if key is None else {"authorization": f"Bearer {key}"}
     body = bytes_of(request.body)
-    fields = json_object(body) or {}
-    if model and "model" in fields:
+    if model and "model" in (fields := json_object(body) or {}):
         body = msgspec.json.encode({**fields, "model": model})
     with closing(target.connection(READ_TIMEOUT_S)) as connection:
         try:

@@ -284,9 +284,8 @@ def run(argv: Sequence[str]) -> int:
         file.close()
         given.out.unlink()
         raise ConfigError(f"port {given.port}: {error.strerror or error}") from None
-    print(
-        f"http://{given.host}:{server.server_port} passes on to {target.url}, kept in {file.path}", flush=True
-    )
+    where = f"http://{given.host}:{server.server_port}"
+    print(f"{where} passes on to {target.url}, kept in {file.path}", flush=True)
     gc.collect()
     gc.freeze()  # a full collection takes tens of milliseconds, which recorded times would include
     share_loop()
