@@ -210,7 +210,7 @@ class LoraResidency:
         loaded: Family[Gauge] = Family("vllm:lora_adapter_loaded", help, Gauge, "gauge")
         for name, level in levels.items():
             labels = {"adapter_name": name, "level": level, "pinned": "false", "rank": str(self._ranks[name])}
-            loaded.labels(**self._server, **labels).set(1)
+            loaded.labels(**self._server, **labels).value = 1
         return loaded.render() + self._families.render()
 
 

@@ -130,7 +130,7 @@ class IndexMetrics:
     def render(self, gauges: Mapping[str, float], times_lost: int = 0) -> str:
         """Returns the text of all families, with these values of gauges and of losses of the backend."""
         for name, value in gauges.items():
-            self._gauges[name].labels().set(value)
+            self._gauges[name].labels().value = value
         self._backend_losses.value = times_lost
         self._set("events_messages_skipped", self.skipped_messages)
         self._set("events_skipped", self.skipped_events)

@@ -56,9 +56,6 @@ class Gauge(Counter):
     __slots__ = ()
     samples: ClassVar[Samples] = (("", {}),)
 
-    def set(self, value: float) -> None:
-        self.value = value
-
 
 class Summary:
     """Count and sum of observations, without quantiles."""
