@@ -5,9 +5,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import gevent
 import pytest
 import yaml
+from msgspec.structs import replace
 
+from app.engine.kvcache.events import AllBlocksCleared, BlockStored
+from app.engine.kvcache.publisher import EventSender
+from app.kvindex.service import index_of
+from app.text.huggingface import default_tokenizer
+from app.wiring.factory import publishing
 from config.loader import load
 from config.settings import BY_NAME
 from tests.running_server import ROOT
@@ -58,3 +65,30 @@ def test_prometheus_scrapes_every_server_and_has_rules() -> None:
     assert targets == set(OURS)
     (group,) = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())["groups"]
     assert all(rule["expr"] and rule["annotations"]["summary"] for rule in group["rules"])
+
+
+def test_the_indexer_tells_its_three_pods_apart() -> None:
+    """Each publishes with the settings of its service, over sockets of this process."""
+    pods = [load((), SERVICES[name]["environment"]) for name in ("cached-1", "cached-2", "cached-3")]
+    model, at = pods[0].model.model, load((), SERVICES["indexer"]["environment"])
+    index = index_of(
+        replace(at, kvindex=replace(at.kvindex, kv_index_bind="tcp://127.0.0.1:*")), default_tokenizer()
+    )
+    index.open()
+    senders = []
+    for number, pod in enumerate(pods):
+        published = publishing(pod, pod.server, 0)
+        sender = EventSender(replace(published, endpoint=index.address, flush_s=0.0))
+        sender.open()
+        senders.append(sender)
+        tokens = [number] * 16
+        while not index.index.score(model, tokens):  # what is sent before the connection is there is lost
+            sender.put([AllBlocksCleared(), BlockStored([1], None, tokens, 16, None)])
+            sender.turn()
+            gevent.sleep(0.01)
+    assert [index.index.score(model, [number] * 16)[0].pod for number in range(3)] == [
+        f"127.0.0.1:{pod.server.port}" for pod in pods
+    ]
+    for sender in senders:
+        sender.close()
+    index.close()
