@@ -9,8 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from app.base import Bounded
-from app.base.clock.clock import LiveClock, Streams
-from app.base.clock.timer_wheel import TimerWheel
+from app.base.clock.clock import LiveClock, Streams, TimerWheel
 from app.base.metrics.fake import FakeFamilies
 from app.base.metrics.instruments import Exposition, Families
 from app.base.metrics.recorder import Recorder

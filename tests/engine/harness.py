@@ -7,8 +7,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from app.base.clock.clock import Streams, VirtualClock
-from app.base.clock.timer_wheel import SLOTS_PER_S
+from app.base.clock.clock import SLOTS_PER_S, Streams, VirtualClock
 from app.base.metrics.recorder import Recorder
 from app.engine.core.engine import Engine
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import Tokens
-from app.engine.core.timeline import PerRequestTiming
+from app.engine.core.sequence import PerRequestTiming
 from config.settings import LatencySettings
 from tests.engine.harness import BLOCK_TOKENS, Harness
 

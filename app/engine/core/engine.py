@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from app.base.clock.clock import Clock, Streams
+from app.base.clock.clock import Clock, Streams, TimerWheel
 from app.base.clock.pause import Pace
-from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, Recorder
 from app.engine.core.outputs import Emit, EngineOutput, Failed, Finish, Started, Tokens
 from app.engine.core.request import LENGTH, STOP, EngineRequest, Model, Reply, watches_of
-from app.engine.core.sequence import COUNTED_AS, EngineClient, Handle, emit_failure
-from app.engine.core.timeline import (
-    MOST_AT_ONCE,
+from app.engine.core.sequence import (
+    COUNTED_AS,
+    EngineClient,
+    Handle,
     PerRequestTiming,
     SequenceContext,
-    SequencePool,
-    TimedSequence,
+    emit_failure,
 )
+from app.engine.core.timeline import MOST_AT_ONCE, SequencePool, TimedSequence
 from app.engine.kvcache.cache import KVCacheManager
 from app.engine.lora import LoRASlots
 from config.settings import Settings

@@ -11,17 +11,22 @@ import logging
 from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as Listed
 from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import chain
+from random import Random
 from typing import Any
 
+from app.base.clock.clock import Clock, TimerWheel
 from app.base.clock.pause import Slices
 from app.base.metrics.recorder import FinishedSequence, FinishReason, Recorder
 from app.engine.core.batch import SequenceState, SequenceStatus
 from app.engine.core.errors import Draining, EngineDead, QueueFull, TooManyRequests
-from app.engine.core.outputs import Emit, Failed, Finish, Started, TakeToken, TokenLogprob, Tokens
-from app.engine.core.request import EngineRequest, SequenceOutcome, Watch, notify
-from config.settings import Settings
+from app.engine.core.outputs import Emit, Failed, Finish, Part, Started, TakeToken, TokenLogprob, Tokens
+from app.engine.core.request import EngineRequest, Reply, SequenceOutcome, Watch, notify
+from app.engine.kvcache.cache import KVCacheManager
+from config.settings import LatencySettings, Settings
 
-ABORT = Finish("abort")
+ABORT, CACHE_THRESHOLD = Finish("abort"), Finish("cache_threshold")
 COUNTED_AS: dict[str, FinishReason] = {
     "stop": "stop",
     "length": "length",
@@ -240,6 +245,175 @@ class Handle:
             del self._active[self]
             if self._future is not None:
                 self._future.set_result(None)
+
+
+LOWEST, HIGHEST = 0.3, 1.7
+"""Bounds of a sampled duration, as factors of its mean (±70 %)."""
+
+
+class PerRequestTiming:
+    """Samples the durations, in seconds, of a sequence on its own timeline, from the latency settings.
+
+    `running` returns how many sequences hold one of `slots` now. Load stretches every mean: by 1 at one
+    sequence, up to `time-factor-under-load` when all slots are taken.
+    """
+
+    def __init__(self, latency: LatencySettings, slots: int, running: Callable[[], int], rng: Random) -> None:
+        self._slots = slots
+        self._running = running
+        self._rng = rng
+        self.use(latency)
+
+    def use(self, latency: LatencySettings) -> None:
+        self._latency = latency
+        varies = latency.inter_token_latency_std_dev != 0 or latency.time_factor_under_load != 1.0
+        gap_s = latency.inter_token_latency
+        self.constant_gap_s: float | None = None if varies and gap_s else gap_s
+        """Constant result of `inter_token` in seconds; None if it varies."""
+        self._per_token = latency.latency_calculator == "per-token" or (
+            not latency.latency_calculator
+            and latency.time_to_first_token == 0
+            and latency.time_to_first_token_std_dev == 0
+        )
+        means = (
+            (latency.prefill_overhead, latency.prefill_time_per_token)
+            if self._per_token
+            else (latency.time_to_first_token,)
+        )
+        self._prefills = any(means)
+        self.instant = self.constant_gap_s == 0 and not self._prefills
+        """True if a prompt prefilled on this engine, and its reply, take no time."""
+
+    def time_to_first_token(self, prompt_tokens: int, cached_tokens: int = 0, remote: bool = False) -> float:
+        """Returns the seconds of prefill, or, if `remote`, of the transfer of its cache (9.3)."""
+        at = self._latency
+        if remote:
+            mean, deviation = at.kv_cache_transfer_latency, at.kv_cache_transfer_latency_std_dev
+            if at.latency_calculator == "constant" or (not at.latency_calculator and (mean or deviation)):
+                return self._sample(mean, deviation)
+            mean = prompt_tokens * at.kv_cache_transfer_time_per_token
+            return self._sample(mean, at.kv_cache_transfer_time_std_dev)
+        if not self._prefills:
+            return 0.0
+        factor = self.load_factor()
+        if self._per_token:
+            computed = max(0, prompt_tokens - cached_tokens)
+            mean = factor * (at.prefill_overhead + computed * at.prefill_time_per_token)
+            return self._sample(mean, at.prefill_time_std_dev)
+        return self._sample(factor * at.time_to_first_token, at.time_to_first_token_std_dev)
+
+    def inter_token(self) -> float:
+        if self.constant_gap_s is not None:
+            return self.constant_gap_s
+        at = self._latency
+        return self._sample(at.inter_token_latency * self.load_factor(), at.inter_token_latency_std_dev)
+
+    def image(self) -> float:
+        """Returns the seconds that an image takes, independent of load (9.5)."""
+        at = self._latency
+        return self._sample(at.time_to_generate_image, at.time_to_generate_image_std_dev)
+
+    def load_factor(self) -> float:
+        """Returns 1 for one sequence, `time-factor-under-load` at full slots, linear between (9.2)."""
+        if self._slots <= 1:
+            return 1.0
+        others = max(self._running(), 1) - 1
+        return 1.0 + (self._latency.time_factor_under_load - 1.0) * others / (self._slots - 1)
+
+    def _sample(self, mean_s: float, std_dev_s: float) -> float:
+        if std_dev_s == 0:
+            return mean_s
+        drawn = self._rng.gauss(mean_s, std_dev_s)
+        return min(max(drawn, LOWEST * mean_s), HIGHEST * mean_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceContext:
+    """Objects shared by all sequences of an engine in this process."""
+
+    clock: Clock
+    wheel: TimerWheel
+    timing: PerRequestTiming
+    recorder: Recorder
+    cache: KVCacheManager | None
+
+
+class ReplySequence(Sequence):
+    """A choice with a known reply. Due tokens of one part leave in one output."""
+
+    __slots__ = (
+        *("_context", "_delays", "_ids", "_part", "_part_end", "_parts_done"),
+        *("_position", "_reply", "_texts"),
+    )
+    fills_cache = True
+    """True where the sequence fills blocks of the KV cache itself, token by token; False in shared steps."""
+
+    def __init__(
+        self,
+        context: SequenceContext,
+        request: EngineRequest,
+        reply: Reply,
+        handle: Handle,
+        leave: Callable[[Any], None],
+    ) -> None:
+        super().__init__(request, len(reply.ids), context.clock.now, context.recorder, handle, leave)
+        if request.remote_prefill:
+            self.fetched_tokens = self.prompt_tokens
+        self._reply, self._texts, self._ids = reply, reply.texts, reply.ids
+        self._context = context
+        self._delays: dict[int, float] | None = None
+        if request.delays or reply.delays:
+            self._delays = {}
+            for token, seconds in chain(request.delays, reply.delays):
+                self._delays[token] = self._delays.get(token, 0.0) + seconds
+        self._position = self._parts_done = 0
+        self._part: Part | None
+        self._part_end, self._part = reply.spans[0] if reply.spans else (len(self._texts), None)
+
+    def fits(self) -> bool:
+        cache, tokens = self._context.cache, self.prompt_tokens
+        return cache is None or cache.fits(self, tokens, cache.find(self, tokens))
+
+    def reply_ids(self, start: int, stop: int) -> Listed[int]:
+        return self._ids[start:stop]
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts[: self._position])
+
+    def _emit_until(self, stop: int, at_s: float, part: Part | None) -> bool:
+        """Emits and counts tokens up to `stop`, due at `at_s`, all of `part`; returns whether more follow."""
+        start, reply, cache = self._position, self._reply, self._context.cache
+        self._position = stop
+        texts, ids = self._texts[start:stop], self._ids[start:stop]
+        logprobs = None if reply.logprobs is None else reply.logprobs[start:stop]
+        finish = None if stop < len(self._texts) else reply.finish
+        if cache is not None and self.fills_cache:
+            if ids:  # without a free block the reply continues anyway: nothing is preempted
+                cache.append(self, len(ids))
+            cache.publish()
+        self._account(len(ids), at_s)
+        self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, finish, part))
+        if finish is not None and not self.over:
+            self._end(COUNTED_AS[finish.reason])
+        return finish is None
+
+    def empty(self) -> None:
+        """Too little is cached: the reply becomes empty (simulator.md 13.7)."""
+        self._reply = Reply((), (), CACHE_THRESHOLD)
+        self._texts = self._ids = ()
+        self._part_end, self._part = 0, None
+
+    def _to_next_part(self) -> bool:
+        """Moves to the next part of the reply; returns whether the part is an image."""
+        self._parts_done += 1
+        self._part_end, self._part = self._reply.spans[self._parts_done]
+        return self._part is not None and self._part.kind == "image"
+
+    def _end(self, reason: FinishReason, counted: bool = True) -> None:
+        if reason == "abort":
+            self._texts = self._ids = ()  # the timer wheel may hold the sequence for a while
+        super()._end(reason, counted)
 
 
 def emit_failure(request: EngineRequest, error: Exception, emit: Emit) -> None:

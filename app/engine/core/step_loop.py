@@ -24,8 +24,7 @@ from msgspec import Struct
 from app.engine.core.batch import Batch, Blocks, Drafts, Phase, S, SchedulerLimits, SequenceStatus
 from app.engine.core.request import EngineRequest, Reply
 from app.engine.core.scheduler import Scheduler, WaitingQueue
-from app.engine.core.sequence import Handle
-from app.engine.core.timeline import ReplySequence, SequenceContext
+from app.engine.core.sequence import Handle, ReplySequence, SequenceContext
 from app.engine.kvcache.block_pool import CountedBlocks
 from app.engine.lora import LoRASlots
 from config.settings import Settings

@@ -196,11 +196,13 @@ class SimulatedModel:
         if request.seed is not None or request.greedy:
             own = Random((request.seed or 0) * 2**32 + crc32(msgspec.json.encode(request.prompt_ids)))
         rng = own or self._text_rng
+        decided: Reply | None = None
         if request.script is not None and not request.script.passes:
-            decided: Reply | None = self._scripted(request, request.script)
+            decided = self._scripted(request, request.script)
         else:
-            found = (source(request, rng) for source in self._plugins)
-            decided = next((reply for reply in found if reply is not None), None)
+            for source in self._plugins:
+                if (decided := source(request, rng)) is not None:
+                    break
         if decided is not None:
             reply = decided
         elif not request.reasoning:

@@ -341,7 +341,7 @@ class EventStream(StreamingBody):
             chunks.append(self.writer.closing())
         data = b"".join(chunks)
         self.bytes_sent += len(data)
-        if data or last:
+        if self._idle_timer is not None and (data or last):
             self._note_chunk(last)
         return data, more, last
 
@@ -378,7 +378,7 @@ class EventStream(StreamingBody):
         if self.unfinished or self._pending:
             self.gone = True
         self._note_chunk(last=True)
-        if self._connection is not None:
+        if self._connection is not None and self.transport is None:
             self._connection.unwatch()
         if self.handle is not None:
             self.handle.abort()

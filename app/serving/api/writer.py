@@ -354,6 +354,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
     def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
         super().__init__(choices)
         self._meta, self._options, self._plain = meta, options, plain
+        self._parsed: Callable[[bool, bool, int], None] | None = None
+        """See `ChatResponseOptions.parsed`."""
 
     def begin(self, output: Started, keeps_first: bool = True) -> None:
         """Writes the bytes that all chunks begin with, once for a stream."""
@@ -369,6 +371,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
 
     def _tokens(self, output: Tokens) -> bytes:
         index, part, texts, number, chunks = output.index, output.part, output.texts, 0, list[bytes]()
+        if self._parsed is not None:
+            self._parsed(True, part is not None and part.kind == "call", max(1, len(output.ids)))
         if self._plain and (part is None or part.kind == "reasoning"):
             number = max(0, len(texts) - (output.finish is not None))
         if number and part is None:

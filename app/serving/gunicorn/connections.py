@@ -287,8 +287,8 @@ class FastConnection(HubConnection):
 
     def _begin_stream(self, body: StreamingBody) -> None:
         self._batcher, self._last = self.path.batcher, False
-        self.watch(self.client_gone)
         body.attach(self)
+        self.watch(self.client_gone)
         self.flush()
 
     def send(self, data: bytes) -> None:

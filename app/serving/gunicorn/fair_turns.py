@@ -45,23 +45,21 @@ class FairTurns:
     ) -> None:
         """Both clocks return seconds; processor time excludes other processes."""
         self._now, self._processor_time = now, processor_time
-        self._end_s = inf
-        """End of this turn's work for clients; inf until the first work."""
+        self._end_s, self._turn = -inf, -1
+        """End of this turn's work for clients, and the loop's number of this turn."""
         self._short: deque[tuple[Share, list[Work]]] = deque()
         self._long: deque[tuple[Share, list[Work]]] = deque()
         """Waiting work; an empty list is abandoned work."""
-        loop = gevent.get_hub().loop
-        self._next_turn: Any = loop.timer(0.0)
-        self._turn_begins: Any = loop.prepare(ref=False)
-        self._turn_begins.start(self._begin_turn)
+        self._loop: Any = gevent.get_hub().loop
+        self._next_turn: Any = self._loop.timer(0.0)
 
     def has_time(self) -> bool:
         """True if work may run at once: no work waits, and this turn has time left."""
         if self._short or self._long:
             return False
-        now_s = self._now()
-        if self._end_s == inf:
-            self._end_s = now_s + TURN_S
+        now_s, turn = self._now(), self._loop.iteration
+        if turn != self._turn:
+            self._turn, self._end_s = turn, now_s + TURN_S
         return now_s < self._end_s
 
     def put(self, share: Share, work: Work) -> list[Work]:
@@ -88,9 +86,6 @@ class FairTurns:
         finally:
             waiting.clear()
 
-    def _begin_turn(self) -> None:
-        self._end_s = inf
-
     def _serve(self) -> None:
         """Runs waiting work until this turn's limit, and at least one piece of long work."""
         until_s = self._now() + TURN_S
@@ -102,7 +97,7 @@ class FairTurns:
             while self._long and self._now() < until_s:
                 self._do(*self._long.popleft())
         finally:
-            self._end_s = -inf
+            self._turn, self._end_s = self._loop.iteration, -inf
             if self._short or self._long:
                 self._next_turn.start(self._serve)
 

@@ -211,7 +211,8 @@ class StreamTransport(Connection):
             if self._parts:
                 self.lag()
                 return
-        self.all_sent()
+        if self._source is None or self._last:  # no stream goes on
+            self.all_sent()
 
     def _send(self) -> bool:
         """Sends what the socket has room for, and keeps the rest; False when the client has gone."""

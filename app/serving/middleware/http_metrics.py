@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from app.base.metrics.instruments import Counter, Family, Histogram, Summary
 from app.base.metrics.recorder import Figures
 from app.serving.http.context import RequestContext
-from app.serving.http.response import JSON, Response
+from app.serving.http.response import JSON, Response, StreamingBody
 from app.serving.middleware.access import PREFLIGHT_VARY
 from app.serving.middleware.stack import Middleware
 
@@ -117,7 +117,8 @@ class HttpMetrics(Middleware):
         if isinstance(body, bytes):  # complete, and sent next
             self._note(rows, context, len(body))
             return
-        response.on_close(lambda: self._note(rows, context, response.bytes_sent))
+        sender = body if isinstance(body, StreamingBody) else response
+        response.on_close(lambda: self._note(rows, context, sender.bytes_sent))
 
     def _note(self, rows: Rows, context: RequestContext, response_bytes: int) -> None:
         seconds = self._clock() - context.arrival_s

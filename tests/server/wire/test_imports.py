@@ -30,10 +30,10 @@ WAY = re.compile(
     r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
 )
 MOST = {
-    "fast, no latency": (90, 23, 49),
-    "fast, --profile": (272, 32, 163),
-    "Flask, no latency": (167, 36, 92),
-    "a required tool": (365, 52, 203),
+    "fast, no latency": (85, 22, 44),
+    "fast, --profile": (251, 30, 130),
+    "Flask, no latency": (165, 36, 90),
+    "a required tool": (352, 50, 200),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
 INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")

@@ -76,7 +76,8 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             options.token_ids or options.continuous_usage or options.blocks or options.parsed is not None
         )
         super().__init__(meta, options, options.n, options.top_logprobs is None and not special)
-        self._hides_markup = options.hides or options.top_logprobs is None and not options.token_ids
+        self._parsed = options.parsed
+        self._hides_markup = (options.top_logprobs is None and not options.token_ids) or options.hides
         if options.top_logprobs is not None and not options.hides:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
 
@@ -99,11 +100,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
     @cached_property
     def _thoughts(self) -> Sequence[bytes]:
         return PLAIN_THOUGHT.begins(self._head, self._options.n)
-
-    def _tokens(self, output: Tokens) -> bytes:
-        if (parsed := self._options.parsed) is not None:
-            parsed(True, output.part is not None and output.part.kind == "call", max(1, len(output.ids)))
-        return super()._tokens(output)
 
     def _plain_thoughts(self, output: Tokens, number: int) -> bytes:
         choice = self.choices[output.index]
