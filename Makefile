@@ -66,6 +66,8 @@ run: $(VENV)/.run
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(AT_A_TIME) -m "not wire" --ignore=tests/servers --ignore-glob="*/wire/*"
 
+# Its tests wait about as much as they compute.
+test-wire: WORKERS = 3
 test-wire: $(VENV)/.dev
 	$(BIN)/python -m pytest $(AT_A_TIME) -m wire --ignore=tests/servers
 
