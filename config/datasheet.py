@@ -6,14 +6,28 @@ gave these shares (docs/fidelity.md, "Calibration"). `CHECKED` has the errors on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from config.declaration import ConfigError, suggestion
+from config.kernels import (
+    ASYNCHRONOUS,
+    KERNELS,
+    SYNCHRONOUS,
+    EngineOverhead,
+    Format,
+    Kernels,
+    KernelSum,
+    LayerShape,
+    Rates,
+    front_costs,
+)
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from config.settings import Settings
 
@@ -34,11 +48,23 @@ ALL_REDUCE_S = 12e-6
 BF16_BYTES, LOGIT_BYTES = 2, 4
 BLOCK_SIZE, MAX_NUM_SEQS = 16, 256
 
+FEW = 16
+"""Most experts of a bf16 mixture whose large experts the table of operators does not tell of."""
+LAST_SYNCHRONOUS = [0, 13]
+"""Last version of vLLM whose scheduler waits for each step."""
+LATENT = "kv_lora_rank"
+"""Field of models whose cache holds latent vectors instead of keys and values."""
+CHECKED_KERNELS = {
+    "bf16": "a sum over kernels; dense bf16 models on H100 are within 5 % (TPOT, median of 40 runs)",
+    "fp8": "a sum over kernels; Llama 70B in FP8 on H100, H200 and B200 is within 5 % (TPOT) and 12 % (TTFT)",
+    "nvfp4": "a sum over kernels; Llama 70B in NVFP4 on B200 is within 2 % (TPOT) and 10 % (TTFT)",
+    "mxfp4": "a sum over kernels; gpt-oss-120b is within 3 % (TPOT) and 14 % (TTFT), on B200 11 and 26 %",
+    "fp8-block": "a sum over kernels; MiniMax-M2.5 on H200 and B200 is within 6 % (TPOT) and 18 % (TTFT)",
+}
+"""Format -> how far such a profile was checked (medians of `python -m benchmarks.cells`)."""
 CHECKED = (
-    "The method, not this model: Qwen3-14B on one H100 was predicted with a median error of 1.9 % (mean"
-    " 2.8 %), with the two efficiencies chosen in view of it; three other models on H100 (vLLM 0.15), two of"
-    " them on several devices, with 10 % (median), the worst with 16 %; all over mean, p50, p90 and p99 of"
-    " TTFT, ITL and E2E. No other device, no quantized weights and no mixture of experts was compared."
+    "shares of the data sheet, without constants of kernels for {what}; measured servers were 29 % slower"
+    " (TPOT) and 56 % (TTFT) than such profiles, dense bf16 models on H100 10 %"
 )
 
 
@@ -122,6 +148,7 @@ class Quantization(Struct):
     quant_algo: str = ""
     config_groups: dict[str, _Group] = {}
     kv_cache_scheme: _Scheme | None = None
+    weight_block_size: list[int] | None = None
 
 
 class ModelShape(Struct, kw_only=True):
@@ -144,6 +171,8 @@ class ModelShape(Struct, kw_only=True):
     shared_expert_intermediate_size: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
     decoder_sparse_step: Annotated[int, Meta(ge=1)] = 1
     mlp_only_layers: list[int] = []
+    sliding_window: Annotated[int, Meta(ge=0, le=1 << 30)] | None = None
+    layer_types: list[str] | None = None
     quantization_config: Quantization | None = None
 
     @property
@@ -174,12 +203,43 @@ class ModelShape(Struct, kw_only=True):
         if self.experts and self.experts_a_token > self.experts:
             raise ValueError(f"num_experts_per_tok ({self.experts_a_token}) is more than the experts")
 
+    @property
+    def sparse_layers(self) -> int:
+        """Number of layers with experts."""
+        step, dense = self.decoder_sparse_step, set(self.mlp_only_layers)
+        layers = range(self.num_hidden_layers if self.experts else 0)
+        return sum((layer + 1) % step == 0 for layer in layers if layer not in dense)
+
+    @property
+    def sliding_share(self) -> float:
+        """Share of the layers whose attention sees `sliding_window` tokens."""
+        if not self.sliding_window or self.layer_types is None:
+            return 0.0
+        return self.layer_types.count("sliding_attention") / max(1, len(self.layer_types))
+
+    def for_kernels(self) -> LayerShape:
+        share = self.sliding_share
+        return LayerShape(
+            layers=self.num_hidden_layers,
+            sparse_layers=self.sparse_layers,
+            width=self.hidden_size,
+            heads=self.num_attention_heads,
+            heads_kv=self.heads_kv,
+            head_size=self.head_size,
+            inner=self.intermediate_size,
+            matrices=MATRICES[self.architectures[0]],
+            experts=self.experts,
+            experts_a_token=self.experts_a_token,
+            expert_inner=self.moe_intermediate_size or self.intermediate_size,
+            vocabulary=self.vocab_size,
+            window=(self.sliding_window or 0) if share else 0,
+            window_share=share,
+        )
+
     def weights(self) -> tuple[int, int]:
         """Returns two counts over all layers: weights that every token needs, and weights of one expert."""
         matrices, width, layers = MATRICES[self.architectures[0]], self.hidden_size, self.num_hidden_layers
-        step, dense = self.decoder_sparse_step, set(self.mlp_only_layers)
-        sparse = sum((layer + 1) % step == 0 for layer in range(layers) if layer not in dense)
-        sparse = sparse if self.experts else 0
+        sparse = self.sparse_layers
         projected = self.num_attention_heads * self.head_size
         attention = width * (projected + 2 * self.heads_kv * self.head_size) + projected * width
         beside = width * self.experts + matrices * width * self.shared_expert_intermediate_size
@@ -192,6 +252,10 @@ def model_shape(document: object, named: str = "model config") -> ModelShape:
     """Converts the content of a `config.json`; `named` begins the message of a ConfigError."""
     given = document.get("architectures") if isinstance(document, dict) else None
     name = given[0] if isinstance(given, list) and given else None
+    if isinstance(document, dict) and document.get(LATENT):
+        raise ConfigError(
+            f"{named}: {LATENT}: {name} has latent attention, and the cost of its kernels is not known"
+        )
     if isinstance(name, str) and name not in MATRICES:  # before other fields: their names may differ
         hint = suggestion(name, names=MATRICES) or f"; known are {', '.join(MATRICES)}"
         raise ConfigError(f"{named}: architectures: {name} is none that a data sheet can tell of{hint}")
@@ -211,16 +275,24 @@ class StorageFormat(Struct, frozen=True):
     in_8bit: bool = False
     """Products are in 8 bits, if the device supports them."""
     kind: str = "bf16"
+    kernels: Format | None = None
+    """The format of the kernels that compute with these weights; None without constants of such."""
 
 
 def profile_of(
-    name: str, device: str | None = None, tensor_parallel_size: int = 1, model_config_path: str | None = None
+    name: str,
+    device: str | None = None,
+    tensor_parallel_size: int = 1,
+    model_config_path: str | None = None,
+    vllm_version: str = "",
 ) -> Profile:
     """Returns the profile of `--profile name`; the other arguments are for `auto` only."""
     for given, value in (("device", device), ("model-config", model_config_path)):
         if (name == AUTO) == (value is None):
             rule = "must be given, too" if value is None else f"can be given with profile {AUTO} only"
             raise ConfigError(f"profile {name}: {given} {rule}")
+    if vllm_version and name != AUTO:
+        raise ConfigError(f"profile {name}: vllm-version can be given with profile {AUTO} only")
     if device is None or model_config_path is None:
         return read_profile(name)
     named, file = f"model config {model_config_path}", Path(model_config_path)
@@ -230,18 +302,23 @@ def profile_of(
         raise ConfigError(f"{named}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{named}: is not JSON: {error}") from None
-    return datasheet_profile(document, device, tensor_parallel_size, named)
+    return datasheet_profile(document, device, tensor_parallel_size, named, vllm_version)
 
 
 def chosen_profile(settings: Settings) -> Profile:
     """Returns the profile that a server's settings select."""
     at = settings.steps
     device = None if at.device in VLLM_DEVICES else at.device
-    return profile_of(at.profile, device, settings.model.tensor_parallel_size, at.model_config or None)
+    devices = settings.model.tensor_parallel_size
+    return profile_of(at.profile, device, devices, at.model_config or None, at.vllm_version)
 
 
 def datasheet_profile(
-    config: object, device_name: str, devices: int = 1, named: str = "model config"
+    config: object,
+    device_name: str,
+    devices: int = 1,
+    named: str = "model config",
+    vllm_version: str = "",
 ) -> Profile:
     """Computes the profile of a model; `config` is the content of a `config.json`. May raise ConfigError."""
     shape, device = model_shape(config, named), DEVICES.get(device_name.lower())
@@ -253,19 +330,47 @@ def datasheet_profile(
             f"tensor-parallel-size {devices}: {named} has {shape.num_attention_heads} attention heads,"
             " which must be a multiple of it"
         )
-    stored = _storage(shape.quantization_config, named)
+    stored, kernels = _storage(shape.quantization_config, named), KERNELS.get(device_name.lower())
     shared, expert = shape.weights()
     tables = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
     count = tables + shared + shape.experts * expert
+    kind = stored.kernels
+    if kernels is None or kind is None or not _tells_of(kernels, shape, kind):
+        mixture = ", a mixture of few experts," if shape.experts else ""
+        checked = CHECKED.format(what=f"{stored.kind}{mixture} on {device.name}")
+        cost, front, asynchronous = _cost(shape, stored, device, devices), FRONT, True
+    else:
+        engine, checked = kernels.engine or _generation(vllm_version), CHECKED_KERNELS[kind]
+        if not kernels.follows_cache_scheme:
+            stored = replace(stored, cache_bytes=BF16_BYTES)
+        rates = Rates(device.bandwidth, device.flops, device.flops_8bit or device.flops, device.link)
+        its = KernelSum(shape.for_kernels(), kind, kernels, rates, devices, stored.cache_bytes)
+        cost, front, asynchronous = its.constants(engine), front_costs(engine), engine is not SYNCHRONOUS
+    limits = _limits(shape, stored, device, devices, named)
     return Profile(
         source=f"Made of {shape.architectures[0]}'s config.json and a data sheet ({device.sheet}).",
         model=f"{shape.architectures[0]}, {count / 1e9:.1f} billion parameters, {stored.kind}",
         device=f"{device.name}, {devices}",
-        checked=CHECKED,
-        engine=_limits(shape, stored, device, devices, named),
-        cost=_cost(shape, stored, device, devices),
-        front=FRONT,
+        devices=devices,
+        checked=checked,
+        engine=replace(limits, async_scheduling=asynchronous),
+        cost=cost,
+        front=front,
     )
+
+
+def _tells_of(kernels: Kernels, shape: ModelShape, weights: Format) -> bool:
+    """Returns whether a device has constants for the model's products and experts."""
+    few = weights == "bf16" and shape.experts <= FEW
+    if shape.experts and (few or weights not in kernels.experts):
+        return False
+    return weights == "mxfp4" or weights in kernels.products
+
+
+def _generation(vllm_version: str) -> EngineOverhead:
+    """Returns what an engine of that version adds; the newest for an empty one."""
+    numbers = [int(part) for part in re.findall(r"\d+", vllm_version)[:2]]
+    return SYNCHRONOUS if numbers and numbers <= LAST_SYNCHRONOUS else ASYNCHRONOUS
 
 
 def _cost(shape: ModelShape, stored: StorageFormat, device: Device, devices: int) -> CostConstants:
@@ -320,22 +425,27 @@ def _limits(
     )
 
 
-FIXED: Mapping[str, tuple[float, bool]] = {
-    **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt", "modelopt FP8"), (1, True)),
-    **{"mxfp4": ((4 + 8 / 32) / 8, False), "modelopt NVFP4": ((4 + 8 / 16) / 8, False)},
-    "bitsandbytes": ((4 + 16 / 64) / 8, False),
+FIXED: Mapping[str, tuple[float, bool, Format | None]] = {
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt", "modelopt FP8"), (1, True, "fp8")),
+    "mxfp4": ((4 + 8 / 32) / 8, False, "mxfp4"),
+    "modelopt NVFP4": ((4 + 8 / 16) / 8, False, "nvfp4"),
+    "bitsandbytes": ((4 + 16 / 64) / 8, False, None),
 }
-"""Method and algorithm -> bytes of a weight with its share of scales; True if products are in 8 bits."""
+"""Method and algorithm -> bytes of a weight with its share of scales; True if products are in 8 bits; format
+of the kernels.
+"""
 
 
 def _storage(given: Quantization | None, named: str) -> StorageFormat:
     """Returns the storage format. A group shares a scale of 2 bytes, and with AWQ and GPTQ a zero."""
     if given is None:
-        return StorageFormat(BF16_BYTES)
+        return StorageFormat(BF16_BYTES, kernels="bf16")
     method, groups = given.quant_method.lower().removesuffix("_marlin"), [*given.config_groups.values()]
     kind, cache = f"{method} {given.quant_algo}".strip(), 1 if given.kv_cache_scheme else BF16_BYTES
     if kind in FIXED:
-        return StorageFormat(FIXED[kind][0], cache, FIXED[kind][1], kind)
+        size, in_8bit, kernels = FIXED[kind]
+        blocks = kernels == "fp8" and given.weight_block_size
+        return StorageFormat(size, cache, in_8bit, kind, "fp8-block" if blocks else kernels)
     if method in ("awq", "gptq"):
         shared = (2 + given.bits / 8) / given.group_size if given.group_size > 0 else 0
         return StorageFormat(given.bits / 8 + shared, cache, kind=method)
@@ -344,6 +454,7 @@ def _storage(given: Quantization | None, named: str) -> StorageFormat:
         group = weights.group_size or 0
         size = weights.num_bits / 8 + (2 / group if group > 0 else 0)
         in_8bit = seen is not None and seen.num_bits == 8
-        return StorageFormat(size, cache, in_8bit, f"{method} {weights.num_bits} bits")
+        kernels = "fp8" if in_8bit and weights.num_bits == 8 else None
+        return StorageFormat(size, cache, in_8bit, f"{method} {weights.num_bits} bits", kernels)
     known = f"{', '.join(FIXED)}, awq, gptq, compressed-tensors with its groups"
     raise ConfigError(f"{named}: quantization_config: quant_method {kind} is none of {known}")

@@ -20,6 +20,8 @@ SETTINGS = {"num-gpu-blocks": "kv-cache-size", "enable-prefix-caching": "enable-
 SHIPPED = Path(__file__).parent / "profiles"
 
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=10)]
+Points: TypeAlias = tuple[tuple[Annotated[int, Meta(ge=1, le=1 << 20)], Seconds], ...]
+"""Count and seconds; linear between them."""
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 30)]
 
 
@@ -57,6 +59,21 @@ class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
     """Weight of the missing rows of an unfinished tile of 128 rows."""
     spill: Seconds = 0.0
     """For each pair of rows: large steps cost more per row, as rows leave a CPU's caches."""
+    products: Points = ()
+    """Cost of all that depends on the tokens of a step alone, in place of `weights` to `spill`; ascending."""
+    products_scale: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    """Factor of `products`."""
+    outputs: Points = ()
+    """Cost of the output layer, by sequences of the step; ascending."""
+    decodes: Seconds = 0.0
+    """Added to a step with decodes."""
+    per_decode: Seconds = 0.0
+    """For each decode."""
+    prefills: Seconds = 0.0
+    """Added to a step with prefill."""
+    window: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
+    """Sliding window of attention in tokens, in `window-share` of the layers; 0 without."""
+    window_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     per_context: Seconds = 0.0
     """For each token in the context of a decode."""
     per_attention: Seconds = 0.0
@@ -97,6 +114,8 @@ class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_
     source: str
     model: str
     device: str
+    devices: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Accelerators of one engine."""
     checked: str = "not compared with any recording"
     """Result of a comparison with recordings."""
     errors: dict[str, str] = {}

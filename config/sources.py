@@ -31,7 +31,6 @@ RETIRED = {
     "read-timeout": "client-timeout holds for requests and answers",
     "reasoning-tokens": "thoughts have 24 tokens in the mean",
     "replay-match": "replay-miss nearest gives the answer to the most similar request",
-    "vllm-version": "answers are vLLM 0.32.0's",
     "write-timeout": "client-timeout holds for requests and answers",
     "kv-index-redis-prefix": "keys begin with understudy; name another database in kv-index-redis-url",
     "kv-index-refresh-interval": "files and names of kv-index-pods are looked at every 2 s",

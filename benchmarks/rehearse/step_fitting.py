@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
+import msgspec
 import numpy
 import numpy.typing
 from msgspec import Struct
@@ -127,8 +128,8 @@ def _least_squares(steps: Sequence[RecordedStep], weights: Sequence[float]) -> C
         left = x @ (gram @ x - 2 * target)
         found.append((float(left), bend, x.tolist()))
     _, bend, (*values, per_token) = min(found)
-    its = dict(zip(FEATURES, values, strict=True))
-    return CostConstants(**its, per_token=per_token, weights=per_token * bend.knee, p=bend.p)
+    cost = CostConstants(per_token=per_token, weights=per_token * bend.knee, p=bend.p)
+    return msgspec.structs.replace(cost, **dict(zip(FEATURES, values, strict=True)))
 
 
 def non_negative(gram: Array, target: Array) -> Array:

@@ -85,6 +85,9 @@ class StepSettings(Section, frozen=True, kw_only=True):
     that computes: auto, cuda, mps or cpu."""
     model_config: Annotated[str, About(path=True)] = ""
     """The config.json, or its folder, of the model that profile auto is made for."""
+    vllm_version: Annotated[str, Meta(pattern=r"^(\d+\.\d+[\w.+-]*)?$")] = ""
+    """The version of vLLM whose engine profile auto is made for: up to 0.13 it waited for each step. Empty is
+    the newest."""
     max_num_batched_tokens: Annotated[Count, About(unit="tokens")] = 8192
     """Tokens that a step computes at the most (timing steps, engine llm)."""
     enable_chunked_prefill: bool = True

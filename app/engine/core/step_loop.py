@@ -11,8 +11,9 @@ advance the loop and hand out due tokens.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import repeat
 from math import exp, inf, nextafter
@@ -50,6 +51,7 @@ class StepCost:
         self._constants = constants
         self._gemm: dict[int, float] = {}
         """Cost of the matrix products by tokens of a step; few token counts occur."""
+        self._outputs: dict[int, float] = {}
         self._heat = 0.0
         self._heated_s = 0.0
 
@@ -59,16 +61,35 @@ class StepCost:
         gemm = self._gemm.get(batch.tokens)
         if gemm is None:
             gemm = self._gemm[batch.tokens] = self._products(batch.tokens)
-        cost = its.base + gemm + its.per_context * batch.context + its.per_sequence * batch.sequences
+        context: float = batch.context
+        pairs, decodes = batch.attention, batch.sequences - batch.prefills
+        if its.window:
+            share, window = its.window_share, its.window
+            context -= share * (context - min(context, window * decodes))
+            pairs -= share * (pairs - min(pairs, window * (batch.tokens - decodes)))
+        cost = its.base + gemm + its.per_context * context + its.per_sequence * batch.sequences
+        if its.outputs:
+            cost += self._output(batch.sequences)
+        if decodes:
+            cost += its.decodes + its.per_decode * decodes
         if batch.prefills:
-            attention = its.per_attention * batch.attention
-            cost += attention + its.mixed_context * batch.context
+            attention = its.prefills + its.per_attention * pairs
+            cost += attention + its.mixed_context * context
             cost = self._heated(cost, gemm + attention, start_s)
         return cost + its.wake if idle else cost
 
+    def _output(self, sequences: int) -> float:
+        cost = self._outputs.get(sequences)
+        if cost is None:
+            cost = self._outputs[sequences] = between(self._constants.outputs, sequences)
+        return cost
+
     def _products(self, tokens: int) -> float:
-        """Returns the cost of the matrix products: p-norm of reading weights and computing, plus spill."""
+        """Returns the cost of the matrix products: of the table, or the p-norm of reading weights and
+        computing, plus spill."""
         its = self._constants
+        if its.products:
+            return its.products_scale * between(its.products, tokens)
         rows = tokens + its.tile * (-tokens % TILE_ROWS)
         reading, computing = its.weights, its.per_token * rows
         if its.expert_weights:
@@ -93,6 +114,15 @@ class StepCost:
 
 
 WatchStep: TypeAlias = Callable[[Batch[S], float, float], None]
+
+
+def between(points: Sequence[tuple[int, float]], count: int) -> float:
+    """Returns the value at `count`, linear between the points and beyond the last two."""
+    if count <= points[0][0] or len(points) == 1:
+        return points[0][1]
+    at = min(max(1, bisect_left(points, count, key=lambda point: point[0])), len(points) - 1)
+    (low, first), (high, last) = points[at - 1], points[at]
+    return first + (last - first) * (count - low) / (high - low)
 
 
 class StepLoop(Generic[S]):

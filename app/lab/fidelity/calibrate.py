@@ -20,7 +20,7 @@ from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.declaration import COMMAND, check_installed
 from config.flags import FlagParser, as_command, duration_of, whole_number
-from config.profile import CostConstants, FrontCosts, Profile, read_profile
+from config.profile import Profile, read_profile
 
 ABOUT = f"""\
 Fit a profile to recorded runs of a real server: files of vllm bench serve (--save-result --save-detailed),
@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model-config", metavar="config.json", help="the model's, for the start")
     add("--device", help="with it: h100, h200, a100, l40s, mi300x or b200")
     add("--tensor-parallel-size", type=whole_number(1, 1024), default=1, metavar="N", help="with it [1]")
+    add("--vllm-version", default="", metavar="VERSION", help="with it: of the recorded server [the newest]")
     add("--start", metavar="PROFILE", help="instead of them: a profile to start from, by name or file")
     add("--model", metavar="NAME", help="the model's name, for people")
     blocks = "blocks of the KV cache, as vLLM's log tells"
@@ -86,12 +87,8 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
     played = problem.play(found.x)
     errors = {run.name: run.errors(it) for run, it in zip(problem.runs, played, strict=True)}
     profile = problem.profile(found.x)
-    # Five digits are more than the precision of a fit.
-    cost, front = (
-        {name: float(f"{value:.5g}") for name, value in msgspec.structs.asdict(its).items()}
-        for its in (profile.cost, profile.front)
-    )
-    profile = msgspec.structs.replace(profile, cost=CostConstants(**cost), front=FrontCosts(**front))
+    cost, front = _rounded(profile.cost), _rounded(profile.front)
+    profile = msgspec.structs.replace(profile, cost=cost, front=front)
     unseen = {run.name: run.errors(run.replay(profile)) for run in kept}
     fitted = told(profile, given.model, errors, unseen)
     with whole_file(given.out) as part:
@@ -106,13 +103,21 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
     print(f"{given.out}: {found.evaluations} evaluations in {now() - begun_s:.0f} s, {found.why}")
 
 
+def _rounded(costs: Costs) -> Costs:
+    """Rounds constants to five digits, more than the precision of a fit."""
+    values = msgspec.structs.asdict(costs).items()
+    rounded = {name: float(f"{value:.5g}") for name, value in values if isinstance(value, float)}
+    return msgspec.structs.replace(costs, **rounded)
+
+
 def _start(given: argparse.Namespace) -> Profile:
     if given.start is not None:
         if given.device is not None or given.model_config is not None:
             raise UsageError("calibrate: start is given, so device and model-config must not be")
         start = read_profile(given.start)
     else:
-        start = profile_of(AUTO, given.device, given.tensor_parallel_size, given.model_config)
+        made_of = given.device, given.tensor_parallel_size, given.model_config, given.vllm_version
+        start = profile_of(AUTO, *made_of)
     names = ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens")
     limits = {name: value for name in names if (value := getattr(given, name)) is not None}
     return msgspec.structs.replace(start, engine=msgspec.structs.replace(start.engine, **limits))

@@ -53,6 +53,7 @@ CONSTANTS = (
     Constant("per_token", 0.15, 1e-6),
     Constant("p", 0.4, 6.0, most=100.0),
     Constant("tile", 0.5, 0.3, most=1.0),
+    Constant("products_scale", 0.1, 0.0, most=100.0),
     Constant("per_context", 0.15, 1e-9),
     Constant("per_attention", 0.4, 1e-10),
     Constant("per_sequence", 0.6, 10e-6),
@@ -64,6 +65,8 @@ CONSTANTS = (
     Constant("front_per_token", 0.4, 0.5e-6),
     Constant("out_per_stream", 0.4, 20e-6),
 )
+OF_NORM = ("weights", "expert_weights", "per_token", "p", "tile")
+"""Constants in whose place a profile may have a table of `products`."""
 
 
 class Certainty(Struct, frozen=True):
@@ -156,6 +159,7 @@ class Problem(Struct, frozen=True):
 
 def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ()) -> Problem:
     values = msgspec.structs.asdict(start.cost) | msgspec.structs.asdict(start.front)
-    constants = tuple(it for it in CONSTANTS if it.name not in fixed and (values[it.name] or it.least))
+    without = {*fixed, *(OF_NORM if start.cost.products else ("products_scale",))}
+    constants = tuple(it for it in CONSTANTS if it.name not in without and (values[it.name] or it.least))
     starts = tuple(values[it.name] or it.least for it in constants)
     return Problem(start, constants, starts, tuple(runs))

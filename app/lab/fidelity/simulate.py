@@ -16,12 +16,13 @@ import msgspec
 
 from app.lab.fidelity import simulation
 from app.lab.fidelity import summary as summaries
+from app.lab.fidelity.goodput import read_limits
 from app.lab.load import loads
 from app.lab.load.loads import MOST_TOKENS, LoadTrace, read_trace
 from app.lab.load.policies import POLICIES, RANDOM
 from app.lab.load.report import check_target, new_figure, progress_of, whole_file
 from config import ConfigError, UsageError
-from config.datasheet import DEVICES, profile_of
+from config.datasheet import AUTO, DEVICES, profile_of
 from config.declaration import COMMAND, check_installed
 from config.flags import FlagParser, as_argument, as_command, duration_of, number_of, whole_number
 from config.loader import load
@@ -60,6 +61,7 @@ class Job:
     plan: simulation.SimulationPlan
     trace: Path | None
     recipe: loads.Recipe | None
+    judgement: summaries.Judgement
 
     def load(self, progress: simulation.Progress = lambda done: None) -> LoadTrace:
         engine = self.plan.profile.engine
@@ -103,7 +105,10 @@ def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
     """Returns the job and the flags. Raises ConfigError, in one line, for wrong values and for conflicts."""
     given, words = parser().parse_beside_settings(argv, plugins_only=True)
     settings = load(words, {})
-    profile = profile_of(given.profile, given.device, given.tensor_parallel_size, given.model_config)
+    made_of = given.device, given.tensor_parallel_size, given.model_config, given.vllm_version
+    profile = profile_of(given.profile, *made_of)
+    if given.profile == AUTO:
+        print(f"profile auto: {profile.checked}", file=sys.stderr)
     limits = {name: getattr(given, name.replace("-", "_")) for name in (*ENGINE, *SWITCHES)}
     changes = {
         name.removesuffix("-override").replace("-", "_"): value
@@ -127,7 +132,12 @@ def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
     if settings.PLUGINS and (found := plugged(settings, profile)):
         name, plan = f"{name}, steps by {found[0]}", replace(plan, step_costs=found[1])
     _check_files(given)
-    return Job(profile_name=name, plan=plan, trace=given.trace, recipe=recipe), given
+    try:
+        limits = None if given.goodput is None else read_limits(given.goodput)
+    except ValueError as error:
+        raise UsageError(f"--goodput {error}") from None
+    judgement = summaries.Judgement(limits, given.gpu_hour_price)
+    return Job(profile_name=name, plan=plan, trace=given.trace, recipe=recipe, judgement=judgement), given
 
 
 def _recipe(given: Namespace, rate_is_swept: bool) -> loads.Recipe | None:
@@ -190,6 +200,7 @@ def parser() -> FlagParser:
     add("--device", help=f"one of {', '.join(DEVICES)}")
     add("--model-config", metavar="PATH", help="the model's config.json, or its folder")
     add("--tensor-parallel-size", type=whole_number(1, 1024), default=1, metavar="N", help="devices [1]")
+    add("--vllm-version", default="", metavar="VERSION", help="whose engine; to 0.13 it waits for each step")
 
     add = flags.add_argument_group("A load from a file").add_argument
     add("--trace", type=Path, metavar="FILE.csv[.gz]", help=TRACE_COLUMNS)
@@ -234,6 +245,10 @@ def parser() -> FlagParser:
     sweep = f"a run for each value of one of {', '.join(summaries.MOST)}"
     add("--sweep", type=as_argument(summaries.read_sweep), metavar="NAME=FROM:TO:STEP", help=sweep)
     goals = "such as ttft_p99=500ms,itl_p99=50ms"
+    limits = "such as ttft:500 tpot:50 e2el:10000 in milliseconds; chat=ttft:500 for a class of the trace"
+    add("--goodput", nargs="+", metavar="LIMIT", help=limits)
+    price = "of an accelerator: the price of the run and of a million tokens"
+    add("--gpu-hour-price", type=number_of(0, 1_000_000), metavar="PRICE", help=price)
     add("--slo", type=as_argument(summaries.read_objectives), metavar="LIMITS", help=goals)
     count = whole_number(1, 1024)
     own = "of sweeps [one a core]"
@@ -277,9 +292,11 @@ def _run_once(job: Job, given: Namespace) -> None:
         film = Film(load, plan, title)
     with progress_of(sys.stderr, "simulated", len(load), "requests") as progress:
         outcome = simulation.simulate(load, plan, progress, None if film is None else film.watch)
-        summary = summaries.summarize(load, plan, outcome, job.profile_name)
+        summary = summaries.summarize(load, plan, outcome, job.profile_name, job.judgement)
     verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in given.slo or ()]
-    with _given(given, summary, "\n".join([job.head(""), summaries.table(summary), *verdicts])) as parts:
+    with _given(
+        given, summary, "\n".join([job.head(""), summaries.table(summary, job.judgement), *verdicts])
+    ) as parts:
         if given.requests is not None:
             summaries.write_requests(parts.enter_context(whole_file(given.requests)), load, outcome)
         if film is not None:
@@ -312,7 +329,7 @@ def _summary(job: Job) -> summaries.RunSummary:
     gc.disable()
     load = job.load()
     outcome = simulation.simulate(load, job.plan)
-    return summaries.summarize(load, job.plan, outcome, job.profile_name)
+    return summaries.summarize(load, job.plan, outcome, job.profile_name, job.judgement)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from app.lab.fidelity.goodput import Goodput, Limits, Price, goodput, price_of
+from app.lab.fidelity.goodput import lines as goodput_lines
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
 from app.lab.load import report
 from app.lab.load.loads import COLUMNS, LoadTrace
@@ -66,13 +68,31 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Shares from 0 to 1: the mean over all pods, the peak of any pod."""
     running: Use
     requests_per_pod: tuple[int, ...]
+    gpu_hours: float
+    """Hours of all accelerators, from the first request to the last token."""
+    goodput: Goodput | None = None
+    price: Price | None = None
 
     def latency(self, name: str) -> Spread:
         spread: Spread = getattr(self, f"{name}_s")
         return spread
 
 
-def summarize(load: LoadTrace, plan: SimulationPlan, outcome: SimulationOutcome, profile: str) -> RunSummary:
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a run is judged by: limits of requests, and the price of an accelerator's hour."""
+
+    limits: Limits | None = None
+    gpu_hour_price: float | None = None
+
+
+def summarize(
+    load: LoadTrace,
+    plan: SimulationPlan,
+    outcome: SimulationOutcome,
+    profile: str,
+    judgement: Judgement = Judgement(),
+) -> RunSummary:
     columns = outcome.send_s, outcome.first_s, outcome.last_s
     duration_s = max(outcome.last_s) - min(outcome.send_s)
     per_s = 1 / duration_s if duration_s > 0 else 0.0
@@ -83,6 +103,8 @@ def summarize(load: LoadTrace, plan: SimulationPlan, outcome: SimulationOutcome,
         Spread(*(report.four(its) if its else [None] * 4))
         for its in report.latencies(*columns, load.output_tokens)
     ]
+    gpu_hours, limits = plan.pods * plan.profile.devices * duration_s / 3600, judgement.limits
+    per_hour = judgement.gpu_hour_price
     return RunSummary(
         profile=profile,
         requests=len(load),
@@ -103,6 +125,9 @@ def summarize(load: LoadTrace, plan: SimulationPlan, outcome: SimulationOutcome,
         ),
         running=Use(sum(timeline.sequences) * pod_seconds_share, timeline.most_sequences),
         requests_per_pod=tuple(per_pod[pod] for pod in range(plan.pods)),
+        gpu_hours=gpu_hours,
+        goodput=None if limits is None else goodput(load, outcome, limits, duration_s),
+        price=None if per_hour is None else price_of(gpu_hours, per_hour, tokens_in, tokens_out),
     )
 
 
@@ -179,7 +204,7 @@ def best(name: str, points: Sequence[Point]) -> tuple[str, float | None]:
     return ("fewest", min(met, default=None)) if name == "pods" else ("highest", max(met, default=None))
 
 
-def table(its: RunSummary) -> str:
+def table(its: RunSummary, judgement: Judgement = Judgement()) -> str:
     """Returns the latencies as a Markdown table, then the other figures, a line each."""
     spreads = [(name.upper(), its.latency(name)) for name in LATENCIES]
     rows = [(name, *(report.milliseconds(getattr(it, part)) for part in STATISTICS)) for name, it in spreads]
@@ -197,12 +222,22 @@ def table(its: RunSummary) -> str:
         lines.append(f"cached: {its.cached_tokens / its.input_tokens:.1%} of the prompts' tokens")
     if len(pods) > 1:
         lines.append(f"pods: {len(pods)}, with {min(pods):,} to {max(pods):,} requests")
+    if its.goodput is not None and judgement.limits is not None:
+        lines += goodput_lines(its.goodput, judgement.limits)
+    if its.price is not None:
+        lines.append(
+            f"price: {its.price.total:,.2f} for {its.gpu_hours:,.2f} GPU-hours; of a million tokens"
+            f" {its.price.per_million_input_tokens:,.2f} in, {its.price.per_million_output_tokens:,.2f} out"
+        )
     return "\n".join(lines)
 
 
 def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:
     """Returns the saturation curve as a Markdown table, and the best value that meets the objectives."""
-    rows = [(name, *CURVE, *(["meets SLO"] if objectives else []))]
+    first = points[0].summary
+    extra = ["good"] if first.goodput else []
+    extra += ["a million tokens out"] if first.price else []
+    rows = [(name, *CURVE, *extra, *(["meets SLO"] if objectives else []))]
     for point in points:
         its = point.summary
         times = (its.ttft_s.p50, its.ttft_s.p99, its.itl_s.p50, its.itl_s.p99, its.e2e_s.p99)
@@ -214,6 +249,8 @@ def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -
             f"{its.running.mean:.1f}",
             f"{its.kv_cache_usage.peak:.0%}",
             f"{its.preemptions:,}",
+            *([f"{its.goodput.good / its.goodput.requests:.1%}"] if its.goodput else []),
+            *([f"{its.price.per_million_output_tokens:,.2f}"] if its.price else []),
         )
         rows.append((*row, "yes" if point.meets_slo else "no") if objectives else row)
     lines = [report.markdown(rows)]

@@ -21,6 +21,7 @@ from config.flags import as_argument
 
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 PREFIX_COLUMNS = ("prefix_group", "prefix_tokens")
+CLASS = "class"
 MOST_TOKENS = 1 << 30
 NO_GROUP = -1
 TELL_EVERY = 1 << 14
@@ -39,6 +40,9 @@ class LoadTrace:
     output_tokens: array[int] = field(default_factory=lambda: array("i"))
     group: array[int] = field(default_factory=lambda: array("i"))
     prefix_tokens: array[int] = field(default_factory=lambda: array("i"))
+    kind: array[int] = field(default_factory=lambda: array("i"))
+    """Place of each request's class in `classes`; empty without classes."""
+    classes: list[str] = field(default_factory=list)
     rows: str = "request"
     first_row: int = 1
     """Word for a row and number of the first one, in error messages."""
@@ -79,15 +83,18 @@ def _read_rows(file: TextIO, load: LoadTrace, progress: Callable[[], None]) -> N
     names = [name.strip() for name in header]
     has_groups = any(name in names for name in PREFIX_COLUMNS)
     wanted = COLUMNS + PREFIX_COLUMNS if has_groups else COLUMNS
+    wanted += (CLASS,) if CLASS in names else ()
     for name in wanted:
         if names.count(name) != 1:
             what = "twice" if name in names else "missing"
             raise ConfigError(
                 f"{load.origin}, row 1: column {name} is {what}; needed are {', '.join(wanted)}"
             )
-    arrival, tokens_in, tokens_out, *prefix = places = [names.index(name) for name in wanted]
+    arrival, tokens_in, tokens_out, *others = places = [names.index(name) for name in wanted]
     before_s, width = 0.0, max(places) + 1
+    prefix, class_at = others[: 2 * has_groups], others[2 * has_groups :]
     groups: dict[str, int] = {}
+    kinds: dict[str, int] = {}
     try:
         for row in rows:
             if len(row) < width:
@@ -104,6 +111,8 @@ def _read_rows(file: TextIO, load: LoadTrace, progress: Callable[[], None]) -> N
                     raise ValueError(f"prefix_tokens {shared} must not exceed input_tokens {count_in}")
                 load.group.append(NO_GROUP if not shared else groups.setdefault(group, len(groups)))
                 load.prefix_tokens.append(shared)
+            for place in class_at:
+                load.kind.append(kinds.setdefault(row[place].strip(), len(kinds)))
             load.input_tokens.append(count_in)
             load.output_tokens.append(count_out)
             load.arrival_s.append(at_s)
@@ -114,6 +123,7 @@ def _read_rows(file: TextIO, load: LoadTrace, progress: Callable[[], None]) -> N
         raise
     except (csv.Error, ValueError) as error:
         raise ConfigError(f"{load.row(len(load))}: {error}") from None
+    load.classes.extend(kinds)
 
 
 def _moment(text: str) -> float:

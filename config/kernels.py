@@ -1,0 +1,330 @@
+"""Cost of a model's steps on a device as a sum over kernels (docs/fidelity.md, "Kernels").
+
+Products of matrices, experts, attention and all-reduce each have a fixed time, a share of memory bandwidth
+and a share of arithmetic. They were fitted to public tables of single operators (aiconfigurator, Apache-2.0);
+what the engine adds was fitted to measured servers. No constant belongs to a model.
+
+Times are in seconds unless named `us`; rates in bytes or operations per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from config.profile import CostConstants, FrontCosts
+
+US, NS = 1e-6, 1e-9
+TILE = 128
+"""Rows and columns of a tile of a matrix product."""
+Format: TypeAlias = Literal["bf16", "fp8", "fp8-block", "nvfp4", "mxfp4"]
+BYTES: Mapping[Format, float] = {"bf16": 2, "fp8": 1, "fp8-block": 1, "nvfp4": 0.5625, "mxfp4": 0.53125}
+"""Bytes of a weight, with its share of scales; fp8-block has a scale for each 128 x 128 weights."""
+EIGHT_BITS = frozenset(("fp8", "fp8-block", "nvfp4"))
+"""Formats whose activations are cast before each product."""
+TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, *range(128, 4096, 128), *range(4096, 16385, 256))
+"""Tokens of a step for which the products are computed; between them the cost is linear."""
+SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Sequences of a step for which the output layer is computed."""
+ROUTER_US = 2.5
+
+
+class Product(Struct, frozen=True):
+    """A product of matrices: t0 + the p-norm of reading and computing.
+
+    `tile` is the weight of missing rows of a tile, `wave` of an unfinished wave of tiles.
+    """
+
+    t0_us: float
+    memory: float
+    compute: float
+    p: float
+    tile: float
+    wave: float
+
+
+class Experts(Struct, frozen=True):
+    """The experts of a layer, as a product; `prefill` is a factor of steps with more than 512 tokens."""
+
+    t0_us: float
+    memory: float
+    compute: float
+    p: float
+    token_ns: float = 0.0
+    """For each row of 4,096 numbers."""
+    prefill: float = 1.0
+
+
+class Attention(Struct, frozen=True):
+    """Attention of a layer: fixed times of decodes, of each decode, and of prefills; shares of the rates."""
+
+    decode_us: float
+    memory: float
+    fp8_rate: float
+    """Most bytes per second of fp8 keys and values; 0 where fp8 is unknown."""
+    sequence_us: float
+    compute: float
+    prefill_us: float
+
+
+class AllReduce(Struct, frozen=True):
+    """Sum over 2, 4 or 8 devices: fixed times in us and factors of the transfer, at once or in a ring."""
+
+    once_us: tuple[float, float, float]
+    ring_us: tuple[float, float, float]
+    once: tuple[float, float, float] = (3.5, 6.0, 6.7)
+    ring: tuple[float, float, float] = (1.61, 2.07, 2.36)
+
+    def seconds(self, size: float, devices: int, link: float) -> float:
+        """Seconds for `size` bytes over `link` bytes per second; 0 for one device."""
+        if devices == 1:
+            return 0.0
+        at = min(2, max(0, ceil(devices / 2).bit_length() - 1))
+        return min(
+            self.once_us[at] * US + size * self.once[at] / link,
+            self.ring_us[at] * US + size * self.ring[at] / link,
+        )
+
+
+class EngineOverhead(Struct, frozen=True):
+    """What vLLM adds to the kernels, by its generation."""
+
+    base: float
+    sequence: float
+    front: float = 4.8e-3
+    layer_us: float = 6.0
+    casts: int = 4
+    """Casts of activations to 8 bits in a layer."""
+    cast_us: float = 2.3
+    slowdown: float = 0.17
+    tau: float = 0.038
+
+
+class Kernels(Struct, frozen=True):
+    """The constants of a device."""
+
+    multiprocessors: int
+    products: Mapping[Format, Product]
+    experts: Mapping[Format, Experts]
+    attention: Attention
+    all_reduce: AllReduce
+    engine: EngineOverhead | None = None
+    """Overhead where it depends on the device: Blackwell has fused all-reduce and norms."""
+    follows_cache_scheme: bool = False
+    """Keys and values are in 8 bits where the checkpoint says so; before Blackwell they stay at 16."""
+
+
+ASYNCHRONOUS = EngineOverhead(0.6e-3, 12e-6)
+SYNCHRONOUS = EngineOverhead(1.2e-3, 40e-6)
+"""vLLM up to 0.13, which schedules a step when the one before has ended."""
+FUSED = EngineOverhead(0.16e-3, 28e-6, 50e-3, layer_us=5.2, casts=0, slowdown=0.09)
+HOPPER = 1.75
+"""Factor of prefill with experts: measured servers beside tables of operators, which load all alike."""
+_RING = (7.0, 10.2, 16.3)
+
+KERNELS: Mapping[str, Kernels] = {
+    "h100": Kernels(
+        132,
+        {
+            "bf16": Product(3.6, 0.85, 0.81, 3.9, 0.18, 0.16),
+            "fp8": Product(5.3, 0.836, 0.60, 14, 0.49, 0.60),
+            "fp8-block": Product(14.5, 0.77, 0.52, 8, 1.0, 0.70),
+        },
+        {
+            "bf16": Experts(31, 0.80, 0.55, 1.8, 9, HOPPER),
+            "mxfp4": Experts(33, 0.99, 0.46, 1.03, prefill=HOPPER),
+            "fp8-block": Experts(80, 0.99, 0.25, 1.25, prefill=HOPPER),
+        },
+        Attention(10, 0.90, 2.6e12, 0.045, 0.66, 15),
+        AllReduce((4.3, 4.7, 5.4), _RING),
+    ),
+    "h200": Kernels(
+        132,
+        {
+            "bf16": Product(4.0, 0.835, 0.79, 3.9, 0.12, 0.12),
+            "fp8": Product(5.3, 0.80, 0.64, 8, 0.34, 0.70),
+            "fp8-block": Product(14.2, 0.68, 0.515, 8, 1.0, 0.66),
+        },
+        {
+            "bf16": Experts(34, 0.80, 0.59, 1.6, 9, HOPPER),
+            "mxfp4": Experts(33, 0.69, 0.46, 1.03, prefill=HOPPER),
+            "fp8-block": Experts(80, 0.99, 0.25, 1.25, prefill=HOPPER),
+        },
+        Attention(10, 0.87, 2.7e12, 0.045, 0.66, 15),
+        AllReduce((4.4, 4.7, 5.2), _RING),
+    ),
+    "b200": Kernels(
+        148,
+        {
+            "bf16": Product(3.2, 0.83, 0.756, 3.3, 0.90, 0.30),
+            "fp8": Product(6.0, 0.70, 0.45, 8, 0.30, 0.40),
+            "fp8-block": Product(10.4, 0.66, 0.37, 8, 0.64, 0.84),
+            "nvfp4": Product(6.1, 0.61, 0.55, 2.3, 1.0, 0.69),
+        },
+        {
+            "mxfp4": Experts(23.8, 1.0, 0.59, 1.06, prefill=0.3),
+            "fp8-block": Experts(56, 0.94, 0.35, 1.9, prefill=1.4),
+        },
+        Attention(9, 0.90, 6.9e12, 0.018, 0.40, 15),
+        AllReduce((7.0, 7.3, 8.0), (11.2, 16.3, 26.1)),
+        FUSED,
+        follows_cache_scheme=True,
+    ),
+    "a100": Kernels(
+        108,
+        {"bf16": Product(5.4, 0.794, 0.83, 2.1, 0.36, 0.13)},
+        {},
+        Attention(18, 0.72, 0, 0.06, 0.52, 20),
+        AllReduce((5.1, 5.6, 6.6), (10.5, 15.3, 24.5)),
+    ),
+}
+
+
+class Rates(Struct, frozen=True):
+    """The data sheet's rates of one of the devices."""
+
+    bandwidth: float
+    flops: float
+    flops_8bit: float
+    link: float
+
+
+class LayerShape(Struct, frozen=True):
+    """What the kernels need of a model: counts of layers, heads and experts, and widths in numbers."""
+
+    layers: int
+    sparse_layers: int
+    width: int
+    heads: int
+    heads_kv: int
+    head_size: int
+    inner: int
+    """Width of the feed-forward network."""
+    matrices: int
+    experts: int
+    experts_a_token: int
+    expert_inner: int
+    vocabulary: int
+    window: int
+    """Sliding window in tokens, 0 for none."""
+    window_share: float
+    """Share of the layers that have it."""
+
+
+class KernelSum:
+    """Costs of one model on `devices` of a kind, each with `rates`.
+
+    `cache_bytes` is the size of a number in the KV cache.
+    """
+
+    def __init__(
+        self,
+        shape: LayerShape,
+        weights: Format,
+        kernels: Kernels,
+        rates: Rates,
+        devices: int,
+        cache_bytes: float,
+    ) -> None:
+        self._shape, self._weights, self._kernels, self._rates = shape, weights, kernels, rates
+        self._devices, self._cache_bytes = devices, cache_bytes
+        self._projections: Format = "bf16" if weights == "mxfp4" else weights  # mxfp4 is for experts only
+
+    def constants(self, engine: EngineOverhead) -> CostConstants:
+        shape, rates, attention = self._shape, self._rates, self._kernels.attention
+        layers, devices = shape.layers, self._devices
+        rate = rates.bandwidth * attention.memory
+        if self._cache_bytes < 2 and attention.fp8_rate:
+            rate = min(rate, attention.fp8_rate)
+        cached = 2 * max(1, shape.heads_kv / devices) * shape.head_size * self._cache_bytes
+        pair_ops = 4 * shape.heads * shape.head_size / devices
+        casts = engine.casts if self._weights in EIGHT_BITS else 0
+        return CostConstants(
+            base=engine.base + layers * (engine.layer_us + casts * engine.cast_us) * US,
+            products=_table(self._layers, TOKENS),
+            outputs=_table(self._output, SEQUENCES),
+            per_sequence=engine.sequence,
+            decodes=layers * attention.decode_us * US,
+            per_decode=layers * attention.sequence_us * US,
+            per_context=layers * cached / rate,
+            prefills=layers * attention.prefill_us * US,
+            per_attention=layers * pair_ops / (rates.flops * attention.compute),
+            window=shape.window,
+            window_share=shape.window_share,
+            slowdown=engine.slowdown,
+            tau=engine.tau,
+        )
+
+    def _layers(self, tokens: int) -> float:
+        """Seconds of all that depends on the tokens of a step alone."""
+        shape, devices, width = self._shape, self._devices, self._shape.width
+        projected = shape.heads * shape.head_size / devices
+        keys = 2 * max(1, shape.heads_kv / devices) * shape.head_size  # too few heads are replicated
+        summed = self._kernels.all_reduce.seconds(2 * tokens * width, devices, self._rates.link)
+        elementwise = 22 * tokens * width / self._rates.bandwidth
+        layer = (
+            self._product(tokens, projected + keys, width)
+            + self._product(tokens, width, projected)
+            + 2 * summed
+            + elementwise
+        )
+        inner, dense = shape.inner / devices, 0.0
+        if shape.sparse_layers < shape.layers:
+            dense = self._product(tokens, (shape.matrices - 1) * inner, width)
+            dense += self._product(tokens, width, inner)
+        sparse = self._experts(tokens) if shape.sparse_layers else 0.0
+        return (
+            shape.layers * layer + (shape.layers - shape.sparse_layers) * dense + shape.sparse_layers * sparse
+        )
+
+    def _output(self, sequences: int) -> float:
+        shape = self._shape
+        return self._product(sequences, shape.vocabulary / self._devices, shape.width, "bf16")
+
+    def _product(self, rows: int, wide: float, deep: float, kind: Format | None = None) -> float:
+        """Seconds of (rows x deep) by (deep x wide)."""
+        kind, kernels = kind or self._projections, self._kernels
+        its = kernels.products[kind]
+        reading = (BYTES[kind] * wide * deep + 2 * rows * (wide + deep)) / (
+            self._rates.bandwidth * its.memory
+        )
+        waves = ceil(rows / TILE) * ceil(wide / TILE) / kernels.multiprocessors
+        unfinished = 1 + its.wave * min(ceil(waves) / waves - 1, 3)
+        computed = 2 * (rows + its.tile * (-rows % TILE)) * wide * deep
+        computing = computed / (self._flops(kind) * its.compute) * unfinished
+        return its.t0_us * US + norm(reading, computing, its.p)
+
+    def _experts(self, tokens: int) -> float:
+        """Seconds of a layer's router and experts; each token chooses its experts uniformly."""
+        shape, its, bandwidth = self._shape, self._kernels.experts[self._weights], self._rates.bandwidth
+        width, inner = shape.width, shape.expert_inner / self._devices
+        needed = shape.experts * (1 - (1 - shape.experts_a_token / shape.experts) ** tokens)
+        weights, rows = shape.matrices * width * inner, tokens * shape.experts_a_token
+        read = BYTES[self._weights] * needed * weights + 2 * rows * (2 * width + 3 * inner)
+        computing = 2 * rows * weights / (self._flops(self._weights) * its.compute)
+        seconds = its.t0_us * US + norm(read / (bandwidth * its.memory), computing, its.p)
+        seconds += its.token_ns * NS * tokens * width / 4096
+        seconds *= 1 + (its.prefill - 1) * min(1.0, max(0.0, (tokens - 128) / 384))
+        routed = 2 * width * shape.experts + 2 * tokens * (width + shape.experts)
+        return seconds + ROUTER_US * US + routed / bandwidth
+
+    def _flops(self, kind: Format) -> float:
+        if kind in ("bf16", "mxfp4"):  # mxfp4 is unpacked before it is computed with
+            return self._rates.flops
+        return self._rates.flops_8bit * (2 if kind == "nvfp4" else 1)
+
+
+def norm(one: float, other: float, p: float) -> float:
+    most = max(one, other)
+    return float(most * ((one / most) ** p + (other / most) ** p) ** (1 / p)) if most else 0.0
+
+
+def _table(cost: Callable[[int], float], counts: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    return tuple((count, cost(count)) for count in counts)
+
+
+def front_costs(engine: EngineOverhead) -> FrontCosts:
+    return FrontCosts(front=engine.front, front_per_token=1e-6, out_per_stream=25e-6)

@@ -1,0 +1,149 @@
+"""Costs as a sum over kernels: what they follow, and how near they come to measured servers."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.engine.core.batch import Batch, SequenceState
+from app.engine.core.step_loop import StepCost, between
+from benchmarks.cells import cells, errors
+from config.datasheet import datasheet_profile
+from config.kernels import KERNELS, norm
+from config.profile import CostConstants, Profile
+from tests.config.test_datasheet import MIXTRAL, QWEN
+from tests.needs import RECORDING
+
+FP8: dict[str, object] = {"quant_method": "fp8"}
+CELLS = RECORDING.parent / "truth" / "cells"
+
+
+def made(device: str = "h100", devices: int = 1, version: str = "", **changes: object) -> Profile:
+    return datasheet_profile({**QWEN, **changes}, device, devices, vllm_version=version)
+
+
+def seconds(cost: CostConstants, tokens: int, decodes: int = 0, context: int = 0) -> float:
+    """A step of so many decodes, or of one prompt."""
+    batch: Batch[SequenceState] = Batch()
+    batch.tokens, batch.sequences, batch.context = tokens, decodes or 1, context
+    if not decodes:
+        batch.prefills, batch.attention = 1, tokens * tokens / 2
+    return StepCost(cost).seconds(batch, 0.0, idle=False)
+
+
+@pytest.mark.parametrize("device", KERNELS)
+def test_a_step_costs_more_with_more_in_it_and_less_on_more_devices(device: str) -> None:
+    one, four = made(device).cost, made(device, 4).cost
+    steps = [seconds(one, tokens) for tokens in (256, 1024, 4096, 8192)]
+    assert steps == sorted(steps) and steps[-1] > 10 * steps[0]
+    assert (
+        seconds(one, 8, decodes=8, context=80_000) > seconds(one, 8, decodes=8) > seconds(one, 1, decodes=1)
+    )
+    for tokens in (1, 64, 4096):
+        assert seconds(four, tokens) < seconds(one, tokens)
+    # What is launched in each layer does not shrink with the devices.
+    assert seconds(four, 1, decodes=1) > seconds(one, 1, decodes=1) / 4
+
+
+def test_a_step_of_decodes_reads_the_weights_at_a_share_of_the_bandwidth() -> None:
+    weights = 2 * (40 * (5120 * 56 * 128 + 40 * 128 * 5120 + 3 * 5120 * 17408) + 151936 * 5120)
+    cost = made().cost
+    assert 0.75 < weights / 3.35e12 / (seconds(cost, 1, decodes=1) - cost.base - cost.decodes) < 0.85
+
+
+def test_formats_of_eight_and_four_bits_are_faster_and_their_small_steps_less_so() -> None:
+    modelopt = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    for few, many in ((1, 64), (16, 4096)):
+        bf16, fp8, nvfp4 = (
+            [seconds(made("b200", quantization_config=kind).cost, tokens) for tokens in (few, many)]
+            for kind in (None, FP8, modelopt)
+        )
+        assert bf16[1] > fp8[1] > nvfp4[1]
+        assert bf16[0] / fp8[0] < 2
+
+
+def test_a_window_bounds_the_context_of_its_layers() -> None:
+    layers = ["sliding_attention", "full_attention"] * 20
+    full, half = made().cost, made(sliding_window=128, layer_types=layers).cost
+    assert half.window == 128 and half.window_share == 0.5
+    near, far = (seconds(cost, 1, decodes=1, context=100) for cost in (full, half))
+    assert near == pytest.approx(far)
+    grown = [seconds(cost, 1, decodes=1, context=100_000) - near for cost in (full, half)]
+    assert grown[1] == pytest.approx(grown[0] / 2, rel=0.01)
+
+
+def test_the_version_chooses_the_scheduler() -> None:
+    old, new, newest = made(version="0.12.0"), made(version="0.15.1"), made()
+    assert not old.engine.async_scheduling and new.engine.async_scheduling
+    assert new == newest and old.cost.base > new.cost.base
+
+
+def test_keys_are_in_eight_bits_where_servers_had_them_so() -> None:
+    scheme = {**FP8, "kv_cache_scheme": {"num_bits": 8}}
+    blocks = {
+        device: [made(device, quantization_config=kind).engine.num_gpu_blocks for kind in (FP8, scheme)]
+        for device in ("h100", "b200")
+    }
+    assert blocks["h100"][0] == blocks["h100"][1] and blocks["b200"][1] == pytest.approx(
+        2 * blocks["b200"][0], abs=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "rule"),
+    [
+        (QWEN, "mi300x", "without constants of kernels for bf16 on MI300X"),
+        (QWEN, "l40s", "without constants of kernels for bf16 on L40S"),
+        (MIXTRAL, "h100", "bf16, a mixture of few experts, on H100"),
+        (
+            {**QWEN, "quantization_config": {"quant_method": "awq", "group_size": 128}},
+            "h100",
+            "for awq on H100",
+        ),
+        (QWEN, "h100", "a sum over kernels"),
+    ],
+)
+def test_a_profile_says_in_one_line_how_far_it_was_checked(
+    config: dict[str, object], device: str, rule: str
+) -> None:
+    profile = datasheet_profile(config, device, 2)
+    assert rule in profile.checked and "\n" not in profile.checked
+    assert bool(profile.cost.products) == ("sum over" in profile.checked)
+
+
+POINTS = st.lists(
+    st.tuples(st.integers(1, 1000), st.floats(0, 1)), min_size=1, unique_by=lambda point: point[0]
+).map(sorted)
+
+
+@given(POINTS, st.integers(1, 2000))
+def test_a_table_is_linear_between_its_points(points: list[tuple[int, float]], count: int) -> None:
+    found = between(points, count)
+    if count in dict(points):
+        assert found == pytest.approx(dict(points)[count], abs=1e-9)
+    lower = [value for at, value in points if at <= count] or [points[0][1]]
+    upper = [value for at, value in points if at >= count]
+    if upper:
+        assert min(lower[-1], upper[0]) - 1e-9 <= found <= max(lower[-1], upper[0]) + 1e-9
+
+
+@given(st.floats(1e-9, 1), st.floats(1e-9, 1), st.floats(1, 14))
+def test_a_norm_lies_between_the_longer_and_the_sum(one: float, other: float, p: float) -> None:
+    assert max(one, other) <= norm(one, other, p) * (1 + 1e-9) <= (one + other) * (1 + 2e-9)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("family", "tpot", "tpot_p90", "ttft"), [("llama", 0.05, 0.16, 0.13), ("gpt-oss", 0.10, 0.30, 0.25)]
+)
+def test_measured_servers_are_met(family: str, tpot: float, tpot_p90: float, ttft: float) -> None:
+    """A third of the cells of a family; `python -m benchmarks.cells` plays all."""
+    few = [cell for cell in cells(CELLS) if family in cell["model"] and int(cell["concurrency"]) <= 16][::2]
+    found = [errors(CELLS, 10, cell) for cell in few]
+    sizes = sorted(abs(error) for error, _ in found)
+    assert len(few) > 10
+    assert median(sizes) < tpot and sizes[int(0.9 * len(sizes))] < tpot_p90
+    assert median(abs(error) for _, error in found) < ttft
