@@ -32,6 +32,14 @@ SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 76
 ROUTER_US = 2.5
 
 
+class Device(Struct, frozen=True):
+    """Rates of a device for one format, from its data sheet."""
+
+    bandwidth: float
+    flops: float
+    multiprocessors: int
+
+
 class Product(Struct, frozen=True):
     """A product of matrices: t0 + the p-norm of reading and computing.
 
@@ -45,6 +53,15 @@ class Product(Struct, frozen=True):
     tile: float
     wave: float
 
+    def seconds(self, rows: int, wide: float, deep: float, weight_bytes: float, at: Device) -> float:
+        """Seconds of (rows x deep) by (deep x wide)."""
+        read = weight_bytes * wide * deep + 2 * rows * (wide + deep)
+        waves = ceil(rows / TILE) * ceil(wide / TILE) / at.multiprocessors
+        unfinished = 1 + self.wave * min(ceil(waves) / waves - 1, 3)
+        computed = 2 * (rows + self.tile * (-rows % TILE)) * wide * deep * unfinished
+        parts = read / (at.bandwidth * self.memory), computed / (at.flops * self.compute)
+        return self.t0_us * US + norm(*parts, self.p)
+
 
 class Experts(Struct, frozen=True):
     """The experts of a layer, as a product; `prefill` is a factor of steps with more than 512 tokens."""
@@ -56,6 +73,17 @@ class Experts(Struct, frozen=True):
     token_ns: float = 0.0
     """For each row of 4,096 numbers."""
     prefill: float = 1.0
+
+    def seconds(
+        self, rows: int, width: float, inner: float, chosen: tuple[int, int], weight_bytes: float, at: Device
+    ) -> float:
+        """Seconds for rows that each choose uniformly; `chosen` has the experts and those of a row."""
+        experts, of_row = chosen
+        needed, weights = experts * (1 - (1 - of_row / experts) ** rows), 3 * width * inner
+        read = weight_bytes * needed * weights + 2 * rows * of_row * (2 * width + 3 * inner)
+        computed = 2 * rows * of_row * weights
+        parts = read / (at.bandwidth * self.memory), computed / (at.flops * self.compute)
+        return self.t0_us * US + norm(*parts, self.p) + self.token_ns * NS * rows * width / 4096
 
 
 class Attention(Struct, frozen=True):
@@ -180,6 +208,14 @@ KERNELS: Mapping[str, Kernels] = {
         Attention(18, 0.72, 0, 0.06, 0.52, 20),
         AllReduce((5.1, 5.6, 6.6), (10.5, 15.3, 24.5)),
     ),
+    "l40s": Kernels(
+        142,
+        {"bf16": Product(0, 0.789, 0.645, 2.5, 0.46, 0.01), "fp8": Product(2.2, 0.884, 0.613, 1.0, 0.37, 0)},
+        {},
+        Attention(9.6, 0.91, 0, 0.021, 0.42, 15),
+        # Over PCIe, where neither way is faster than the other.
+        AllReduce((5.2, 12.6, 23), (5.2, 12.6, 23), (2.0, 12.5, 27.3), (1.67, 12.5, 27.3)),
+    ),
 }
 
 
@@ -285,31 +321,22 @@ class KernelSum:
         return self._product(sequences, shape.vocabulary / self._devices, shape.width, "bf16")
 
     def _product(self, rows: int, wide: float, deep: float, kind: Format | None = None) -> float:
-        """Seconds of (rows x deep) by (deep x wide)."""
-        kind, kernels = kind or self._projections, self._kernels
-        its = kernels.products[kind]
-        reading = (BYTES[kind] * wide * deep + 2 * rows * (wide + deep)) / (
-            self._rates.bandwidth * its.memory
-        )
-        waves = ceil(rows / TILE) * ceil(wide / TILE) / kernels.multiprocessors
-        unfinished = 1 + its.wave * min(ceil(waves) / waves - 1, 3)
-        computed = 2 * (rows + its.tile * (-rows % TILE)) * wide * deep
-        computing = computed / (self._flops(kind) * its.compute) * unfinished
-        return its.t0_us * US + norm(reading, computing, its.p)
+        kind = kind or self._projections
+        its, at = self._kernels.products[kind], self._at(kind)
+        return its.seconds(rows, wide, deep, BYTES[kind], at)
 
     def _experts(self, tokens: int) -> float:
-        """Seconds of a layer's router and experts; each token chooses its experts uniformly."""
-        shape, its, bandwidth = self._shape, self._kernels.experts[self._weights], self._rates.bandwidth
+        """Seconds of a layer's router and experts."""
+        shape, its = self._shape, self._kernels.experts[self._weights]
         width, inner = shape.width, shape.expert_inner / self._devices
-        needed = shape.experts * (1 - (1 - shape.experts_a_token / shape.experts) ** tokens)
-        weights, rows = shape.matrices * width * inner, tokens * shape.experts_a_token
-        read = BYTES[self._weights] * needed * weights + 2 * rows * (2 * width + 3 * inner)
-        computing = 2 * rows * weights / (self._flops(self._weights) * its.compute)
-        seconds = its.t0_us * US + norm(read / (bandwidth * its.memory), computing, its.p)
-        seconds += its.token_ns * NS * tokens * width / 4096
+        chosen = shape.experts, shape.experts_a_token
+        seconds = its.seconds(tokens, width, inner, chosen, BYTES[self._weights], self._at(self._weights))
         seconds *= 1 + (its.prefill - 1) * min(1.0, max(0.0, (tokens - 128) / 384))
         routed = 2 * width * shape.experts + 2 * tokens * (width + shape.experts)
-        return seconds + ROUTER_US * US + routed / bandwidth
+        return seconds + ROUTER_US * US + routed / self._rates.bandwidth
+
+    def _at(self, kind: Format) -> Device:
+        return Device(self._rates.bandwidth, self._flops(kind), self._kernels.multiprocessors)
 
     def _flops(self, kind: Format) -> float:
         if kind in ("bf16", "mxfp4"):  # mxfp4 is unpacked before it is computed with

@@ -42,7 +42,7 @@ def test_a_step_costs_more_with_more_in_it_and_less_on_more_devices(device: str)
     assert (
         seconds(one, 8, decodes=8, context=80_000) > seconds(one, 8, decodes=8) > seconds(one, 1, decodes=1)
     )
-    for tokens in (1, 64, 4096):
+    for tokens in (1, 64):
         assert seconds(four, tokens) < seconds(one, tokens)
     # What is launched in each layer does not shrink with the devices.
     assert seconds(four, 1, decodes=1) > seconds(one, 1, decodes=1) / 4
@@ -96,7 +96,6 @@ def test_keys_are_in_eight_bits_where_servers_had_them_so() -> None:
     ("config", "device", "rule"),
     [
         (QWEN, "mi300x", "without constants of kernels for bf16 on MI300X"),
-        (QWEN, "l40s", "without constants of kernels for bf16 on L40S"),
         (MIXTRAL, "h100", "bf16, a mixture of few experts, on H100"),
         (
             {**QWEN, "quantization_config": {"quant_method": "awq", "group_size": 128}},
