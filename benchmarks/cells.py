@@ -17,10 +17,10 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from app.lab.load.trace import LoadTrace
 from msgspec.structs import replace
 
 from app.lab.fidelity.simulation import Simulation, SimulationPlan
+from app.lab.load.loads import LoadTrace
 from config.datasheet import datasheet_profile
 
 REQUESTS_A_PLACE = 10
