@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import Certainty, Problem, Run, SimulatedRun, make_problem
+from app.lab.fidelity.fitting import Certainty, Costs, Problem, Run, SimulatedRun, make_problem
 from app.lab.fidelity.simulation import worker_pool
 from app.lab.load.report import NAMES, TIMES, check_target, new_figure, progress_of, whole_file
 from config import ConfigError, UsageError

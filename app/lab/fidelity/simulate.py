@@ -133,10 +133,10 @@ def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
         name, plan = f"{name}, steps by {found[0]}", replace(plan, step_costs=found[1])
     _check_files(given)
     try:
-        limits = None if given.goodput is None else read_limits(given.goodput)
+        goodput = None if given.goodput is None else read_limits(given.goodput)
     except ValueError as error:
         raise UsageError(f"--goodput {error}") from None
-    judgement = summaries.Judgement(limits, given.gpu_hour_price)
+    judgement = summaries.Judgement(goodput, given.gpu_hour_price)
     return Job(profile_name=name, plan=plan, trace=given.trace, recipe=recipe, judgement=judgement), given
 
 

@@ -82,8 +82,7 @@ def _read_rows(file: TextIO, load: LoadTrace, progress: Callable[[], None]) -> N
         raise ConfigError(f"{load.row(-1)}: {error}") from None
     names = [name.strip() for name in header]
     has_groups = any(name in names for name in PREFIX_COLUMNS)
-    wanted = COLUMNS + PREFIX_COLUMNS if has_groups else COLUMNS
-    wanted += (CLASS,) if CLASS in names else ()
+    wanted = [*COLUMNS, *(PREFIX_COLUMNS if has_groups else ()), *((CLASS,) if CLASS in names else ())]
     for name in wanted:
         if names.count(name) != 1:
             what = "twice" if name in names else "missing"
