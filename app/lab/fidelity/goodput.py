@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from app.lab.fidelity.simulation import SimulationOutcome
 from app.lab.load.loads import LoadTrace
+from config import ConfigError
 
 METRICS = ("ttft", "tpot", "e2el")
 Limits = Mapping[str, Mapping[str, float]]
@@ -88,10 +89,10 @@ def goodput(load: LoadTrace, outcome: SimulationOutcome, limits: Limits, duratio
 
 
 def check_classes(limits: Limits, load: LoadTrace) -> None:
-    """Raises ValueError for limits of a class that the load does not have."""
+    """Raises ConfigError for limits of a class that the load does not have."""
     if unknown := [name for name in limits if name and name not in load.classes]:
         known = f"; known are {', '.join(load.classes)}" if load.classes else ", and no column class"
-        raise ValueError(f"{load.origin} has no requests of class {unknown[0]}{known}")
+        raise ConfigError(f"--goodput: {load.origin} has no requests of class {unknown[0]}{known}")
 
 
 def price_of(gpu_hours: float, per_hour: float, input_tokens: int, output_tokens: int) -> Price:
@@ -103,7 +104,7 @@ def lines(its: Goodput, limits: Limits) -> list[str]:
     """Returns one line for all requests, and one for each class."""
 
     def line(name: str, share: Share, own: Mapping[str, float]) -> str:
-        told = ", ".join(f"{metric} {1000 * seconds:g} ms" for metric, seconds in own.items())
+        told = ", ".join(f"{metric} {1000 * seconds:g} ms" for metric, seconds in own.items()) or "no limit"
         return f"{name}: {share.good / share.requests:.1%} of requests, {share.good_per_s:.2f}/s ({told})"
 
     general = limits.get("", {})

@@ -16,7 +16,7 @@ import msgspec
 
 from app.lab.fidelity import simulation
 from app.lab.fidelity import summary as summaries
-from app.lab.fidelity.goodput import read_limits
+from app.lab.fidelity.goodput import check_classes, read_limits
 from app.lab.load import loads
 from app.lab.load.loads import MOST_TOKENS, LoadTrace, read_trace
 from app.lab.load.policies import POLICIES, RANDOM
@@ -78,6 +78,8 @@ class Job:
                     f"{load.row(number)}: input_tokens {sizes[0]} and output_tokens {sizes[1]} together must "
                     f"not exceed {rule}, {longest} tokens"
                 )
+        if self.judgement.limits is not None:
+            check_classes(self.judgement.limits, load)
         return load
 
     def at(self, name: str, value: float) -> Job:
