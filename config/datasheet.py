@@ -49,7 +49,7 @@ BF16_BYTES, LOGIT_BYTES = 2, 4
 BLOCK_SIZE, MAX_NUM_SEQS = 16, 256
 
 FEW = 16
-"""Most experts of a bf16 mixture whose large experts the table of operators does not tell of."""
+"""Most experts of a bf16 mixture; the tables of operators lack large experts."""
 LAST_SYNCHRONOUS = [0, 13]
 """Last version of vLLM whose scheduler waits for each step."""
 LATENT = "kv_lora_rank"

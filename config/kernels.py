@@ -77,7 +77,7 @@ class Experts(Struct, frozen=True):
     def seconds(
         self, rows: int, width: float, inner: float, chosen: tuple[int, int], weight_bytes: float, at: Device
     ) -> float:
-        """Seconds for rows that each choose uniformly; `chosen` has the experts and those of a row."""
+        """Seconds for rows that choose uniformly; `chosen` has two counts, all experts and the experts of a row."""
         experts, of_row = chosen
         needed, weights = experts * (1 - (1 - of_row / experts) ** rows), 3 * width * inner
         read = weight_bytes * needed * weights + 2 * rows * of_row * (2 * width + 3 * inner)
@@ -118,7 +118,7 @@ class AllReduce(Struct, frozen=True):
 
 
 class EngineOverhead(Struct, frozen=True):
-    """What vLLM adds to the kernels, by its generation."""
+    """Times that vLLM adds to the kernels, by its generation."""
 
     base: float
     sequence: float
@@ -142,7 +142,7 @@ class Kernels(Struct, frozen=True):
     engine: EngineOverhead | None = None
     """Overhead where it depends on the device: Blackwell has fused all-reduce and norms."""
     follows_cache_scheme: bool = False
-    """Keys and values are in 8 bits where the checkpoint says so; before Blackwell they stay at 16."""
+    """Keys and values have the 8 bits of the checkpoint's scheme; before Blackwell they stay at 16."""
 
 
 ASYNCHRONOUS = EngineOverhead(0.6e-3, 12e-6)
@@ -229,7 +229,7 @@ class Rates(Struct, frozen=True):
 
 
 class LayerShape(Struct, frozen=True):
-    """What the kernels need of a model: counts of layers, heads and experts, and widths in numbers."""
+    """Shape of a model for the kernels: counts of layers, heads and experts, and widths in numbers."""
 
     layers: int
     sparse_layers: int

@@ -66,7 +66,7 @@ CONSTANTS = (
     Constant("out_per_stream", 0.4, 20e-6),
 )
 OF_NORM = ("weights", "expert_weights", "per_token", "p", "tile")
-"""Constants in whose place a profile may have a table of `products`."""
+"""Constants that a table of `products` replaces."""
 
 
 class Certainty(Struct, frozen=True):

@@ -1,6 +1,6 @@
-"""Goodput and money of a run: requests that meet all their limits, and what the accelerators cost.
+"""Goodput of a run, the requests that meet all their limits, and the price of its accelerators.
 
-The limits are those of `vllm bench serve --goodput`: milliseconds of `ttft`, `tpot` (time per token after the
+`vllm bench serve --goodput` has the same limits: milliseconds of `ttft`, `tpot` (time per token after the
 first, 0 for a single token) and `e2el` (from sending to the last token).
 """
 
@@ -18,7 +18,7 @@ from config import ConfigError
 
 METRICS = ("ttft", "tpot", "e2el")
 Limits = Mapping[str, Mapping[str, float]]
-"""Class -> metric -> most seconds; the class "" is for requests whose class has no limit of its own."""
+"""Class -> metric -> most seconds; the class "" holds for all classes without a limit for that metric."""
 
 
 class Share(Struct, frozen=True):
@@ -35,11 +35,11 @@ class Goodput(Share, frozen=True):
 
 
 class Price(Struct, frozen=True):
-    """What a run cost, in the currency of the price per hour of an accelerator."""
+    """Price of a run, in the currency of the price per hour of an accelerator."""
 
     total: float
     per_million_input_tokens: float
-    """If nothing else were paid for; so are those of output."""
+    """If nothing else were paid for; the same holds for output."""
     per_million_output_tokens: float
 
 

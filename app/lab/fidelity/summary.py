@@ -80,7 +80,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a run is judged by: limits of requests, and the price of an accelerator's hour."""
+    """Measures of a run: limits of requests, and the price of an accelerator's hour."""
 
     limits: Limits | None = None
     gpu_hour_price: float | None = None
