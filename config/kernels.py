@@ -77,7 +77,7 @@ class Experts(Struct, frozen=True):
     def seconds(
         self, rows: int, width: float, inner: float, chosen: tuple[int, int], weight_bytes: float, at: Device
     ) -> float:
-        """Seconds for rows that choose uniformly; `chosen` has two counts, all experts and the experts of a row."""
+        """Seconds for rows that choose uniformly; `chosen` counts all experts and those of a row."""
         experts, of_row = chosen
         needed, weights = experts * (1 - (1 - of_row / experts) ** rows), 3 * width * inner
         read = weight_bytes * needed * weights + 2 * rows * of_row * (2 * width + 3 * inner)
