@@ -40,6 +40,7 @@ from app.serving.flask.application import Understudy  # noqa: E402
 from app.serving.gunicorn.connections import FastConnection, FastPath  # noqa: E402
 from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402
 from app.serving.gunicorn.logs import ServerLogger  # noqa: E402
+from app.serving.http.context import CONTEXT, context_of  # noqa: E402
 from app.wiring.factory import create_app  # noqa: E402
 from config.loader import load  # noqa: E402
 
@@ -97,7 +98,7 @@ def fast(app: Understudy, turns: FairTurns | None = None) -> Callable[[], None]:
 
 
 def general(app: Understudy, asked: bytes = BODY) -> Callable[[], None]:
-    """Serves the request `asked` under Flask, as any worker does."""
+    """Serves the request `asked` under Flask, as our worker does."""
     from io import BytesIO
 
     def serve() -> None:
@@ -114,6 +115,7 @@ def general(app: Understudy, asked: bytes = BODY) -> Callable[[], None]:
             "wsgi.input": BytesIO(asked),
             "wsgi.errors": sys.stderr,
         }
+        environ[CONTEXT] = context_of(environ)
         body = app(environ, lambda status, headers: None)  # type: ignore[arg-type, return-value]
         b"".join(body)
         getattr(body, "close", lambda: None)()

@@ -164,13 +164,15 @@ class RequestPipeline:
         responder, request, stream = responder or self.responder, asked.request, bool(asked.request.stream)
         if prompts:
             self._note_transfers(request, meta, prompts, writer)
-        asked.check_sampling([len(prompt.ids) for prompt in prompts])
+        prompt_ids = [prompt.ids for prompt in prompts]
+        prompt_tokens = [*map(len, prompt_ids)]
+        asked.check_sampling(prompt_tokens)
         form, constraint = asked.structured_outputs, None
         if form is not None and form.structural_tag is not None:
             constraint = Constraint(grammar=tag_of(form.structural_tag, request, self.schemas))
         try:
             check_rank(context, self.rank)
-            asked.check_engine([prompt.ids for prompt in prompts])
+            asked.check_engine(prompt_ids)
             if form is not None and constraint is None:
                 constraint = constraint_of(form, self.schemas)
         except ApiError as error:
@@ -179,7 +181,7 @@ class RequestPipeline:
             raise
         # Without a limit replies are short, unless their end is ignored.
         if not stream and (asked.requested is not None or request.ignore_eos):
-            check_answer_size(asked, sum([len(prompt.ids) for prompt in prompts]))
+            check_answer_size(asked, sum(prompt_tokens))
         if len(prompts) * asked.n > 1:  # a hostile request must not make too many engine requests
             responder.engine.check_admission(len(prompts) * asked.n)
         requests: list[EngineRequest] = []

@@ -77,7 +77,9 @@ class ModelLimits:
     def room_behind(self, prompt_tokens: int, requested: int | None = None) -> int:
         """Returns the most tokens of a reply after a prompt; 0 or less when the prompt fills the context."""
         room = self.max_model_len - prompt_tokens
-        return min([room, *(most for most in (self.max_new_tokens, requested) if most is not None)])
+        for most in (self.max_new_tokens, requested):
+            room = room if most is None else min(room, most)
+        return room
 
     def logprobs(self, wanted: int | None) -> int:
         """Returns log probabilities per token: the vocabulary's size for -1 (all), 0 for None."""
@@ -207,7 +209,8 @@ class ValidatedRequest(Generic[R]):
         self.structured_outputs = constrained_outputs(request)
         key = ""
         try:
-            self._biased_ids = [int(key := each) for each in request.logit_bias or ()]
+            if request.logit_bias:
+                self._biased_ids = [int(key := each) for each in request.logit_bias]
         except ValueError:
             raise bad_request(f"logit_bias takes token ids as keys, got {key[:40]!r}", "logit_bias") from None
         if request.use_beam_search:
