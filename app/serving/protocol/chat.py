@@ -62,64 +62,15 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         if not isinstance(self.messages, list | dict | str):
             raise bad_request("messages must be a list")
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
-        _check_tools(self.tools, self.tool_choice)
+        rules.check_tools(self.tools, self.tool_choice)
         rules.check_structured_outputs(self.structured_outputs, None, self.tool_choice)
-        _check_logprobs(self)
+        rules.check_chat_logprobs(self)
         rules.check_stream_options(self.stream_options, self.stream)
         rules.check_last(self)
         normalize_messages(self.messages)
 
     def check_converted(self) -> None:
         check_tool_calls(self.messages)
-
-
-def _check_tools(tools: object, choice: object) -> None:
-    if tools == []:
-        raise bad_request("tools must not be empty: leave it out or name a tool", "tools")
-    if choice is None or choice == "none":
-        return
-    if tools is None:
-        raise bad_request("tool_choice needs tools", "tool_choice")
-    if choice in ("auto", "required"):
-        return
-    if isinstance(choice, str | int | float | list):
-        raise bad_request("tool_choice is none, auto, required or an object that names a tool", "tool_choice")
-    if part(choice, "type") == "allowed_tools":
-        listed = part(part(choice, "allowed_tools"), "tools")
-        if not isinstance(listed, list) or not listed:
-            raise bad_request("tool_choice.allowed_tools needs tools", "tool_choice.allowed_tools")
-        if not _names(listed) <= _names(tools):
-            raise bad_request("tool_choice allows a tool that is not among tools", "tool_choice")
-        return
-    function = part(choice, "function")
-    if function is None or isinstance(function, str | int | float | list):
-        raise bad_request("tool_choice needs a function object", "tool_choice.function")
-    name = part(function, "name")
-    if not isinstance(name, str) or not name:
-        raise bad_request("tool_choice.function needs a name", "tool_choice.function.name")
-    if not isinstance(tools, list) or not all(map(_has_function, tools)):
-        raise bad_request("tools must be a list of objects")
-    if name not in _names(tools):
-        raise bad_request("tool_choice names a tool that is not among tools", "tool_choice")
-
-
-def _names(tools: object) -> set[str | None]:
-    names = [part(part(tool, "function"), "name") for tool in (tools if isinstance(tools, list) else ())]
-    return {name if isinstance(name, str) else None for name in names}
-
-
-def _has_function(tool: object) -> bool:
-    return isinstance(tool, dict | Tool) and not isinstance(part(tool, "function"), str | int | float)
-
-
-def _check_logprobs(request: ChatCompletionRequest | RawRequest) -> None:
-    if request.logprob_token_ids and request.use_beam_search:
-        raise bad_request("logprob_token_ids do not go with beam search", "logprob_token_ids")
-    if request.logprob_token_ids and not request.logprobs:
-        raise bad_request("logprob_token_ids need logprobs=true", "logprob_token_ids")
-    rules.check_logprobs(request, "top_logprobs")
-    if request.top_logprobs and not request.logprobs:
-        raise bad_request("top_logprobs need logprobs=true", "top_logprobs")
 
 
 def convert_conversations(value: object) -> Conversations:
@@ -159,13 +110,13 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     def check_rules(self: BatchChatRequest | RawRequest) -> None:
         if self.use_beam_search:
             raise bad_request("A batch does not go with beam search.", "use_beam_search")
-        _check_logprobs(self)
+        rules.check_chat_logprobs(self)
         if part(self.kv_transfer_params, "prompt_token_ids") is not None:
             param = "kv_transfer_params.prompt_token_ids"
             raise bad_request("One prompt of token ids cannot serve several conversations.", param)
         if self.n not in (None, 1):
             raise bad_request("Every conversation of a batch has one choice: n must be 1.", "n")
-        _check_tools(self.tools, "none")
+        rules.check_tools(self.tools, "none")
         rules.check_stream_options(self.stream_options, self.stream)
         for conversation in self.messages if isinstance(self.messages, list) else ():
             normalize_messages(conversation)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from msgspec import Struct
+
 from app.serving.http.errors import bad_request
 
 MAX_CACHE_SALT_CHARS = 128
@@ -126,3 +128,53 @@ def check_unicode(value: object) -> None:
             pending.extend(item.values())
         elif isinstance(item, list):
             pending.extend(item)
+
+
+def check_tools(tools: object, choice: object) -> None:
+    """Checks that a chat's `tool_choice` fits its tools."""
+    if tools == []:
+        raise bad_request("tools must not be empty: leave it out or name a tool", "tools")
+    if choice is None or choice == "none":
+        return
+    if tools is None:
+        raise bad_request("tool_choice needs tools", "tool_choice")
+    if choice in ("auto", "required"):
+        return
+    if isinstance(choice, str | int | float | list):
+        raise bad_request("tool_choice is none, auto, required or an object that names a tool", "tool_choice")
+    if part(choice, "type") == "allowed_tools":
+        listed = part(part(choice, "allowed_tools"), "tools")
+        if not isinstance(listed, list) or not listed:
+            raise bad_request("tool_choice.allowed_tools needs tools", "tool_choice.allowed_tools")
+        if not _names(listed) <= _names(tools):
+            raise bad_request("tool_choice allows a tool that is not among tools", "tool_choice")
+        return
+    function = part(choice, "function")
+    if function is None or isinstance(function, str | int | float | list):
+        raise bad_request("tool_choice needs a function object", "tool_choice.function")
+    name = part(function, "name")
+    if not isinstance(name, str) or not name:
+        raise bad_request("tool_choice.function needs a name", "tool_choice.function.name")
+    if not isinstance(tools, list) or not all(map(_has_function, tools)):
+        raise bad_request("tools must be a list of objects")
+    if name not in _names(tools):
+        raise bad_request("tool_choice names a tool that is not among tools", "tool_choice")
+
+
+def _names(tools: object) -> set[str | None]:
+    names = [part(part(tool, "function"), "name") for tool in (tools if isinstance(tools, list) else ())]
+    return {name if isinstance(name, str) else None for name in names}
+
+
+def _has_function(tool: object) -> bool:
+    return isinstance(tool, dict | Struct) and not isinstance(part(tool, "function"), str | int | float)
+
+
+def check_chat_logprobs(request: Any) -> None:
+    if request.logprob_token_ids and request.use_beam_search:
+        raise bad_request("logprob_token_ids do not go with beam search", "logprob_token_ids")
+    if request.logprob_token_ids and not request.logprobs:
+        raise bad_request("logprob_token_ids need logprobs=true", "logprob_token_ids")
+    check_logprobs(request, "top_logprobs")
+    if request.top_logprobs and not request.logprobs:
+        raise bad_request("top_logprobs need logprobs=true", "top_logprobs")

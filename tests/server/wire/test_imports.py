@@ -32,8 +32,8 @@ WAY = re.compile(
 MOST = {
     "fast, no latency": (85, 22, 44),
     "fast, --profile": (251, 30, 130),
-    "Flask, no latency": (158, 34, 86),
-    "a required tool": (330, 49, 190),
+    "Flask, no latency": (158, 34, 82),
+    "a required tool": (330, 49, 186),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
 INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")
