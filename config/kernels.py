@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from config.profile import CostConstants, FrontCosts
+from config.shapes import Device, ModelShape
 
 US, NS = 1e-6, 1e-9
 TILE = 128
@@ -32,7 +33,7 @@ SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 76
 ROUTER_US = 2.5
 
 
-class Device(Struct, frozen=True):
+class Rates(Struct, frozen=True):
     """Rates of a device for one format, from its data sheet."""
 
     bandwidth: float
@@ -53,7 +54,7 @@ class Product(Struct, frozen=True):
     tile: float
     wave: float
 
-    def seconds(self, rows: int, wide: float, deep: float, weight_bytes: float, at: Device) -> float:
+    def seconds(self, rows: int, wide: float, deep: float, weight_bytes: float, at: Rates) -> float:
         """Seconds of (rows x deep) by (deep x wide)."""
         read = weight_bytes * wide * deep + 2 * rows * (wide + deep)
         waves = ceil(rows / TILE) * ceil(wide / TILE) / at.multiprocessors
@@ -75,7 +76,7 @@ class Experts(Struct, frozen=True):
     prefill: float = 1.0
 
     def seconds(
-        self, rows: int, width: float, inner: float, chosen: tuple[int, int], weight_bytes: float, at: Device
+        self, rows: int, width: float, inner: float, chosen: tuple[int, int], weight_bytes: float, at: Rates
     ) -> float:
         """Seconds for rows that choose uniformly; `chosen` counts all experts and those of a row."""
         experts, of_row = chosen
@@ -219,64 +220,31 @@ KERNELS: Mapping[str, Kernels] = {
 }
 
 
-class Rates(Struct, frozen=True):
-    """The data sheet's rates of one of the devices."""
-
-    bandwidth: float
-    flops: float
-    flops_8bit: float
-    link: float
-
-
-class LayerShape(Struct, frozen=True):
-    """Shape of a model for the kernels: counts of layers, heads and experts, and widths in numbers."""
-
-    layers: int
-    sparse_layers: int
-    width: int
-    heads: int
-    heads_kv: int
-    head_size: int
-    inner: int
-    """Width of the feed-forward network."""
-    matrices: int
-    experts: int
-    experts_a_token: int
-    expert_inner: int
-    vocabulary: int
-    window: int
-    """Sliding window in tokens, 0 for none."""
-    window_share: float
-    """Share of the layers that have it."""
-
-
 class KernelSum:
-    """Costs of one model on `devices` of a kind, each with `rates`.
-
-    `cache_bytes` is the size of a number in the KV cache.
-    """
+    """Costs of one model on `devices` of a kind. `cache_bytes` is the size of a number in the KV cache."""
 
     def __init__(
         self,
-        shape: LayerShape,
+        shape: ModelShape,
         weights: Format,
         kernels: Kernels,
-        rates: Rates,
+        device: Device,
         devices: int,
         cache_bytes: float,
     ) -> None:
-        self._shape, self._weights, self._kernels, self._rates = shape, weights, kernels, rates
+        self._shape, self._weights, self._kernels, self._device = shape, weights, kernels, device
         self._devices, self._cache_bytes = devices, cache_bytes
+        self._keys = 2 * max(1, shape.heads_kv / devices) * shape.head_size
+        """Keys and values of a token on a device; too few heads are replicated."""
         self._projections: Format = "bf16" if weights == "mxfp4" else weights  # mxfp4 is for experts only
 
     def constants(self, engine: EngineOverhead) -> CostConstants:
-        shape, rates, attention = self._shape, self._rates, self._kernels.attention
-        layers, devices = shape.layers, self._devices
-        rate = rates.bandwidth * attention.memory
+        shape, device, attention = self._shape, self._device, self._kernels.attention
+        layers = shape.num_hidden_layers
+        rate = device.bandwidth * attention.memory
         if self._cache_bytes < 2 and attention.fp8_rate:
             rate = min(rate, attention.fp8_rate)
-        cached = 2 * max(1, shape.heads_kv / devices) * shape.head_size * self._cache_bytes
-        pair_ops = 4 * shape.heads * shape.head_size / devices
+        pair_ops = 4 * shape.num_attention_heads * shape.head_size / self._devices
         casts = engine.casts if self._weights in EIGHT_BITS else 0
         return CostConstants(
             base=engine.base + layers * (engine.layer_us + casts * engine.cast_us) * US,
@@ -285,40 +253,41 @@ class KernelSum:
             per_sequence=engine.sequence,
             decodes=layers * attention.decode_us * US,
             per_decode=layers * attention.sequence_us * US,
-            per_context=layers * cached / rate,
+            per_context=layers * self._keys * self._cache_bytes / rate,
             prefills=layers * attention.prefill_us * US,
-            per_attention=layers * pair_ops / (rates.flops * attention.compute),
+            per_attention=layers * pair_ops / (device.flops * attention.compute),
             window=shape.window,
-            window_share=shape.window_share,
+            window_share=shape.sliding_share,
             slowdown=engine.slowdown,
             tau=engine.tau,
         )
 
     def _layers(self, tokens: int) -> float:
         """Seconds of all that depends on the tokens of a step alone."""
-        shape, devices, width = self._shape, self._devices, self._shape.width
-        projected = shape.heads * shape.head_size / devices
-        keys = 2 * max(1, shape.heads_kv / devices) * shape.head_size  # too few heads are replicated
-        summed = self._kernels.all_reduce.seconds(2 * tokens * width, devices, self._rates.link)
-        elementwise = 22 * tokens * width / self._rates.bandwidth
+        shape, devices, width = self._shape, self._devices, self._shape.hidden_size
+        projected = shape.num_attention_heads * shape.head_size / devices
+        summed = self._kernels.all_reduce.seconds(2 * tokens * width, devices, self._device.link)
+        elementwise = 22 * tokens * width / self._device.bandwidth
         layer = (
-            self._product(tokens, projected + keys, width)
+            self._product(tokens, projected + self._keys, width)
             + self._product(tokens, width, projected)
             + 2 * summed
             + elementwise
         )
-        inner, dense = shape.inner / devices, 0.0
-        if shape.sparse_layers < shape.layers:
-            dense = self._product(tokens, (shape.matrices - 1) * inner, width)
-            dense += self._product(tokens, width, inner)
-        sparse = self._experts(tokens) if shape.sparse_layers else 0.0
-        return (
-            shape.layers * layer + (shape.layers - shape.sparse_layers) * dense + shape.sparse_layers * sparse
+        inner, layers, sparse = (
+            shape.intermediate_size / devices,
+            shape.num_hidden_layers,
+            shape.sparse_layers,
         )
+        seconds = layers * layer
+        if sparse < layers:
+            dense = self._product(tokens, (shape.matrices - 1) * inner, width)
+            seconds += (layers - sparse) * (dense + self._product(tokens, width, inner))
+        return seconds + sparse * self._experts(tokens) if sparse else seconds
 
     def _output(self, sequences: int) -> float:
         shape = self._shape
-        return self._product(sequences, shape.vocabulary / self._devices, shape.width, "bf16")
+        return self._product(sequences, shape.vocab_size / self._devices, shape.hidden_size, "bf16")
 
     def _product(self, rows: int, wide: float, deep: float, kind: Format | None = None) -> float:
         kind = kind or self._projections
@@ -328,20 +297,18 @@ class KernelSum:
     def _experts(self, tokens: int) -> float:
         """Seconds of a layer's router and experts."""
         shape, its = self._shape, self._kernels.experts[self._weights]
-        width, inner = shape.width, shape.expert_inner / self._devices
+        width, inner = shape.hidden_size, shape.expert_size / self._devices
         chosen = shape.experts, shape.experts_a_token
         seconds = its.seconds(tokens, width, inner, chosen, BYTES[self._weights], self._at(self._weights))
         seconds *= 1 + (its.prefill - 1) * min(1.0, max(0.0, (tokens - 128) / 384))
         routed = 2 * width * shape.experts + 2 * tokens * (width + shape.experts)
-        return seconds + ROUTER_US * US + routed / self._rates.bandwidth
+        return seconds + ROUTER_US * US + routed / self._device.bandwidth
 
-    def _at(self, kind: Format) -> Device:
-        return Device(self._rates.bandwidth, self._flops(kind), self._kernels.multiprocessors)
-
-    def _flops(self, kind: Format) -> float:
+    def _at(self, kind: Format) -> Rates:
+        device, flops = self._device, self._device.flops_8bit or self._device.flops
         if kind in ("bf16", "mxfp4"):  # mxfp4 is unpacked before it is computed with
-            return self._rates.flops
-        return self._rates.flops_8bit * (2 if kind == "nvfp4" else 1)
+            flops = device.flops
+        return Rates(device.bandwidth, flops * (2 if kind == "nvfp4" else 1), self._kernels.multiprocessors)
 
 
 def norm(one: float, other: float, p: float) -> float:

@@ -23,8 +23,8 @@ import pyarrow.parquet as parquet
 from msgspec import Struct
 from scipy.optimize import least_squares
 
-from config.datasheet import DEVICES
-from config.kernels import BYTES, KERNELS, Device, Experts, Format, Product
+from config.kernels import BYTES, KERNELS, Experts, Format, Product, Rates
+from config.shapes import DEVICES
 
 FOLDERS = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "a100": "a100_sxm", "l40s": "l40s"}
 PROCESSORS = {"h100": 132, "h200": 132, "b200": 148, "a100": 108, "l40s": 142}
@@ -88,10 +88,10 @@ class Tables:
         found: list[Row] = parquet.read_table(newest).to_pylist()
         return found
 
-    def at(self, kind: Format) -> Device:
+    def at(self, kind: Format) -> Rates:
         sheet = self.sheet
         flops = sheet.flops if kind in ("bf16", "mxfp4") else sheet.flops_8bit or sheet.flops
-        return Device(sheet.bandwidth, flops * (2 if kind == "nvfp4" else 1), self.processors)
+        return Rates(sheet.bandwidth, flops * (2 if kind == "nvfp4" else 1), self.processors)
 
 
 def products(tables: Tables) -> Iterator[tuple[str, Fit]]:
@@ -104,7 +104,7 @@ def products(tables: Tables) -> Iterator[tuple[str, Fit]]:
         ]
         at, size = tables.at(kind), BYTES[kind]
 
-        def model(x: Sequence[float], row: Row, at: Device = at, size: float = size) -> float:
+        def model(x: Sequence[float], row: Row, at: Rates = at, size: float = size) -> float:
             return Product(*x).seconds(row["m"], row["n"], row["k"], size, at)
 
         if own:
@@ -122,7 +122,7 @@ def experts(tables: Tables) -> Iterator[tuple[str, Fit]]:
         ]
         at, size = tables.at(kind), BYTES[kind]
 
-        def model(x: Sequence[float], row: Row, at: Device = at, size: float = size) -> float:
+        def model(x: Sequence[float], row: Row, at: Rates = at, size: float = size) -> float:
             inner, chosen = row["inter_size"] / row["moe_tp_size"], (row["num_experts"], row["topk"])
             return Experts(*x).seconds(row["num_tokens"], row["hidden_size"], inner, chosen, size, at)
 

@@ -22,12 +22,13 @@ from app.lab.load.loads import MOST_TOKENS, LoadTrace, read_trace
 from app.lab.load.policies import POLICIES, RANDOM
 from app.lab.load.report import check_target, new_figure, progress_of, whole_file
 from config import ConfigError, UsageError
-from config.datasheet import AUTO, DEVICES, profile_of
+from config.datasheet import AUTO, profile_of
 from config.declaration import COMMAND, check_installed
 from config.flags import FlagParser, as_argument, as_command, duration_of, number_of, whole_number
 from config.loader import load
 from config.profile import DEFAULT_PROFILE, Profile
 from config.settings import Settings
+from config.shapes import DEVICES
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of them, on virtual time: the steps that timing steps plays live

@@ -1,0 +1,205 @@
+"""Data sheets of devices, and shapes of models: the facts that a computed profile is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from config.declaration import ConfigError, suggestion
+
+LATENT = "kv_lora_rank"
+"""Field of models whose cache holds latent vectors instead of keys and values."""
+
+
+class Device(Struct, frozen=True):
+    """An accelerator. Operations are per second and dense; sheets often have twice as many, with sparsity."""
+
+    name: str
+    bandwidth: float
+    """Memory bandwidth, in bytes per second."""
+    flops: float
+    """Operations per second in bf16."""
+    flops_8bit: float | None
+    """Operations per second in fp8; None without fp8 arithmetic."""
+    memory: float
+    """Bytes for a process: the sheet's memory, less the share of driver and error correction."""
+    link: float
+    """Bytes per second to the server's other devices, in one direction: half of the sheet's figure."""
+    step_tokens: int
+    """vLLM's default `max-num-batched-tokens` on this device."""
+    sheet: str
+
+
+GIB, TERA = 1 << 30, 1e12
+# Memory in TB/s, bf16 and fp8 in TFLOPS, memory in GiB, link in TB/s, tokens of a step.
+_FIGURES = {
+    "h100": ("H100 SXM 80 GB", 3.35, 989.4, 1978.9, 79.2, 0.45, 8192),
+    "h200": ("H200 SXM 141 GB", 4.8, 989.4, 1978.9, 139.8, 0.45, 8192),
+    "a100": ("A100 SXM 80 GB", 2.039, 312, None, 79.2, 0.3, 2048),
+    "l40s": ("L40S 48 GB", 0.864, 362, 733, 44.4, 0.032, 2048),
+    "mi300x": ("MI300X 192 GB", 5.3, 1307.4, 2614.9, 191.9, 0.448, 8192),
+    "b200": ("B200 SXM 180 GB", 8, 2250, 4500, 178.4, 0.9, 8192),
+}
+_SHEETS = {
+    "h100": "NVIDIA H100 Tensor Core GPU, data sheet: 3.35 TB/s, BF16 1,979 and FP8 3,958 TFLOPS with"
+    " sparsity, NVLink 900 GB/s",
+    "h200": "NVIDIA H200 Tensor Core GPU, data sheet: 4.8 TB/s, 141 GB, arithmetic and NVLink as H100 SXM",
+    "a100": "NVIDIA A100 Tensor Core GPU, data sheet: 2,039 GB/s, BF16 312 TFLOPS, NVLink 600 GB/s",
+    "l40s": "NVIDIA L40S, data sheet: 864 GB/s, BF16 362 and FP8 733 TFLOPS, PCIe Gen4 x16 64 GB/s",
+    "mi300x": "AMD Instinct MI300X, data sheet: 5.3 TB/s, BF16 1,307.4 and FP8 2,614.9 TFLOPS, Infinity"
+    " Fabric 896 GB/s",
+    "b200": "NVIDIA DGX B200, data sheet (eight of them): 64 TB/s, FP8 72 PFLOPS with sparsity and BF16"
+    " half of it, 1,440 GB, NVLink 14.4 TB/s",
+}
+DEVICES: Mapping[str, Device] = {
+    key: Device(
+        name, read * TERA, bf16 * TERA, fp8 and fp8 * TERA, size * GIB, link * TERA, step, _SHEETS[key]
+    )
+    for key, (name, read, bf16, fp8, size, link, step) in _FIGURES.items()
+}
+
+
+Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]
+
+_OF_THREE = (
+    *("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Gemma", "Gemma2", "Gemma3"),
+    *("GptOss", "Granite", "GraniteMoe", "Olmo2", "Olmoe", "Phi3", "SmolLM3"),
+)
+_OF_TWO = ("GPTNeoX", "Phi", "Starcoder2")
+MATRICES: Mapping[str, int] = {
+    f"{name}ForCausalLM": count for count, names in ((3, _OF_THREE), (2, _OF_TWO)) for name in names
+}
+"""Architecture -> matrices of a layer's feed-forward network, beside attention over keys and values."""
+
+
+class _Scheme(Struct):
+    num_bits: Annotated[int, Meta(ge=1, le=16)] = 8
+    group_size: int | None = None
+
+
+class _Group(Struct):
+    weights: _Scheme
+    input_activations: _Scheme | None = None
+
+
+class Quantization(Struct):
+    """Fields of `quantization_config` in use."""
+
+    quant_method: str
+    bits: Annotated[int, Meta(ge=2, le=8)] = 4
+    group_size: int = 0
+    quant_algo: str = ""
+    config_groups: dict[str, _Group] = {}
+    kv_cache_scheme: _Scheme | None = None
+    weight_block_size: list[int] | None = None
+
+
+class ModelShape(Struct, kw_only=True):
+    """Fields of `config.json` in use, by their names."""
+
+    architectures: Annotated[list[str], Meta(min_length=1)]
+    hidden_size: Size
+    num_hidden_layers: Annotated[int, Meta(ge=1, le=1000)]
+    num_attention_heads: Annotated[int, Meta(ge=1, le=1024)]
+    vocab_size: Size
+    max_position_embeddings: Size
+    intermediate_size: Size
+    num_key_value_heads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    head_dim: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    tie_word_embeddings: bool = False
+    num_experts: Annotated[int, Meta(ge=0, le=4096)] | None = None
+    num_local_experts: Annotated[int, Meta(ge=0, le=4096)] | None = None
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    moe_intermediate_size: Size | None = None
+    shared_expert_intermediate_size: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
+    decoder_sparse_step: Annotated[int, Meta(ge=1)] = 1
+    mlp_only_layers: list[int] = []
+    sliding_window: Annotated[int, Meta(ge=0, le=1 << 30)] | None = None
+    layer_types: list[str] | None = None
+    quantization_config: Quantization | None = None
+
+    @property
+    def heads_kv(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def experts(self) -> int:
+        return self.num_experts or self.num_local_experts or 0
+
+    @property
+    def experts_a_token(self) -> int:
+        return self.num_experts_per_tok or 1
+
+    def __post_init__(self) -> None:
+        heads = self.num_attention_heads
+        if self.head_dim is None and self.hidden_size % heads:
+            rule = "must be a multiple of num_attention_heads"
+            raise ValueError(f"hidden_size ({self.hidden_size}) {rule} ({heads}), or head_dim be given")
+        if self.heads_kv > heads:
+            raise ValueError(
+                f"num_key_value_heads ({self.heads_kv}) must not be more than num_attention_heads"
+            )
+        if self.experts and self.experts_a_token > self.experts:
+            raise ValueError(f"num_experts_per_tok ({self.experts_a_token}) is more than the experts")
+
+    @property
+    def sparse_layers(self) -> int:
+        """Number of layers with experts."""
+        step, dense = self.decoder_sparse_step, set(self.mlp_only_layers)
+        layers = range(self.num_hidden_layers if self.experts else 0)
+        return sum((layer + 1) % step == 0 for layer in layers if layer not in dense)
+
+    @property
+    def sliding_share(self) -> float:
+        """Share of the layers whose attention sees `sliding_window` tokens."""
+        if not self.sliding_window or self.layer_types is None:
+            return 0.0
+        return self.layer_types.count("sliding_attention") / max(1, len(self.layer_types))
+
+    @property
+    def window(self) -> int:
+        """Sliding window of `sliding_share` of the layers, in tokens; 0 without."""
+        return (self.sliding_window or 0) if self.sliding_share else 0
+
+    @property
+    def matrices(self) -> int:
+        return MATRICES[self.architectures[0]]
+
+    @property
+    def expert_size(self) -> int:
+        return self.moe_intermediate_size or self.intermediate_size
+
+    def weights(self) -> tuple[int, int]:
+        """Returns two counts over all layers: weights that every token needs, and weights of one expert."""
+        matrices, width, layers = self.matrices, self.hidden_size, self.num_hidden_layers
+        sparse = self.sparse_layers
+        projected = self.num_attention_heads * self.head_size
+        attention = width * (projected + 2 * self.heads_kv * self.head_size) + projected * width
+        beside = width * self.experts + matrices * width * self.shared_expert_intermediate_size
+        shared = layers * attention + (layers - sparse) * matrices * width * self.intermediate_size
+        expert = sparse * matrices * width * self.expert_size
+        return shared + sparse * beside, expert
+
+
+def model_shape(document: object, named: str = "model config") -> ModelShape:
+    """Converts the content of a `config.json`; `named` begins the message of a ConfigError."""
+    given = document.get("architectures") if isinstance(document, dict) else None
+    name = given[0] if isinstance(given, list) and given else None
+    if isinstance(document, dict) and document.get(LATENT):
+        raise ConfigError(
+            f"{named}: {LATENT}: {name} has latent attention, and the cost of its kernels is not known"
+        )
+    if isinstance(name, str) and name not in MATRICES:  # before other fields: their names may differ
+        hint = suggestion(name, names=MATRICES) or f"; known are {', '.join(MATRICES)}"
+        raise ConfigError(f"{named}: architectures: {name} is none that a data sheet can tell of{hint}")
+    try:
+        return msgspec.convert(document, ModelShape)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{named}: {error}") from None
