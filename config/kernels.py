@@ -281,9 +281,18 @@ class KernelSum:
         )
         seconds = layers * layer
         if sparse < layers:
-            dense = self._product(tokens, (shape.matrices - 1) * inner, width)
-            seconds += (layers - sparse) * (dense + self._product(tokens, width, inner))
-        return seconds + sparse * self._experts(tokens) if sparse else seconds
+            seconds += (layers - sparse) * self._network(tokens, inner)
+        if sparse:
+            seconds += sparse * self._experts(tokens)
+        if shared := shape.shared_expert_intermediate_size:
+            seconds += sparse * self._network(tokens, shared / devices)
+        return seconds
+
+    def _network(self, tokens: int, inner: float) -> float:
+        """Seconds of a layer's feed-forward network with `inner` numbers on a device."""
+        width = self._shape.hidden_size
+        into = self._product(tokens, (self._shape.matrices - 1) * inner, width)
+        return into + self._product(tokens, width, inner)
 
     def _output(self, sequences: int) -> float:
         shape = self._shape
