@@ -78,7 +78,7 @@ def test_a_window_bounds_the_context_of_its_layers() -> None:
 def test_an_expert_that_all_tokens_share_is_computed_beside_the_others() -> None:
     experts = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
     alone, beside = (
-        made(**experts, shared_expert_intermediate_size=size).cost.products for size in (0, 5632)
+        made(devices=4, **experts, shared_expert_intermediate_size=size).cost.products for size in (0, 5632)
     )
     assert alone and all(more > less for (_, less), (_, more) in zip(alone, beside, strict=True))
 
