@@ -37,6 +37,7 @@ class Subscriber:
         self._socket = context.socket(zmq.SUB)
         self._socket.linger = 0
         self._socket.subscribe("")
+        self._joined = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self.topics: set[str] = set()
         self.sequences: list[int] = []
@@ -44,6 +45,10 @@ class Subscriber:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
+
+    def wait_for_publisher(self) -> None:
+        """What a publisher says before it knows of us is lost."""
+        assert self._joined.poll(int(PATIENCE_S * 1000)), "no publisher came"
 
     def events(self, count: int) -> list[dict[str, Any]]:
         """The next so many events."""
@@ -57,6 +62,8 @@ class Subscriber:
     def close(self) -> None:
         self._end.set()
         self._thread.join()
+        self._socket.disable_monitor()
+        self._joined.close()
         self._socket.close()
 
     def _read(self) -> None:
@@ -86,6 +93,7 @@ def published(*flags: str, **env: str) -> Iterator[tuple[Client, Subscriber]]:
         endpoint = f"tcp://127.0.0.1:{subscriber.port}"
         flush = ("--event-flush-interval", f"{FLUSH_S}s", "--zmq-endpoint", endpoint)
         with served(*CACHE, *flush, "--enable-prompt-tokens-details", *flags, **env) as client:
+            subscriber.wait_for_publisher()
             yield client, subscriber
 
 
