@@ -10,7 +10,7 @@ import yaml
 
 from app.lab.fidelity.benchmark_files import MeasuredRun
 from app.lab.fidelity.record import COLUMNS
-from app.lab.load.report import BLUE, GREY, RED, Axes, markdown, milliseconds, new_figure, write_rows
+from app.lab.load.report import BLUE, GREY, RED, Axes, markdown, milliseconds, picture_file, write_rows
 from benchmarks.rehearse.playing import RecordedStep
 from benchmarks.rehearse.rehearsal import MOST_MEDIAN, MOST_SINGLE, Comparison, Figure, Rehearsal
 from benchmarks.rehearse.step_fitting import predicted
@@ -132,12 +132,11 @@ def write_steps(steps: Sequence[RecordedStep], path: Path) -> None:
 
 
 def draw(rehearsal: Rehearsal, title: str, path: Path) -> None:
-    """Write a PNG: the figures of both, and each step's cost beside what the profile says."""
-    canvas, axes = new_figure(title)
-    for its, latency in zip(axes, ("TTFT", "ITL", "E2E"), strict=False):
-        _draw_latency(its, latency, rehearsal.comparisons)
-    _draw_steps(axes[3], rehearsal)
-    canvas.print_png(path)
+    """Write a picture: the figures of both, and each step's cost beside what the profile says."""
+    with picture_file(path, title) as axes:
+        for its, latency in zip(axes, ("TTFT", "ITL", "E2E"), strict=False):
+            _draw_latency(its, latency, rehearsal.comparisons)
+        _draw_steps(axes[3], rehearsal)
 
 
 def _draw_latency(axes: Axes, latency: str, comparisons: Sequence[Comparison]) -> None:
@@ -158,8 +157,7 @@ def _draw_latency(axes: Axes, latency: str, comparisons: Sequence[Comparison]) -
     axes.plot(places, [1000 * it.simulated_s for _, it in figures], "x", color=RED, label="simulated")
     names = [f"{it.name.split()[1]}\n{in_flight} in flight" for in_flight, it in figures]
     axes.set_xticks(places, names, fontsize=6)
-    axes.set(title=latency, ylabel="ms", ylim=(0, None))
-    axes.legend(frameon=False, fontsize=7)
+    axes.set(ylabel=f"{latency} (ms)", ylim=(0, None))
 
 
 def _draw_steps(axes: Axes, rehearsal: Rehearsal) -> None:
@@ -172,11 +170,4 @@ def _draw_steps(axes: Axes, rehearsal: Rehearsal) -> None:
         axes.plot(
             [1000 * t for t, _ in of], [1000 * s for _, s in of], ".", color=color, markersize=3, label=name
         )
-    axes.set(title="steps of the calibration", xlabel="ms by the profile", ylabel="ms")
-    axes.set(xscale="log", yscale="log")
-    marks = [lead * 10.0**power for power in range(-2, 6) for lead in (1, 2, 5)]
-    marks = [mark for mark in marks if least / 2 < mark < 2 * most]
-    for set_ticks in (axes.set_xticks, axes.set_yticks):
-        set_ticks(marks, [f"{mark:g}" for mark in marks])
-    axes.minorticks_off()
-    axes.legend(frameon=False, fontsize=7)
+    axes.set(xlabel="step by the profile (ms)", ylabel="step measured (ms)", xscale="log", yscale="log")

@@ -116,6 +116,15 @@ def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.endswith("highest rate: none meets ttft_p50 <= 0.001 ms\n")
 
 
+def test_equal_runs_draw_equal_files(tmp_path: Path) -> None:
+    for ending, magic in (("png", b"\x89PNG"), ("SVG", b"<?xml")):
+        pictures = [tmp_path / f"{name}.{ending}" for name in "ab"]
+        for picture in pictures:
+            assert run([*DRAWN, "--slo", "ttft_p99=1s", "--plot", str(picture)]) == 0
+        first, second = (picture.read_bytes() for picture in pictures)
+        assert first == second and first.startswith(magic)
+
+
 def test_groups_share_their_beginnings(capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--rate", "20", "--seconds", "5", "--input-tokens", "50", "--prefix-groups", "2"]
     fleet = ["--pods", "4", "--policy"]
@@ -134,6 +143,7 @@ FAILURES: list[tuple[list[str], str]] = [
     ([*FEW, "--num-requests", "1", "--input-tokens", "2000"], "the load, request 1: input_tokens 2000"),
     ([*DRAWN, "--html", "absent/x.html"], "absent/x.html: there is no folder absent"),
     ([*DRAWN, "--plot", "app"], "app: is a folder"),
+    ([*DRAWN, "--plot", "x.pdf"], "x.pdf: a picture's name ends with .png or .svg"),
     (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
 ]
 """What is said of a command line that can be read; with status 1, others end with 2."""

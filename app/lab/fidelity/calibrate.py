@@ -15,7 +15,15 @@ import yaml
 from app.lab.fidelity.benchmark_files import read_recordings
 from app.lab.fidelity.fitting import Certainty, Costs, Problem, Run, SimulatedRun, make_problem
 from app.lab.fidelity.simulation import worker_pool
-from app.lab.load.report import NAMES, TIMES, check_target, new_figure, progress_of, whole_file
+from app.lab.load.report import (
+    NAMES,
+    TIMES,
+    check_picture,
+    check_target,
+    picture_file,
+    progress_of,
+    whole_file,
+)
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.declaration import COMMAND, check_installed
@@ -35,8 +43,8 @@ def run(argv: Sequence[str]) -> int:
     check_installed("calibrate", "calibrate")
     if given.png is not None:
         check_installed("fleet", "--png")
-    for path in (given.out, given.png):
-        check_target(path)
+    check_target(given.out)
+    check_picture(given.png)
     start = _start(given)
     runs, kept = _runs(given.recordings, given, start), _runs(given.check, given, start)
     for run in kept:
@@ -70,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--evaluations", type=whole_number(20), default=1500, metavar="N", help=most)
     add("--jobs", type=whole_number(1, 256), default=2, metavar="N", help="processes [2]")
     add("--seed", type=whole_number(0), default=1, metavar="N", help="of the search [1]")
-    add("--png", type=Path, metavar="FILE", help="draw the errors")
+    add("--png", type=Path, metavar="FILE.png|FILE.svg", help="draw the errors")
     return flags
 
 
@@ -224,22 +232,20 @@ def warnings(problem: Problem, played: Sequence[SimulatedRun], known: Sequence[C
 
 
 def draw(errors: Errors, unseen: Errors, path: Path) -> None:
-    """Writes a PNG: the error of each figure of each run, as colors and numbers. Raises OSError."""
+    """Writes a picture: the error of each figure of each run, as colors and numbers. Raises OSError."""
     rows = {**errors, **{f"{name} (not seen)": of for name, of in unseen.items()}}
-    canvas, [axes] = new_figure(
-        "simulated against recorded, error in %", (11, 1.6 + 0.4 * len(rows)), grid=(1, 1)
-    )
-    axes.grid(visible=False)
     percent = [[100 * error for error in of] for of in rows.values()]
-    image = axes.imshow(percent, cmap="RdBu_r", vmin=-COLOR_LIMIT, vmax=COLOR_LIMIT, aspect="auto")
-    for row, of in enumerate(percent):
-        for column, error in enumerate(of):
-            color = "white" if abs(error) > 0.7 * COLOR_LIMIT else "black"
-            axes.text(column, row, f"{error:+.1f}", ha="center", va="center", fontsize=8, color=color)
-    axes.set_xticks(range(len(NAMES)), NAMES, rotation=30, ha="right", fontsize=8)
-    axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
-    axes.figure.colorbar(image, ax=axes, label="%")
-    canvas.print_png(path)
+    title, size = "simulated against recorded, error in %", (8, 1.6 + 0.3 * len(rows))
+    with picture_file(path, title, size, grid=(1, 1)) as [axes]:
+        axes.grid(visible=False)
+        image = axes.imshow(percent, cmap="RdBu_r", vmin=-COLOR_LIMIT, vmax=COLOR_LIMIT, aspect="auto")
+        for row, of in enumerate(percent):
+            for column, error in enumerate(of):
+                color = "white" if abs(error) > 0.7 * COLOR_LIMIT else "black"
+                axes.text(column, row, f"{error:+.1f}", ha="center", va="center", fontsize=8, color=color)
+        axes.set_xticks(range(len(NAMES)), NAMES, rotation=30, ha="right", fontsize=8)
+        axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
+        axes.figure.colorbar(image, ax=axes, label="error (%)")
 
 
 def _summary(errors: Errors) -> str:

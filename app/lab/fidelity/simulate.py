@@ -20,7 +20,7 @@ from app.lab.fidelity.goodput import check_classes, read_limits
 from app.lab.load import loads
 from app.lab.load.loads import MOST_TOKENS, LoadTrace, read_trace
 from app.lab.load.policies import POLICIES, RANDOM
-from app.lab.load.report import check_target, new_figure, progress_of, whole_file
+from app.lab.load.report import check_picture, check_target, picture_file, progress_of, whole_file
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.declaration import COMMAND, check_installed
@@ -186,6 +186,7 @@ def _check_files(given: Namespace) -> None:
             raise UsageError(f"--{name} is of one run, not of --sweep")
     named = [given.requests, given.plot, given.html, None if given.json == STDOUT else given.json]
     targets = [path for path in named if path is not None]
+    check_picture(given.plot)
     for path in targets:
         check_target(path)
         if targets.count(path) > 1 or path == given.trace:
@@ -243,7 +244,7 @@ def parser() -> FlagParser:
     add("--json", type=Path, metavar="FILE", help="the figures; - is stdout, without the table then")
     add("--requests", type=Path, metavar="FILE.csv", help="moments of each request: send, first, last")
     picture = "latency, batch and cache over time; of a sweep its curve"
-    add("--plot", type=Path, metavar="FILE.png", help=picture)
+    add("--plot", type=Path, metavar="FILE.png|FILE.svg", help=picture)
     add("--html", type=Path, metavar="FILE.html", help="the run as a page to look through, moment by moment")
     sweep = f"a run for each value of one of {', '.join(summaries.MOST)}"
     add("--sweep", type=as_argument(summaries.read_sweep), metavar="NAME=FROM:TO:STEP", help=sweep)
@@ -306,7 +307,8 @@ def _run_once(job: Job, given: Namespace) -> None:
             page = film.page(outcome)
             parts.enter_context(whole_file(given.html)).write_text(page, "utf-8")
         if given.plot is not None:
-            summaries.draw_run(load, plan, outcome, title, parts.enter_context(whole_file(given.plot)))
+            part = parts.enter_context(whole_file(given.plot))
+            summaries.draw_run(load, plan, outcome, title, given.slo or (), part)
 
 
 def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
@@ -323,9 +325,9 @@ def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
     text = f"{job.head(sweep.name)}\n{summaries.curve(sweep.name, points, given.slo or ())}"
     with _given(given, {"sweep": sweep.name, word: value, "points": points}, text) as parts:
         if given.plot is not None:
-            canvas, axes = new_figure(job.profile_name)
-            summaries.draw_curves(axes, sweep.name, points)
-            canvas.print_png(parts.enter_context(whole_file(given.plot)))
+            part = parts.enter_context(whole_file(given.plot))
+            with picture_file(part, job.head(sweep.name)) as axes:
+                summaries.draw_curves(axes, sweep.name, points, given.slo or ())
 
 
 def _summary(job: Job) -> summaries.RunSummary:

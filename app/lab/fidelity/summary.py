@@ -25,6 +25,7 @@ CURVE = ("requests/s", "tokens/s", "TTFT p50", "p99", "ITL p50", "p99", "E2E p99
     *("running", "KV peak", "preempted"),
 )
 BINS = 120
+MOST_TICKS = 12
 
 
 class Spread(Struct, frozen=True):
@@ -272,49 +273,96 @@ def write_requests(path: Path, load: LoadTrace, outcome: SimulationOutcome) -> N
     report.write_rows(path, (*COLUMNS, "send_s", "first_s", "last_s", "pod"), rows)
 
 
+_UNITS = {"ttft": ("TTFT (ms)", 1000), "itl": ("ITL (ms)", 1000), "e2e": ("E2E (s)", 1)}
+"""Names of axes, and units in a second."""
+_LINES = {
+    "mean": {"color": report.GREY, "marker": "D"},
+    "p50": {"color": report.BLUE, "marker": "o"},
+    "p90": {"color": "#d98a1f", "marker": "s"},
+    "p99": {"color": report.RED, "marker": "^"},
+}
+_SWEPT = {"rate": "rate (requests/s)", "in-flight": "requests in flight", "pods": "pods"}
+_LOG_FROM = 20
+"""Ratio of the highest to the lowest value of a latency from which its axis is logarithmic."""
+
+
 def draw_run(
-    load: LoadTrace, plan: SimulationPlan, outcome: SimulationOutcome, title: str, path: Path
+    load: LoadTrace,
+    plan: SimulationPlan,
+    outcome: SimulationOutcome,
+    title: str,
+    objectives: Sequence[Objective],
+    path: Path,
 ) -> None:
-    """Writes a PNG: latencies by time of sending, sequences per step, use of the cache."""
-    canvas, axes = report.new_figure(title)
+    """Writes a picture: latencies by time of sending, sequences in a step, use of the cache."""
     columns = outcome.send_s, outcome.first_s, outcome.last_s
     ttft_s, _, e2e_s = report.latencies(*columns, load.output_tokens)
     begin_s = min(outcome.send_s)
     width_s = max(outcome.send_s[-1] - begin_s, 1e-9) / BINS
-    for its, name, values in ((axes[0], "TTFT", ttft_s), (axes[1], "E2E", e2e_s)):
-        bins: defaultdict[int, list[float]] = defaultdict(list)
-        for send_s, value in zip(outcome.send_s, values, strict=True):
-            bins[int((send_s - begin_s) / width_s)].append(value)
-        moments = [(place + 0.5) * width_s for place in sorted(bins)]
-        for share, label, color in ((0.5, "p50", report.BLUE), (0.99, "p99", report.RED)):
-            heights = [report.quantile(sorted(bins[place]), share) for place in sorted(bins)]
-            its.plot(moments, heights, color=color, label=label)
-        its.set(title=f"{name} of requests sent then", ylabel="s", ylim=(0, None))
-        its.legend(frameon=False, loc="upper left")
-    timeline, capacity = outcome.timeline, plan.profile.engine.num_gpu_blocks - 1
-    times_s = [place * timeline.bin_s for place in range(len(timeline.blocks))]
-    pod_bin_s = timeline.bin_s * plan.pods
-    axes[2].plot(times_s, [it / pod_bin_s for it in timeline.sequences], color=report.BLUE)
-    axes[2].set(title="sequences in a step", ylim=(0, None))
-    axes[3].plot(times_s, [it / pod_bin_s / capacity * 100 for it in timeline.blocks], color=report.BLUE)
-    axes[3].set(title="KV cache", ylabel="% used", ylim=(0, None))
-    for its in axes:
-        its.set_xlabel("s")
-    canvas.print_png(path)
+    with report.picture_file(path, title) as axes:
+        for its, latency, values in ((axes[0], "ttft", ttft_s), (axes[1], "e2e", e2e_s)):
+            bins: defaultdict[int, list[float]] = defaultdict(list)
+            for send_s, value in zip(outcome.send_s, values, strict=True):
+                bins[int((send_s - begin_s) / width_s)].append(value)
+            moments = [(place + 0.5) * width_s for place in sorted(bins)]
+            name, per_s = _UNITS[latency]
+            for share, label in ((0.5, "p50"), (0.99, "p99")):
+                heights = [report.quantile(sorted(bins[place]), share) * per_s for place in sorted(bins)]
+                its.plot(moments, heights, color=_LINES[label]["color"], label=label)
+            its.set(xlabel="time of sending (s)", ylabel=name)
+            _draw_limits(its, latency, objectives)
+        timeline, capacity = outcome.timeline, plan.profile.engine.num_gpu_blocks - 1
+        times_s = [place * timeline.bin_s for place in range(len(timeline.blocks))]
+        pod_bin_s = timeline.bin_s * plan.pods
+        axes[2].plot(times_s, [it / pod_bin_s for it in timeline.sequences], color=report.BLUE)
+        axes[3].plot(times_s, [it / pod_bin_s / capacity * 100 for it in timeline.blocks], color=report.BLUE)
+        each = ", mean of pods" if plan.pods > 1 else ""
+        axes[2].set(xlabel="time (s)", ylabel=f"sequences in a step{each}")
+        axes[3].set(xlabel="time (s)", ylabel=f"KV cache in use (%){each}")
+        for its in axes:
+            report.from_zero(its)
 
 
-def draw_curves(axes: Sequence[report.Axes], name: str, points: Sequence[Point]) -> None:
+def draw_curves(
+    axes: Sequence[report.Axes], name: str, points: Sequence[Point], objectives: Sequence[Objective] = ()
+) -> None:
+    """Draws latencies and output tokens/s over the swept setting, the objectives, and the best value."""
     values = [point.value for point in points]
     for its, latency in zip(axes, LATENCIES, strict=False):
-        spreads = [point.summary.latency(latency) for point in points]
-        for part, color in (("p50", report.BLUE), ("p99", report.RED)):
-            seconds = [getattr(it, part) for it in spreads]
-            heights = [None if it is None else it * 1000 for it in seconds]
-            its.plot(values, heights, "o-", color=color, markersize=3, label=part)
-        its.set(title=latency.upper(), ylabel="ms", yscale="log")
-        its.legend(frameon=False, loc="upper left")
-    throughput = [point.summary.output_tokens_per_s for point in points]
-    axes[3].plot(values, throughput, "o-", color=report.BLUE, markersize=3)
-    axes[3].set(title="output tokens/s", ylim=(0, None))
+        label, per_s = _UNITS[latency]
+        wanted = {it.statistic for it in objectives if it.latency == latency}
+        drawn = [it.limit_s * per_s for it in objectives if it.latency == latency]
+        for statistic in (it for it in STATISTICS if it in {"p50", "p99", *wanted}):
+            seconds = [getattr(point.summary.latency(latency), statistic) for point in points]
+            heights = [math.nan if it is None else it * per_s for it in seconds]
+            drawn += [it for it in heights if it > 0]
+            its.plot(values, heights, **_LINES[statistic], label=statistic)
+        its.set(ylabel=label)
+        _draw_limits(its, latency, objectives)
+        if drawn and max(drawn) > _LOG_FROM * min(drawn):
+            its.set_yscale("log")
+        else:
+            report.from_zero(its)
+    axes[3].plot(values, [point.summary.output_tokens_per_s for point in points], **_LINES["p50"])
+    axes[3].set(ylabel="output tokens/s")
+    report.from_zero(axes[3])
+    word, value = best(name, points)
     for its in axes:
-        its.set_xlabel(name)
+        its.set(xlabel=_SWEPT[name])
+        if len(values) <= MOST_TICKS:
+            its.set_xticks(values)
+        if value is not None:
+            its.axvline(
+                value,
+                color=report.GREEN,
+                linewidth=4,
+                alpha=0.3,
+                label=f"{word} {name} within the SLO: {value:g}",
+            )
+
+
+def _draw_limits(axes: report.Axes, latency: str, objectives: Sequence[Objective]) -> None:
+    for it in objectives:
+        if it.latency == latency:
+            style = {"color": _LINES[it.statistic]["color"], "linestyle": "--", "linewidth": 1}
+            axes.axhline(it.limit_s * _UNITS[latency][1], **style, label=f"SLO, {it.statistic}")

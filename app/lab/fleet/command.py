@@ -36,7 +36,17 @@ from app.lab.fleet.proxy import Proxy
 from app.lab.fleet.routing import PolicyMaker, policies_of
 from app.lab.load.loads import arrivals
 from app.lab.load.policies import POLICIES
-from app.lab.load.report import BLUE, GREY, RED, check_target, four, markdown, new_figure, progress_of
+from app.lab.load.report import (
+    BLUE,
+    GREY,
+    RED,
+    check_picture,
+    check_target,
+    four,
+    markdown,
+    picture_file,
+    progress_of,
+)
 from app.serving.http.client import Target, server_of
 from app.text.base import Tokenizer, TokenizerError
 from config import Settings
@@ -125,26 +135,26 @@ def notes(summaries: Sequence[PolicySummary]) -> list[str]:
 
 
 def draw(summaries: Sequence[PolicySummary], title: str, path: Path) -> None:
-    """Writes a PNG: the TTFTs, their quantiles, the cached share of the prompts. Raises OSError."""
-    canvas, (shares, bars, cached) = new_figure(title, (11, 4.2), (1, 3), (5, 4, 2))
-    width = 0.8 / len(summaries)
-    for number, (at, color) in enumerate(zip(summaries, COLORS, strict=False)):
-        percents = [(rank + 1) / len(at.ttfts_s) * 100 for rank in range(len(at.ttfts_s))]
-        times_ms = [time_s * 1000 for time_s in at.ttfts_s]
-        shares.step(times_ms, percents, where="post", label=at.policy, color=color)
-        places = [place + (number - (len(summaries) - 1) / 2) * width for place in range(len(QUANTILES))]
-        bars.bar(places, [time_s * 1000 for time_s in at.quantiles_s], width, label=at.policy, color=color)
-    shares.set(title="requests that have their first token", xlabel="ms", ylabel="%", ylim=(0, 102))
-    shares.set_xlim(left=0)
-    shares.legend(frameon=False, loc="lower right")
-    bars.set_xticks(range(len(QUANTILES)), QUANTILES)
-    bars.set(title="time to first token", ylabel="ms")
-    names = [at.policy for at in summaries]
-    drawn = cached.bar(names, [at.cached_share * 100 for at in summaries], color=COLORS[: len(names)])
-    cached.bar_label(drawn, fmt="%.0f")
-    cached.set_xticks(range(len(names)), names, rotation=30, ha="right")
-    cached.set(title="cached prompt tokens", ylabel="%", ylim=(0, 105))
-    canvas.print_png(path)
+    """Writes a picture: the TTFTs, their quantiles, the cached share of the prompts. Raises OSError."""
+    with picture_file(path, title, (8, 3.2), (1, 3), (5, 4, 3)) as (shares, bars, cached):
+        width = 0.8 / len(summaries)
+        for number, (at, color) in enumerate(zip(summaries, COLORS, strict=False)):
+            percents = [(rank + 1) / len(at.ttfts_s) * 100 for rank in range(len(at.ttfts_s))]
+            times_ms = [time_s * 1000 for time_s in at.ttfts_s]
+            shares.step(times_ms, percents, where="post", label=at.policy, color=color)
+            places = [place + (number - (len(summaries) - 1) / 2) * width for place in range(len(QUANTILES))]
+            bars.bar(
+                places, [time_s * 1000 for time_s in at.quantiles_s], width, label=at.policy, color=color
+            )
+        shares.set(xlabel="TTFT (ms)", ylabel="requests with a first token (%)", ylim=(0, 102))
+        shares.set_xlim(left=0)
+        bars.set_xticks(range(len(QUANTILES)), QUANTILES)
+        bars.set(ylabel="TTFT (ms)")
+        names = [at.policy for at in summaries]
+        drawn = cached.bar(names, [at.cached_share * 100 for at in summaries], color=COLORS[: len(names)])
+        cached.bar_label(drawn, fmt="%.0f")
+        cached.set_xticks(range(len(names)), names, rotation=30, ha="right")
+        cached.set(ylabel="cached prompt tokens (%)", ylim=(0, 105))
 
 
 ABOUT = """\
@@ -171,15 +181,15 @@ def read(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
     add("--policies", nargs="+", default=(), help=ways, metavar="POLICY")
     add("--seed", type=seed, default=1, help="of workload, routing and pods [1]")
     picture = flags.add_mutually_exclusive_group().add_argument
-    picture("--png", type=Path, help="picture to draw [fleet.png, with matplotlib]")
+    picture("--png", type=Path, help="picture to draw, a PNG or an SVG [fleet.png, with matplotlib]")
     picture("--no-png", action="store_true", help="draw none")
     add("--json", type=Path, help="file for the figures, every TTFT among them")
     add("--serve", action="store_true", help="play nothing: serve until Ctrl-C, tell the URLs")
     given, others = flags.parse_beside_settings(argv)
     if given.png is not None:
         check_installed("fleet", "--png")
-    for path in (given.png, given.json):
-        check_target(path)
+    check_picture(given.png)
+    check_target(given.json)
     given.concurrency = None if given.rate else given.concurrency
     given.png = None if given.no_png else given.png or Path("fleet.png")
     return given, others

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from textwrap import fill
 from typing import Any, TextIO
 
 from config import ConfigError
@@ -19,9 +20,22 @@ TIMES = ("TTFT", "ITL", "E2E")
 QUANTILES = (0.5, 0.9, 0.99)
 NAMES = tuple(f"{time} {figure}" for time in TIMES for figure in ("mean", "p50", "p90", "p99"))
 """Names of the twelve figures, in their fixed order."""
-BLUE, RED, GREY = "#5b8db8", "#d1495b", "#9a9a9a"
+BLUE, RED, GREY, GREEN = "#2b6ca3", "#c8374a", "#8a8a8a", "#2e8b57"
 Axes = Any
 """Axes of matplotlib, which is optional."""
+ENDINGS = (".png", ".svg")
+DPI = 130
+_INK = "#1f1f1f"
+_COLORED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+STYLE = {
+    **{"font.size": 9, "axes.labelsize": 9, "axes.linewidth": 0.6, **dict.fromkeys(_COLORED, _INK)},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
+    **{"axes.grid": True, "axes.grid.axis": "y", "grid.alpha": 0.35, "grid.linewidth": 0.6},
+    **{"lines.linewidth": 1.4, "lines.markersize": 3.5, "savefig.dpi": DPI, "svg.hashsalt": "understudy"},
+}
+"""Settings of matplotlib for every picture. The salt gives equal SVG files equal bytes."""
+TITLE_WIDTH = 112
+"""Most characters in a line of a title."""
 PART = ".part"
 """Suffix of a file that is not complete yet."""
 QUIET_S = 1.0
@@ -78,23 +92,53 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (lines[0], ruler, *lines[1:]))
 
 
-def new_figure(
+@contextmanager
+def picture_file(
+    path: Path,
     title: str,
-    size: tuple[float, float] = (11, 6.4),
+    size: tuple[float, float] = (8, 4.8),
     grid: tuple[int, int] = (2, 2),
     widths: Sequence[float] | None = None,
-) -> tuple[Any, list[Axes]]:
-    """Returns a canvas, which writes files, and its axes: `grid` rows and columns, `size` in inches."""
+) -> Iterator[list[Axes]]:
+    """Yields axes, `grid` rows and columns in `size` inches, and writes them as PNG or SVG, by the ending.
+
+    One legend stands below all axes. Equal runs write equal bytes. Raises OSError.
+    """
     # Imported when needed: matplotlib is optional, and takes a second.
-    figure = import_module("matplotlib.figure").Figure(figsize=size, layout="constrained")
-    canvas = import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=10)
-    axes = list(figure.subplots(*grid, width_ratios=widths, squeeze=False).flat)
-    for its in axes:
-        its.spines[["top", "right"]].set_visible(False)
-        its.grid(axis="y", alpha=0.3)
-        its.set_axisbelow(True)
-    return canvas, axes
+    with import_module("matplotlib").rc_context(STYLE):
+        figure = import_module("matplotlib.figure").Figure(figsize=size, layout="constrained")
+        figure.suptitle(fill(title, TITLE_WIDTH), fontsize=9, x=0.01, horizontalalignment="left")
+        yield list(figure.subplots(*grid, width_ratios=widths, squeeze=False).flat)
+        labelled: dict[str, object] = {}
+        for axes in figure.axes:
+            _plain_ticks(axes.xaxis)
+            _plain_ticks(axes.yaxis)
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                labelled.setdefault(label, handle)
+        if labelled:
+            below = {"loc": "outside lower center", "ncols": min(6, len(labelled)), "frameon": False}
+            figure.legend(labelled.values(), labelled.keys(), **below)
+        form = Path(path.name.removesuffix(PART)).suffix[1:].lower()
+        figure.savefig(path, format=form, metadata={"Date": None} if form == "svg" else None)
+    if form == "png":
+        with import_module("PIL.Image").open(path) as image:  # a third of the size with a palette
+            image.convert("RGB").quantize(128).save(path, "PNG", optimize=True, dpi=(DPI, DPI))
+
+
+def from_zero(axes: Axes) -> None:
+    """Begins a linear y axis at 0, with room above what is drawn."""
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+
+
+def _plain_ticks(axis: Any) -> None:
+    """Writes numbers as 0.5 and 20,000, without powers and offsets; ticks with names stay."""
+    ticker = import_module("matplotlib.ticker")
+    if axis.get_scale() == "log":
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_locator(ticker.NullLocator())
+    elif not isinstance(axis.get_major_formatter(), ticker.ScalarFormatter):
+        return
+    axis.set_major_formatter(ticker.StrMethodFormatter("{x:,.10g}"))
 
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
@@ -127,6 +171,13 @@ def check_target(path: Path | None) -> None:
         raise ConfigError(f"{path}: there is no folder {path.parent}")
     if path is not None and path.is_dir():
         raise ConfigError(f"{path}: is a folder")
+
+
+def check_picture(path: Path | None) -> None:
+    """Raises ConfigError for a file that cannot be written, or has another ending than a picture's."""
+    check_target(path)
+    if path is not None and path.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"{path}: a picture's name ends with {' or '.join(ENDINGS)}")
 
 
 @contextmanager
