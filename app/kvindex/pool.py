@@ -211,7 +211,8 @@ class Pool:
             shard.queue.popleft()
             shard.size_bytes -= 0 if message is None else message.size_bytes
             wait_s = BACK_OFF_S[0]
-            self.pace()
+            if shard.queue:
+                self.pace()
 
     def back_off(self, error: BackendUnavailable, wait_s: float) -> float:
         """Waits for the backend; returns the next wait, in seconds. A step may then be repeated."""

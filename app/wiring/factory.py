@@ -392,10 +392,9 @@ class Assembly:
             stack.append(Traces(make_tracer, self.clock, caches={"spans": sender}))
         stack += [access.Cors(settings.access), keys, self.limits]
         stack += [] if self.plugins is None else self.plugins.middleware()
-        stack += [http_metrics.LoadReports(self.recorder.figures), self.audit]
-        stack += [] if self.replay is None else [self.replay]
-        stack += [] if self.console is None else [self.console]
-        middleware = MiddlewareStack([*stack, access.ForeignPages(settings.access)])
+        stack += [access.ForeignPages(settings.access), http_metrics.LoadReports(self.recorder.figures)]
+        more = self.audit, self.replay, self.console
+        middleware = MiddlewareStack([*stack, *(each for each in more if each is not None)])
         self.live.subscribe(middleware.on_settings)
         return middleware
 

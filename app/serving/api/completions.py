@@ -25,6 +25,7 @@ from app.serving.protocol.completions import (
     CompletionRequest,
     TokenIds,
 )
+from app.serving.protocol.validation import fit_prompt
 
 
 class EchoedPrompt(Struct, frozen=True):
@@ -163,11 +164,12 @@ def completion_prompt(
     pipeline: RequestPipeline, request: CompletionRequest, prompt: str | TokenIds
 ) -> BuiltPrompt:
     """Returns a prompt as tokens; a prompt of ids echoes as its decimal ids (simulator.md 5.2)."""
+    most = pipeline.limits.max_model_len
     if isinstance(prompt, str):
         pipeline.check_text(prompt)
-        ids = pipeline.fit(request, pipeline.tokenizer.encode(prompt, request.add_special_tokens))
+        ids = fit_prompt(request, pipeline.tokenizer.encode(prompt, request.add_special_tokens), most)
         return BuiltPrompt(ids, prompt, (("user", prompt),) if pipeline.keeps_turns else ())
-    return BuiltPrompt(pipeline.fit(request, prompt), ",".join(map(str, prompt)))
+    return BuiltPrompt(fit_prompt(request, prompt, most), ",".join(map(str, prompt)))
 
 
 def echoed_prompt(

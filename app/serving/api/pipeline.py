@@ -35,7 +35,6 @@ from app.serving.protocol.validation import (
     GenerationRequest,
     ModelLimits,
     ValidatedRequest,
-    fit_prompt,
     too_long,
 )
 from app.text.base import Tokenizer
@@ -128,9 +127,6 @@ class RequestPipeline:
         if len(text) > most and len(text) > most * (self.tokenizer.longest_token or inf):
             raise too_long(most, f", which a prompt of {len(text)} characters cannot fit.", "input_text")
 
-    def fit(self, request: GenerationRequest, ids: Sequence[int]) -> Sequence[int]:
-        return fit_prompt(request, ids, self.limits.max_model_len)
-
     def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
         return encoded(hashes) if self.settings.model.mm_encoder_only else None
 
@@ -171,7 +167,8 @@ class RequestPipeline:
         if form is not None and form.structural_tag is not None:
             constraint = Constraint(grammar=tag_of(form.structural_tag, request, self.schemas))
         try:
-            check_rank(context, self.rank)
+            if RANK in context.headers:
+                check_rank(context, self.rank)
             asked.check_engine(prompt_ids)
             if form is not None and constraint is None:
                 constraint = constraint_of(form, self.schemas)
@@ -222,7 +219,8 @@ class RequestPipeline:
         """Makes the first choice of the first prompt. ApiError 400 for invalid headers or tools."""
         request, prompt, fault = asked.request, prompts[0], context.kept(Fault)
         kvcache = self.settings.kvcache
-        transfer = request.kv_transfer_params if kvcache.transfers else None
+        given = request.kv_transfer_params
+        transfer = given if given and kvcache.transfers else None
         if self.real is not None:
             check_real(request, prompt.features is not None)
         priority, threshold = priority_of(context, request.priority), request.cache_hit_threshold
@@ -263,10 +261,10 @@ class RequestPipeline:
             reasoning=thinks != "no",
             only_thoughts=thinks == "all",
             thinking_budget=None if chat is None else chat.thinking_token_budget,
-            adapter=asked.model if asked.model in self.models.adapters else None,
+            adapter=None if asked.model == self.models.names[0] else asked.model,
             priority=priority,
             cache_salt=request.cache_salt,
-            media=placeholders(prompt.features),
+            media=() if prompt.features is None else placeholders(prompt.features),
             cache_hit_threshold=threshold,
             image=image,
             remote_prefill=bool(transfer and transfer.get("do_remote_prefill")),
@@ -338,7 +336,7 @@ def check_repeated(param: str, values: int, entries: int = 0) -> None:
 def check_rank(context: RequestContext, rank: int) -> None:
     """Raises ApiError 400 for another rank's request. As in vLLM, a header without a number is ignored."""
     try:
-        pinned = int(context.headers.get(RANK, rank))
+        pinned = int(context.headers[RANK])
     except ValueError:
         return
     if pinned != rank:

@@ -70,7 +70,9 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         normalize_messages(self.messages)
 
     def check_converted(self) -> None:
-        check_tool_calls(self.messages)
+        for message in self.messages:
+            if "tool_calls" in message:
+                check_tool_calls(message)
 
 
 def convert_conversations(value: object) -> Conversations:
@@ -126,7 +128,8 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     def check_converted(self) -> None:
         self.tools, self.stream = None, False
         for conversation in self.messages:
-            check_tool_calls(conversation)
+            for message in conversation:
+                check_tool_calls(message)
 
 
 class ContentBlock(Struct, omit_defaults=True):

@@ -7,8 +7,6 @@ developer message, the first kind that vLLM tries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from app.serving.http.errors import bad_request, malformed
 from app.serving.protocol.coercion import JsonObject, Misfit, param_of
 
@@ -45,14 +43,13 @@ def normalize_messages(messages: object) -> None:
             message["reasoning"] = reasoning
 
 
-def check_tool_calls(messages: Sequence[Message]) -> None:
+def check_tool_calls(message: Message) -> None:
     """Raises `ApiError` unless an assistant's calls have an id, a type and a function or custom tool."""
-    for message in messages:
-        calls = message.get("tool_calls") if message.get("role") == "assistant" else None
-        for index, call in enumerate(calls if isinstance(calls, list) else ()):
-            if not _is_custom_call(call) and (path := _wrong_function_call(call)):
-                where = param_of((index, *path))
-                raise malformed(f"{where}: a tool call of a message is incomplete", where)
+    calls = message.get("tool_calls") if message.get("role") == "assistant" else None
+    for index, call in enumerate(calls if isinstance(calls, list) else ()):
+        if not _is_custom_call(call) and (path := _wrong_function_call(call)):
+            where = param_of((index, *path))
+            raise malformed(f"{where}: a tool call of a message is incomplete", where)
 
 
 def _check_message(message: object) -> None:

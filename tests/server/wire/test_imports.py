@@ -30,14 +30,14 @@ WAY = re.compile(
     r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
 )
 MOST = {
-    "fast, no latency": (85, 22, 44),
+    "fast, no latency": (82, 22, 41),
     "fast, --profile": (251, 30, 130),
-    "Flask, no latency": (158, 34, 82),
-    "a required tool": (330, 49, 186),
+    "Flask, no latency": (148, 31, 71),
+    "a required tool": (321, 46, 176),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
 INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")
-MOST_INDEX = {"one KV event": (49, 10, 21), "one score": (36, 9, 17)}
+MOST_INDEX = {"one KV event": (48, 9, 20), "one score": (36, 9, 17)}
 
 
 def test_each_way_takes_few_calls_files_and_changes_and_the_fast_one_no_room_twice() -> None:

@@ -90,12 +90,13 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         usage = self._usage(0) if options.continuous_usage else UNSET
         ids = options.prompt_ids if options.token_ids else None
         end = chunk_end(common.ChunkTail(usage, UNSET, ids, options.prompt_text))
-        openings = [(wire.Delta(options.role, ""), end)]
+        openings, chunks = [(wire.Delta(options.role, ""), end)], list[bytes]()
         if options.echo:
             openings.append((wire.Delta(content=options.echo), chunk_end(common.ChunkTail(usage))))
-        places = range(options.n)
-        chunks = [(wire.ChunkChoice(index, delta), end) for delta, end in openings for index in places]
-        return b"".join([self._head + encode(choice) + end for choice, end in chunks])
+        for delta, end in openings:
+            for index in range(options.n):
+                chunks += self._head, encode(wire.ChunkChoice(index, delta)), end
+        return b"".join(chunks)
 
     @cached_property
     def _thoughts(self) -> Sequence[bytes]:

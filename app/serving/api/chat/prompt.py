@@ -23,6 +23,7 @@ from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.decoding import decode, decode_first
 from app.serving.protocol.messages import Message, content_text
 from app.serving.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
+from app.serving.protocol.validation import fit_prompt
 from app.text.base import PLAIN_CHAT, ChatOptions
 from app.text.huggingface import LocalTokenizer
 
@@ -49,7 +50,8 @@ def chat_prompt(
     if request.kv_transfer_params and FORWARDED in request.kv_transfer_params:
         ids = _forwarded_ids(pipeline, request, composed)
     if ids is None:
-        ids = pipeline.fit(request, pipeline.tokenizer.encode_chat(messages, options))
+        ids = pipeline.tokenizer.encode_chat(messages, options)
+        ids = fit_prompt(request, ids, pipeline.limits.max_model_len)
     media = features(composed, ids) if composed else None
     if messages and messages[-1].get("tool_calls"):
         text = last_message_text(messages)

@@ -28,7 +28,7 @@ from app.serving.protocol import rules
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.options import MAX_STOP_STRINGS, StructuredOutputs
-from app.serving.protocol.validation import check_prompt_length
+from app.serving.protocol.validation import check_prompt_length, fit_prompt
 from config.fault_rules import MalformedChunkRule, MissingDoneRule, TruncatedJsonRule
 
 MODALITIES = ("image", "image", "audio", "video")
@@ -72,12 +72,13 @@ class Generator:
 
     def _built_prompt(self, message: Proto, request: CompletionRequest) -> BuiltPrompt:
         given, pipeline = request.prompt, self._pipeline
+        most = pipeline.limits.max_model_len
         if isinstance(given, str):
             features_of(message, 0)
             pipeline.check_text(given)
-            ids = pipeline.fit(request, pipeline.tokenizer.encode(given, True))
+            ids = fit_prompt(request, pipeline.tokenizer.encode(given, True), most)
             return BuiltPrompt(ids, given, (("user", given),) if pipeline.keeps_turns else ())
-        ids = pipeline.fit(request, cast("list[int]", given))
+        ids = fit_prompt(request, cast("list[int]", given), most)
         return BuiltPrompt(ids, pipeline.tokenizer.decode(ids, False), (), features_of(message, len(ids)))
 
 
