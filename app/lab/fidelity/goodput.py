@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -63,29 +63,37 @@ def read_limits(words: Sequence[str]) -> Limits:
 
 def goodput(load: LoadTrace, outcome: SimulationOutcome, limits: Limits, duration_s: float) -> Goodput:
     """Counts the requests that met their limits; one without a first token has missed them."""
-    of_class = [{**limits.get("", {}), **limits.get(name, {})} for name in load.classes]
-    everyone, kinds = limits.get("", {}), load.kind or None
+    kinds = load.kind or None
     good: dict[int, int] = defaultdict(int)
     count: dict[int, int] = defaultdict(int)
-    for number, output in enumerate(load.output_tokens):
+    for number, ratios in enumerate(limit_ratios(load, outcome, limits)):
         kind = -1 if kinds is None else kinds[number]
-        send_s, first_s, last_s = outcome.send_s[number], outcome.first_s[number], outcome.last_s[number]
         count[kind] += 1
-        if math.isnan(first_s):
-            continue
-        took_s = {
-            "ttft": first_s - send_s,
-            "tpot": (last_s - first_s) / (output - 1) if output > 1 else 0.0,
-            "e2el": last_s - send_s,
-        }
-        own = everyone if kind < 0 else of_class[kind]
-        good[kind] += all(took_s[metric] <= limit_s for metric, limit_s in own.items())
+        good[kind] += all(ratio <= 1 for ratio in ratios.values())
     per_s = 1 / duration_s if duration_s > 0 else 0.0
     shares = {kind: Share(count[kind], good[kind], good[kind] * per_s) for kind in sorted(count)}
     met = sum(good.values())
     return Goodput(
         len(load), met, met * per_s, {load.classes[kind]: it for kind, it in shares.items() if kind >= 0}
     )
+
+
+def limit_ratios(load: LoadTrace, outcome: SimulationOutcome, limits: Limits) -> Iterator[dict[str, float]]:
+    """Yields each request's times by metric, as shares of its limits; inf without a first token."""
+    everyone, kinds = limits.get("", {}), load.kind or None
+    of_class = [{**everyone, **limits.get(name, {})} for name in load.classes]
+    for number, output in enumerate(load.output_tokens):
+        send_s, first_s, last_s = outcome.send_s[number], outcome.first_s[number], outcome.last_s[number]
+        took_s = {
+            "ttft": first_s - send_s,
+            "tpot": (last_s - first_s) / (output - 1) if output > 1 else 0.0,
+            "e2el": last_s - send_s,
+        }
+        own = everyone if kinds is None else of_class[kinds[number]]
+        if math.isnan(first_s):
+            yield dict.fromkeys(METRICS, math.inf)
+        else:
+            yield {metric: took_s[metric] / limit_s for metric, limit_s in own.items()}
 
 
 def check_classes(limits: Limits, load: LoadTrace) -> None:

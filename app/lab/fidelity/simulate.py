@@ -65,23 +65,28 @@ class Job:
     judgement: summaries.Judgement
 
     def load(self, progress: simulation.Progress = lambda done: None) -> LoadTrace:
-        engine = self.plan.profile.engine
-        longest = simulation.longest_tokens(engine)
+        longest = simulation.longest_tokens(self.plan.profile.engine)
         if self.recipe is not None:
             load = loads.draw_load(self.recipe, longest, progress)
         else:
             assert self.trace is not None
             load = read_trace(self.trace, progress)
+        self.check_sizes(load)
+        if self.judgement.limits is not None:
+            check_classes(self.judgement.limits, load)
+        return load
+
+    def check_sizes(self, load: LoadTrace) -> None:
+        """Raises ConfigError for a request that the engine could never finish."""
+        engine = self.plan.profile.engine
+        longest = simulation.longest_tokens(engine)
         for number, sizes in enumerate(zip(load.input_tokens, load.output_tokens, strict=True)):
-            if sum(sizes) > longest:  # the engine could never finish it
+            if sum(sizes) > longest:
                 rule = "max-model-len" if longest == engine.max_model_len else "what cache and budget hold"
                 raise ConfigError(
                     f"{load.row(number)}: input_tokens {sizes[0]} and output_tokens {sizes[1]} together must "
                     f"not exceed {rule}, {longest} tokens"
                 )
-        if self.judgement.limits is not None:
-            check_classes(self.judgement.limits, load)
-        return load
 
     def at(self, name: str, value: float) -> Job:
         if name == "rate":
@@ -107,11 +112,16 @@ class Job:
 def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
     """Returns the job and the flags. Raises ConfigError, in one line, for wrong values and for conflicts."""
     given, words = parser().parse_beside_settings(argv, plugins_only=True)
-    settings = load(words, {})
+    job = make_job(given, load(words, {}), plugged)
+    if given.profile == AUTO:
+        print(f"profile auto: {job.plan.profile.checked}", file=sys.stderr)
+    return job, given
+
+
+def make_job(given: Namespace, settings: Settings, plugged: Plugged) -> Job:
+    """Makes the job of the flags. Raises ConfigError as `read` does."""
     made_of = given.device, given.tensor_parallel_size, given.model_config, given.vllm_version
     profile = profile_of(given.profile, *made_of)
-    if given.profile == AUTO:
-        print(f"profile auto: {profile.checked}", file=sys.stderr)
     limits = {name: getattr(given, name.replace("-", "_")) for name in (*ENGINE, *SWITCHES)}
     changes = {
         name.removesuffix("-override").replace("-", "_"): value
@@ -140,7 +150,7 @@ def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
     except ValueError as error:
         raise UsageError(f"--goodput {error}") from None
     judgement = summaries.Judgement(goodput, given.gpu_hour_price)
-    return Job(profile_name=name, plan=plan, trace=given.trace, recipe=recipe, judgement=judgement), given
+    return Job(profile_name=name, plan=plan, trace=given.trace, recipe=recipe, judgement=judgement)
 
 
 def _recipe(given: Namespace, rate_is_swept: bool) -> loads.Recipe | None:
@@ -193,9 +203,11 @@ def _check_files(given: Namespace) -> None:
             raise UsageError(f"{path} is named twice")
 
 
-def parser() -> FlagParser:
-    """Makes the parser; flags without a default in help are None if absent."""
-    flags = FlagParser(prog=f"{COMMAND} simulate", description=ABOUT, allow_abbrev=False)
+def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
+    """Makes the parser; flags without a default in help are None if absent. `plan` replaces some flags."""
+    flags = FlagParser(
+        prog=f"{COMMAND} {command}", description=about, allow_abbrev=False, conflict_handler="resolve"
+    )
     whole, rate = whole_number(1, MOST_TOKENS), partial(number_of, 0, summaries.MOST["rate"])
     costs = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
     flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=costs)
@@ -298,7 +310,7 @@ def _run_once(job: Job, given: Namespace) -> None:
         outcome = simulation.simulate(load, plan, progress, None if film is None else film.watch)
         summary = summaries.summarize(load, plan, outcome, job.profile_name, job.judgement)
     verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in given.slo or ()]
-    with _given(
+    with written(
         given, summary, "\n".join([job.head(""), summaries.table(summary, job.judgement), *verdicts])
     ) as parts:
         if given.requests is not None:
@@ -323,7 +335,7 @@ def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
             progress(len(points))
     word, value = summaries.best(sweep.name, points)
     text = f"{job.head(sweep.name)}\n{summaries.curve(sweep.name, points, given.slo or ())}"
-    with _given(given, {"sweep": sweep.name, word: value, "points": points}, text) as parts:
+    with written(given, {"sweep": sweep.name, word: value, "points": points}, text) as parts:
         if given.plot is not None:
             part = parts.enter_context(whole_file(given.plot))
             with picture_file(part, job.head(sweep.name)) as axes:
@@ -338,7 +350,7 @@ def _summary(job: Job) -> summaries.RunSummary:
 
 
 @contextmanager
-def _given(given: Namespace, figures: object, text: str) -> Iterator[ExitStack]:
+def written(given: Namespace, figures: object, text: str) -> Iterator[ExitStack]:
     """Yields a stack for files, which are all written or none; then prints the table, or figures for `-`."""
     document = msgspec.json.format(msgspec.json.encode(figures)) + b"\n"
     with ExitStack() as parts:
