@@ -156,7 +156,7 @@ class Engine(EngineClient):
             return False
         special = request.adapter or request.observers or request.delays or request.remote_prefill
         asked = request.cache_hit_threshold or request.logprobs is not None
-        return not (special or asked or reply.spans or reply.delays or len(reply.texts) > MOST_AT_ONCE)
+        return not (special or asked or reply.delays or len(reply.texts) > MOST_AT_ONCE)
 
 
 def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: SequenceContext) -> None:
@@ -165,8 +165,11 @@ def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: 
     prompt_tokens, begun, failure = len(request.prompt_ids), False, None
     try:
         emit(Started(request.index, at_s, 0, reply.prompt_logprobs))
-        begun, tokens = True, len(reply.ids)
-        emit(Tokens(request.index, reply.texts, reply.ids, at_s, None, reply.finish))
+        begun, start, last = True, 0, len(reply.texts)
+        for end, part in reply.spans or ((last, None),):
+            texts, ids = reply.texts[start:end], reply.ids[start:end]
+            start, tokens = end, tokens + len(ids)
+            emit(Tokens(request.index, texts, ids, at_s, None, reply.finish if end == last else None, part))
         reason = COUNTED_AS[reply.finish.reason]
     except Exception as error:
         log.exception("a sequence failed at its start")

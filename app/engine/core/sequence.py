@@ -281,7 +281,7 @@ class PerRequestTiming:
             else (latency.time_to_first_token,)
         )
         self._prefills = any(means)
-        self.instant = self.constant_gap_s == 0 and not self._prefills
+        self.instant = self.constant_gap_s == 0 and not self._prefills and not latency.time_to_generate_image
         """True if a prompt prefilled on this engine, and its reply, take no time."""
 
     def time_to_first_token(self, prompt_tokens: int, cached_tokens: int = 0, remote: bool = False) -> float:
