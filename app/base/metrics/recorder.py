@@ -156,6 +156,8 @@ class Recorder:
         self._finished: list[FinishedSequence] = []
         self._fetched = self._loaded = 0
         """Prompt tokens with a fetched cache, and from a connector's store."""
+        self._parsed: Tally[tuple[str, bool]] = Tally()
+        """Runs of the tool call parser, by mode and whether one found a call."""
 
     def adapter_moved(self, sequence: Hashable, adapter: str, stage: AdapterStage | None) -> None:
         """Counts a sequence with an adapter that began to wait or to run; None: that ended."""
@@ -226,10 +228,7 @@ class Recorder:
 
     def parsed_tools(self, streaming: bool, found: bool, times: int = 1) -> None:
         """Counts runs of the tool call parser on a reply or an event of a stream; `found`: with a call."""
-        mode = "streaming" if streaming else "non_streaming"
-        told = {"mode": mode, "outcome": "tool_call" if found else "no_tool_call"}
-        name = "tool_call_parser_invocations_total"
-        self._counter(name, request_type="chat_completions", **told).value += times
+        self._parsed["streaming" if streaming else "non_streaming", found] += times
 
     def sleeping(self, level: int | None) -> None:
         """Sets the sleep level (0, 1 or 2); None: awake."""
@@ -318,6 +317,11 @@ class Recorder:
         self._fold_tokens()
         self._fold_prefills()
         self._fold_finished()
+        parsed, self._parsed = self._parsed, Tally()
+        name, kind = "tool_call_parser_invocations_total", "chat_completions"
+        for (mode, found), times in parsed.items():
+            outcome = "tool_call" if found else "no_tool_call"
+            self._counter(name, request_type=kind, mode=mode, outcome=outcome).value += times
 
     def _fold_steps(self) -> None:
         rows, self._step_tokens = self._step_tokens, []
