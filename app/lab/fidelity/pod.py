@@ -15,9 +15,12 @@ from config.profile import EngineLimits, Profile
 
 
 class OfflineRequest(SequenceState):
-    """A request, with times in seconds. Those of a `group` share `prefix_tokens` tokens of their prompts."""
+    """A request, with times in seconds, and what its prompt shares with prompts of other requests."""
 
-    __slots__ = ("arrival_s", "first_s", "group", "last_s", "number", "prefix_tokens", "send_s")
+    __slots__ = (
+        *("arrival_s", "first_s", "keys", "last_s", "node_tokens", "number"),
+        *("path", "prefix_tokens", "send_s", "session"),
+    )
 
     def __init__(self, arrival_s: float, prompt_tokens: int, output_tokens: int, number: int = 0) -> None:
         super().__init__(prompt_tokens, output_tokens)
@@ -25,7 +28,13 @@ class OfflineRequest(SequenceState):
         self.arrival_s = self.send_s = arrival_s
         """Time planned by the load; `send_s` may be later."""
         self.first_s = self.last_s = -1.0
-        self.group, self.prefix_tokens = -1, 0
+        self.path: Sequence[int] = ()
+        """Nodes of the prefix tree from the root on; each has the next `node_tokens` tokens of the prompt."""
+        self.node_tokens = self.prefix_tokens = 0
+        self.session = -1
+        """Conversation whose beginning this prompt is, after `prefix_tokens`; its answer continues it."""
+        self.keys: list[bytes] | None = None
+        """Keys of the blocks that may be cached; made while the request waits, dropped with its blocks."""
 
 
 class PrefixBlocks:
@@ -50,14 +59,20 @@ class PrefixBlocks:
         return self.pool.free
 
     def find(self, sequence: OfflineRequest, tokens: int) -> int:
-        return len(self._found(sequence, (tokens - 1) // self.block_size))
+        whole = (tokens - 1) // self.block_size
+        if sequence.keys is None:
+            keys = sequence.keys = shared_keys(sequence, self.block_size, tokens)
+            kept = self._kept.get(sequence, 0)
+            keys += [_own_key(sequence, place) for place in range(len(keys), kept)]
+        sequence.hits = self.pool.longest_prefix(sequence.keys[:whole])
+        return len(sequence.hits)
 
     def fits(self, sequence: OfflineRequest, tokens: int, found: int) -> bool:
-        used = sum(block.references > 0 for block in self._found(sequence, found))
+        used = sum(block.references > 0 for block in sequence.hits)
         return -(-tokens // self.block_size) - used <= self.free
 
     def begin(self, sequence: OfflineRequest, found: int, count: int) -> None:
-        blocks = self._found(sequence, found)
+        blocks, sequence.hits = sequence.hits, []
         self._kept.pop(sequence, None)
         self.hits += 0 if sequence.preemptions else found
         self.pool.use(blocks)
@@ -68,16 +83,21 @@ class PrefixBlocks:
         self.held[sequence] += self.pool.take(count)
 
     def filled(self, sequence: OfflineRequest) -> None:
-        whole = min(sequence.computed, sequence.prefix_tokens) // self.block_size
-        for place, block in enumerate(self.held[sequence][:whole]):
+        whole, keys = min(sequence.computed, sequence.prefix_tokens) // self.block_size, sequence.keys or ()
+        for block, key in zip(self.held[sequence][:whole], keys, strict=False):
             if block.hash is None:
-                self.pool.cache(block, _group_key(sequence.group, place))
+                self.pool.cache(block, key)
 
     def release(self, sequence: OfflineRequest, held: int, findable: int = 0) -> None:
-        blocks = self.held.pop(sequence)
+        blocks, sequence.keys = self.held.pop(sequence), None
+        said = 0
+        if sequence.session >= 0:  # the last token of the answer is not computed
+            ended = sequence.prompt_tokens + sequence.output_tokens - 1
+            said = ended // self.block_size if sequence.last else findable
         for place, block in enumerate(blocks):
             if block.hash is None:
-                self.pool.cache(block, _own_key(sequence, place))
+                key = _session_key(sequence, place) if place < said else _own_key(sequence, place)
+                self.pool.cache(block, key)
         if findable:
             self._kept[sequence] = findable
         self.pool.release(blocks)
@@ -85,20 +105,20 @@ class PrefixBlocks:
     def forget(self, sequence: OfflineRequest) -> None:
         self._kept.pop(sequence, None)
 
-    def _found(self, sequence: OfflineRequest, most: int) -> list[Block]:
-        shared, group = sequence.prefix_tokens // self.block_size, sequence.group
-        return self.pool.longest_prefix(
-            _group_key(group, place) if place < shared else _own_key(sequence, place)
-            for place in range(min(most, max(shared, self._kept.get(sequence, 0))))
-        )
+
+def shared_keys(request: OfflineRequest, block_size: int, tokens: int) -> list[bytes]:
+    """Returns the keys of whole blocks, of the first `tokens` tokens, that other requests may have cached."""
+    shared, path, node_tokens = request.prefix_tokens // block_size, request.path, request.node_tokens
+    keys = [
+        b"g%d/%d" % (path[((place + 1) * block_size - 1) // node_tokens], place) for place in range(shared)
+    ]
+    if request.session >= 0:
+        keys += [_session_key(request, place) for place in range(shared, tokens // block_size)]
+    return keys
 
 
-def shared_keys(request: OfflineRequest, block_size: int) -> list[bytes]:
-    return [_group_key(request.group, place) for place in range(request.prefix_tokens // block_size)]
-
-
-def _group_key(group: int, place: int) -> bytes:
-    return b"g%d/%d" % (group, place)
+def _session_key(sequence: OfflineRequest, place: int) -> bytes:
+    return b"s%d/%d" % (sequence.session, place)
 
 
 def _own_key(sequence: OfflineRequest, place: int) -> bytes:

@@ -7,12 +7,13 @@ import multiprocessing
 import os
 import signal
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import groupby
+from itertools import count, groupby
 from random import Random
 from threading import Thread
 from typing import TypeVar
@@ -73,12 +74,13 @@ class Simulation:
         self._load, self._plan, self._progress = load, plan, progress
         self.outcome = out = SimulationOutcome(load)
         profile, costs = plan.profile, plan.step_costs or (lambda profile: StepCost(profile.cost))
-        fixed = bool(load.group), out.timeline, self._ended, watch
+        fixed = bool(load.group or load.session), out.timeline, self._ended, watch
         self.pods = [
             Pod(profile, costs(profile), f"{plan.seed}/{number}", *fixed) for number in range(plan.pods)
         ]
         self._policy = make_policy(plan.policy, self._cached, Random(f"{plan.seed}/{plan.policy}"))
-        free = watch is None and plan.in_flight is None
+        self._next_turns = load.next_turns()
+        free = watch is None and plan.in_flight is None and not self._next_turns
         self._is_blind = free and not isinstance(self._policy, PrefixAware)
         """True when the choice of pods, and so each pod, depends on nothing but the load."""
         self._numbers = range(plan.pods)
@@ -89,6 +91,8 @@ class Simulation:
         self._counts = dict.fromkeys(range(plan.pods), 0)
         self._endings: list[tuple[float, int]] = []
         """Heap of the known ends of requests: times and pods."""
+        self._turns: list[tuple[float, int]] = []
+        """Heap of turns that follow known answers: times and requests."""
         self._done = 0
 
     def run(self) -> SimulationOutcome:
@@ -99,6 +103,8 @@ class Simulation:
                 out.pod[number] = policy.choose(None, self._numbers, self._counts)
             for _, its in groupby(sorted(numbers, key=out.pod.__getitem__), out.pod.__getitem__):
                 self._play(its)
+        elif self._next_turns:
+            self._play_sessions()
         else:
             self._play(numbers)
         out.steps = sum(pod.steps for pod in self.pods)
@@ -107,24 +113,50 @@ class Simulation:
         return out
 
     def _play(self, numbers: Iterable[int]) -> None:
-        load = self._load
-        for count, number in enumerate(numbers):
-            columns = load.arrival_s[number], load.input_tokens[number], load.output_tokens[number]
-            request = OfflineRequest(*columns, number)
-            if load.group:
-                request.group, request.prefix_tokens = load.group[number], load.prefix_tokens[number]
-            request.send_s = send_s = self._send_s(request.arrival_s)
-            self._settle(send_s)
-            self._send(request)
-            if not count % OFTEN:
+        arrival_s = self._load.arrival_s
+        for place, number in enumerate(numbers):
+            self._arrive(number, arrival_s[number])
+            if not place % OFTEN:
                 self._progress(self._done)
         while self._due:
             self._settle(self._due[0][0] + SLICE_S)
             self._progress(self._done)
 
+    def _play_sessions(self) -> None:
+        """Goes from event to event, as any of them may end an answer that a turn follows."""
+        arrival_s, due, turns = self._load.arrival_s, self._due, self._turns
+        later = set(self._next_turns.values())
+        firsts = deque(number for number in range(len(arrival_s)) if number not in later)
+        for event in count():
+            arrives_s = arrival_s[firsts[0]] if firsts else math.inf
+            turn_s = turns[0][0] if turns else math.inf
+            if due and due[0][0] < min(arrives_s, turn_s):
+                self._settle(math.nextafter(due[0][0], math.inf))
+            elif turn_s < arrives_s:
+                self._arrive(heappop(turns)[1], turn_s)
+            elif firsts:
+                self._arrive(firsts.popleft(), arrives_s)
+            else:
+                break
+            if not event % OFTEN:
+                self._progress(self._done)
+
+    def _arrive(self, number: int, arrival_s: float) -> None:
+        """Sends a request that is to be sent at `arrival_s`, after all earlier events."""
+        load = self._load
+        request = OfflineRequest(arrival_s, load.input_tokens[number], load.output_tokens[number], number)
+        if load.group:
+            request.path, request.prefix_tokens = load.path(number), load.prefix_tokens[number]
+            request.node_tokens = load.node_tokens
+        if load.session:
+            request.session = load.session[number]
+        request.send_s = send_s = self._send_s(arrival_s)
+        self._settle(send_s)
+        self._send(request)
+
     def _cached(self, request: OfflineRequest) -> dict[int, float]:
-        """Returns the cached blocks of a request's shared prefix by pod, like an indexer without delay."""
-        keys = shared_keys(request, self._plan.profile.engine.block_size)
+        """Returns the cached blocks of a request's prompt by pod, like an indexer without delay."""
+        keys = shared_keys(request, self._plan.profile.engine.block_size, request.prompt_tokens)
         return {number: pod.cached_blocks(keys) for number, pod in enumerate(self.pods)} if keys else {}
 
     def _send_s(self, arrival_s: float) -> float:
@@ -172,6 +204,8 @@ class Simulation:
             heappush(self._endings, (last_s, out.pod[number]))
         if self._places is not None:
             heappush(self._places, last_s + self._plan.turnaround_s)
+        if (turn := self._next_turns.get(number)) is not None:
+            heappush(self._turns, (last_s + self._load.think_s[turn], turn))
         self._done += 1
 
 

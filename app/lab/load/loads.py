@@ -40,6 +40,14 @@ class LoadTrace:
     output_tokens: array[int] = field(default_factory=lambda: array("i"))
     group: array[int] = field(default_factory=lambda: array("i"))
     prefix_tokens: array[int] = field(default_factory=lambda: array("i"))
+    parents: array[int] = field(default_factory=lambda: array("i"))
+    """Where groups are leaves of a prefix tree: parent of each group, NO_GROUP of a root. Else empty."""
+    node_tokens: int = MOST_TOKENS
+    """Tokens of the prompt that belong to each node of the tree."""
+    session: array[int] = field(default_factory=lambda: array("i"))
+    """Conversation of each request, whose turns are in order; NO_GROUP for none. Empty without sessions."""
+    think_s: array[float] = field(default_factory=lambda: array("d"))
+    """Time from the answer before a later turn until that turn, whose `arrival_s` is of the row above."""
     kind: array[int] = field(default_factory=lambda: array("i"))
     """Place of each request's class in `classes`; empty without classes."""
     classes: list[str] = field(default_factory=list)
@@ -52,6 +60,25 @@ class LoadTrace:
 
     def row(self, number: int) -> str:
         return f"{self.origin}, {self.rows} {number + self.first_row}"
+
+    def path(self, number: int) -> list[int]:
+        """Returns the groups from the root of the prefix tree to that of the request; one without a tree."""
+        node, path = self.group[number], []
+        while node != NO_GROUP:
+            path.append(node)
+            node = self.parents[node] if self.parents else NO_GROUP
+        return path[::-1]
+
+    def next_turns(self) -> dict[int, int]:
+        """Returns the later turns of sessions: number of a request -> number of the next turn."""
+        latest: dict[int, int] = {}
+        following = {}
+        for number, session in enumerate(self.session):
+            if session != NO_GROUP:
+                if session in latest:
+                    following[latest[session]] = number
+                latest[session] = number
+        return following
 
 
 def read_trace(path: Path, progress: Callable[[int], None] = lambda bytes_read: None) -> LoadTrace:
