@@ -17,8 +17,6 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from msgspec.structs import replace
-
 from app.lab.fidelity.simulation import Simulation, SimulationPlan
 from app.lab.load.loads import LoadTrace
 from config.datasheet import datasheet_profile
@@ -53,12 +51,10 @@ def load(cell: Cell, a_place: int = REQUESTS_A_PLACE) -> LoadTrace:
 def errors(folder: Path, a_place: int, cell: Cell) -> Errors:
     config = json.loads((folder / "models" / f"{cell['model']}.json").read_text())
     devices, places = int(cell["tensor_parallel"]), int(cell["concurrency"])
-    profile = datasheet_profile(config, cell["device"], devices, vllm_version=cell["vllm"])
-    limits = replace(
-        profile.engine, max_num_seqs=places, max_num_batched_tokens=8192, enable_prefix_caching=False
-    )
+    limits = {"max_num_seqs": places, "max_num_batched_tokens": 8192, "enable_prefix_caching": False}
+    made_of = config, cell["device"], devices, cell["model"], cell["vllm"]
     plan = SimulationPlan(
-        profile=replace(profile, engine=limits), in_flight=places, turnaround_s=TURNAROUND_S
+        profile=datasheet_profile(*made_of, limits), in_flight=places, turnaround_s=TURNAROUND_S
     )
     trace = load(cell, a_place)
     run = Simulation(trace, plan, lambda done: None).run()

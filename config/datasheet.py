@@ -6,7 +6,6 @@ gave these shares (docs/fidelity.md, "Calibration"). `CHECKED` has the errors on
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from config.kernels import (
     KernelSum,
     front_costs,
 )
+from config.memory import BF16_BYTES, MemoryUse, kv_blocks, memory_use, version_numbers
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from config.settings import Settings
 from config.shapes import DEVICES, Device, ModelShape, Quantization, model_shape
@@ -37,14 +37,12 @@ VLLM_DEVICES = frozenset(("", "auto", "cpu", "cuda", "hpu", "neuron", "tpu", "xp
 
 OF_BANDWIDTH, OF_FLOPS, OF_FLOPS_ATTENTION = 0.85, 0.65, 0.45
 """Shares of the data sheet's figures that real engines reach."""
-MEMORY_SHARE = 0.9
-"""vLLM's `gpu-memory-utilization`."""
 BASE_S, PER_SEQUENCE_S = 1e-3, 10e-6
 FRONT = FrontCosts(front=4e-3, front_per_token=1e-6, out_per_stream=25e-6)
 ALL_REDUCE_S = 12e-6
 """Latency of an all-reduce over all devices, in seconds, without transfer; a layer needs two."""
-BF16_BYTES, LOGIT_BYTES = 2, 4
-BLOCK_SIZE, MAX_NUM_SEQS = 16, 256
+MXFP4_ROWS = 256
+"""Experts in MXFP4 are padded to a multiple of so many rows."""
 
 FEW = 16
 """Most experts of a bf16 mixture; the tables of operators lack large experts."""
@@ -84,8 +82,12 @@ def profile_of(
     tensor_parallel_size: int = 1,
     model_config_path: str | None = None,
     vllm_version: str = "",
+    limits: Mapping[str, int] = {},
 ) -> Profile:
-    """Returns the profile of `--profile name`; the other arguments are for `auto` only."""
+    """Returns the profile of `--profile name`; the other arguments are for `auto` only.
+
+    `limits` are those of `EngineLimits` that differ from vLLM's defaults.
+    """
     for given, value in (("device", device), ("model-config", model_config_path)):
         if (name == AUTO) == (value is None):
             rule = "must be given, too" if value is None else f"can be given with profile {AUTO} only"
@@ -101,15 +103,15 @@ def profile_of(
         raise ConfigError(f"{named}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{named}: is not JSON: {error}") from None
-    return datasheet_profile(document, device, tensor_parallel_size, named, vllm_version)
+    return datasheet_profile(document, device, tensor_parallel_size, named, vllm_version, limits)
 
 
-def chosen_profile(settings: Settings) -> Profile:
-    """Returns the profile that a server's settings select."""
+def chosen_profile(settings: Settings, limits: Mapping[str, int] = {}) -> Profile:
+    """Returns the profile that a server's settings select; `limits` as in `profile_of`."""
     at = settings.steps
     device = None if at.device in VLLM_DEVICES else at.device
     devices = settings.model.tensor_parallel_size
-    return profile_of(at.profile, device, devices, at.model_config or None, at.vllm_version)
+    return profile_of(at.profile, device, devices, at.model_config or None, at.vllm_version, limits)
 
 
 def datasheet_profile(
@@ -118,8 +120,12 @@ def datasheet_profile(
     devices: int = 1,
     named: str = "model config",
     vllm_version: str = "",
+    limits: Mapping[str, int] = {},
 ) -> Profile:
-    """Computes the profile of a model; `config` is the content of a `config.json`. May raise ConfigError."""
+    """Computes the profile of a model; `config` is the content of a `config.json`. May raise ConfigError.
+
+    `limits` are those of `EngineLimits` that differ from vLLM's defaults; the blocks follow them.
+    """
     shape, device = model_shape(config, named), DEVICES.get(device_name.lower())
     if device is None:
         hint = suggestion(device_name.lower(), names=DEVICES)
@@ -144,14 +150,23 @@ def datasheet_profile(
             stored = replace(stored, cache_bytes=BF16_BYTES)
         its = KernelSum(shape, kind, kernels, device, devices, stored.cache_bytes)
         cost, front, asynchronous = its.constants(engine), front_costs(engine), engine is not SYNCHRONOUS
-    limits = _limits(shape, stored, device, devices, named)
+    defaults = EngineLimits(
+        num_gpu_blocks=2,
+        max_num_seqs=device.max_num_seqs,
+        max_num_batched_tokens=device.max_num_batched_tokens,
+        async_scheduling=asynchronous,
+    )
+    batch = replace(defaults, **limits)
+    blocks = _blocks(shape, stored, device, devices, batch, memory_use(vllm_version), named)
+    longest = min(shape.max_position_embeddings, (blocks - 1) * batch.block_size)
+    filled = replace(batch, num_gpu_blocks=blocks, max_model_len=longest)
     return Profile(
         source=f"Made of {shape.architectures[0]}'s config.json and a data sheet ({device.sheet}).",
         model=f"{shape.architectures[0]}, {count / 1e9:.1f} billion parameters, {stored.kind}",
         device=f"{device.name}, {devices}",
         devices=devices,
         checked=checked,
-        engine=replace(limits, async_scheduling=asynchronous),
+        engine=replace(filled, **limits),
         cost=cost,
         front=front,
     )
@@ -167,7 +182,7 @@ def _tells_of(kernels: Kernels, shape: ModelShape, weights: Format) -> bool:
 
 def _generation(vllm_version: str) -> EngineOverhead:
     """Returns what an engine of that version adds; the newest for an empty one."""
-    numbers = [int(part) for part in re.findall(r"\d+", vllm_version)[:2]]
+    numbers = version_numbers(vllm_version)
     return SYNCHRONOUS if numbers and numbers <= LAST_SYNCHRONOUS else ASYNCHRONOUS
 
 
@@ -196,31 +211,33 @@ def _cost(shape: ModelShape, stored: StorageFormat, device: Device, devices: int
     )
 
 
-def _limits(
-    shape: ModelShape, stored: StorageFormat, device: Device, devices: int, named: str
-) -> EngineLimits:
-    """Returns vLLM's defaults, with as many blocks as fit beside weights and activations."""
-    shared, expert = shape.weights()
-    tables = BF16_BYTES * shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
-    held = (stored.weight_bytes * (shared + expert * shape.experts) + tables) / devices
-    widest = max(shape.intermediate_size, shape.moe_intermediate_size or 0)
-    wide = 2 * widest / devices + 4 * shape.hidden_size
-    used = device.step_tokens * BF16_BYTES * wide + MAX_NUM_SEQS * LOGIT_BYTES * shape.vocab_size
-    token_bytes = 2 * stored.cache_bytes * -(-shape.heads_kv // devices) * shape.head_size
-    left = device.memory * MEMORY_SHARE - held - used
-    blocks = int(left / (token_bytes * shape.num_hidden_layers * BLOCK_SIZE))
+def _blocks(
+    shape: ModelShape,
+    stored: StorageFormat,
+    device: Device,
+    devices: int,
+    limits: EngineLimits,
+    use: MemoryUse,
+    named: str,
+) -> int:
+    held = _held(shape, stored) / devices
+    blocks = kv_blocks(shape, device, devices, limits, use, held, stored.cache_bytes)
     if blocks < 2:
         raise ConfigError(
             f"{named}: weights of {held / 1e9:.0f} GB a device leave no room for a KV cache in"
-            f" {MEMORY_SHARE:.0%} of {device.name}'s memory; a larger tensor-parallel-size would"
+            f" {use.utilization:.0%} of {device.name}'s memory; a larger tensor-parallel-size would"
         )
-    return EngineLimits(
-        num_gpu_blocks=blocks,
-        block_size=BLOCK_SIZE,
-        max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=device.step_tokens,
-        max_model_len=min(shape.max_position_embeddings, (blocks - 1) * BLOCK_SIZE),
-    )
+    return blocks
+
+
+def _held(shape: ModelShape, stored: StorageFormat) -> float:
+    """Returns the bytes of all weights. Of a model in MXFP4 only the experts have 4 bits."""
+    shared, expert = shape.weights()
+    tables = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
+    if stored.kernels != "mxfp4" or not shape.experts:
+        return BF16_BYTES * tables + stored.weight_bytes * (shared + expert * shape.experts)
+    padded = -(-shape.expert_size // MXFP4_ROWS) * MXFP4_ROWS / shape.expert_size
+    return BF16_BYTES * (tables + shared) + stored.weight_bytes * expert * padded * shape.experts
 
 
 FIXED: Mapping[str, tuple[float, bool, Format | None]] = {

@@ -84,7 +84,13 @@ def _take_profile(values: dict[str, object], sources: dict[str, str]) -> None:
 
     name = str(profile or DEFAULT_PROFILE)
     values |= {"timing": "steps", "profile": name}
-    chosen = chosen_profile(Settings().changed({n: v for n, v in values.items() if n in BY_NAME}))
+    limits = {
+        name.replace("-", "_"): value
+        for name in ("max-num-seqs", "max-num-batched-tokens", "block-size")
+        if sources.get(name, DEFAULT) != DEFAULT and isinstance(value := values[name], int)
+    }
+    settings = Settings().changed({n: v for n, v in values.items() if n in BY_NAME})
+    chosen = chosen_profile(settings, limits)
     for setting, value in chosen.settings().items():
         if sources.get(setting, DEFAULT) == DEFAULT:
             values[setting], sources[setting] = value, f"profile {name}"

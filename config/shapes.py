@@ -28,20 +28,33 @@ class Device(Struct, frozen=True):
     """Bytes for a process: the sheet's memory, less the share of driver and error correction."""
     link: float
     """Bytes per second to the server's other devices, in one direction: half of the sheet's figure."""
-    step_tokens: int
-    """vLLM's default `max-num-batched-tokens` on this device."""
     sheet: str
+
+    @property
+    def is_large(self) -> bool:
+        """Returns whether vLLM's defaults are those of large devices: 70 GiB, but no A100."""
+        return self.memory >= 70 * GIB and not self.name.startswith("A100")
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """vLLM's default on this device, for a server."""
+        return 8192 if self.is_large else 2048
+
+    @property
+    def max_num_seqs(self) -> int:
+        """vLLM's default on this device."""
+        return 1024 if self.is_large else 256
 
 
 GIB, TERA = 1 << 30, 1e12
-# Memory in TB/s, bf16 and fp8 in TFLOPS, memory in GiB, link in TB/s, tokens of a step.
+# Memory in TB/s, bf16 and fp8 in TFLOPS, memory in GiB, link in TB/s.
 _FIGURES = {
-    "h100": ("H100 SXM 80 GB", 3.35, 989.4, 1978.9, 79.2, 0.45, 8192),
-    "h200": ("H200 SXM 141 GB", 4.8, 989.4, 1978.9, 139.8, 0.45, 8192),
-    "a100": ("A100 SXM 80 GB", 2.039, 312, None, 79.2, 0.3, 2048),
-    "l40s": ("L40S 48 GB", 0.864, 362, 733, 44.4, 0.032, 2048),
-    "mi300x": ("MI300X 192 GB", 5.3, 1307.4, 2614.9, 191.9, 0.448, 8192),
-    "b200": ("B200 SXM 180 GB", 8, 2250, 4500, 178.4, 0.9, 8192),
+    "h100": ("H100 SXM 80 GB", 3.35, 989.4, 1978.9, 79.2, 0.45),
+    "h200": ("H200 SXM 141 GB", 4.8, 989.4, 1978.9, 139.8, 0.45),
+    "a100": ("A100 SXM 80 GB", 2.039, 312, None, 79.2, 0.3),
+    "l40s": ("L40S 48 GB", 0.864, 362, 733, 44.4, 0.032),
+    "mi300x": ("MI300X 192 GB", 5.3, 1307.4, 2614.9, 191.9, 0.448),
+    "b200": ("B200 SXM 180 GB", 8, 2250, 4500, 178.4, 0.9),
 }
 _SHEETS = {
     "h100": "NVIDIA H100 Tensor Core GPU, data sheet: 3.35 TB/s, BF16 1,979 and FP8 3,958 TFLOPS with"
@@ -55,10 +68,8 @@ _SHEETS = {
     " half of it, 1,440 GB, NVLink 14.4 TB/s",
 }
 DEVICES: Mapping[str, Device] = {
-    key: Device(
-        name, read * TERA, bf16 * TERA, fp8 and fp8 * TERA, size * GIB, link * TERA, step, _SHEETS[key]
-    )
-    for key, (name, read, bf16, fp8, size, link, step) in _FIGURES.items()
+    key: Device(name, read * TERA, bf16 * TERA, fp8 and fp8 * TERA, size * GIB, link * TERA, _SHEETS[key])
+    for key, (name, read, bf16, fp8, size, link) in _FIGURES.items()
 }
 
 

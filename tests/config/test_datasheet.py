@@ -57,9 +57,15 @@ def test_constants_are_those_of_the_formulas() -> None:
 
 
 def test_blocks_are_what_the_memory_has_left() -> None:
-    engine = made(QWEN, "h100").engine
-    assert engine.num_gpu_blocks == pytest.approx(18038, rel=0.05)  # what a real vLLM had
+    engine = datasheet_profile(QWEN, "h100", limits={"max_num_seqs": 256}).engine
+    assert engine.num_gpu_blocks == pytest.approx(18038, rel=0.02)  # what a real vLLM had
     assert (engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len) == (8192, 256, 40960)
+
+
+@pytest.mark.parametrize(("device", "batch"), [("h100", (8192, 1024)), ("a100", (2048, 256))])
+def test_limits_are_the_defaults_of_vllm_on_the_device(device: str, batch: tuple[int, int]) -> None:
+    engine = made(QWEN, device).engine
+    assert (engine.max_num_batched_tokens, engine.max_num_seqs) == batch
 
 
 @pytest.mark.parametrize("device", DEVICES)

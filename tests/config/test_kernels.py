@@ -86,7 +86,7 @@ def test_an_expert_that_all_tokens_share_is_computed_beside_the_others() -> None
 def test_the_version_chooses_the_scheduler() -> None:
     old, new, newest = made(version="0.12.0"), made(version="0.15.1"), made()
     assert not old.engine.async_scheduling and new.engine.async_scheduling
-    assert new == newest and old.cost.base > new.cost.base
+    assert new.cost == newest.cost and old.cost.base > new.cost.base
 
 
 def test_keys_are_in_eight_bits_where_servers_had_them_so() -> None:

@@ -119,15 +119,15 @@ def _rounded(costs: Costs) -> Costs:
 
 
 def _start(given: argparse.Namespace) -> Profile:
+    names = ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens")
+    limits = {name: value for name in names if (value := getattr(given, name)) is not None}
     if given.start is not None:
         if given.device is not None or given.model_config is not None:
             raise UsageError("calibrate: start is given, so device and model-config must not be")
         start = read_profile(given.start)
     else:
         made_of = given.device, given.tensor_parallel_size, given.model_config, given.vllm_version
-        start = profile_of(AUTO, *made_of)
-    names = ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens")
-    limits = {name: value for name in names if (value := getattr(given, name)) is not None}
+        start = profile_of(AUTO, *made_of, limits)
     return msgspec.structs.replace(start, engine=msgspec.structs.replace(start.engine, **limits))
 
 

@@ -120,14 +120,14 @@ def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
 
 def make_job(given: Namespace, settings: Settings, plugged: Plugged) -> Job:
     """Makes the job of the flags. Raises ConfigError as `read` does."""
-    made_of = given.device, given.tensor_parallel_size, given.model_config, given.vllm_version
-    profile = profile_of(given.profile, *made_of)
     limits = {name: getattr(given, name.replace("-", "_")) for name in (*ENGINE, *SWITCHES)}
     changes = {
         name.removesuffix("-override").replace("-", "_"): value
         for name, value in limits.items()
         if value is not None
     }
+    made_of = given.device, given.tensor_parallel_size, given.model_config, given.vllm_version
+    profile = profile_of(given.profile, *made_of, changes)
     engine = msgspec.structs.replace(profile.engine, **changes)
     simulation.check_engine(engine, f"profile {given.profile} with the flags")
     swept = "" if given.sweep is None else given.sweep.name

@@ -1,0 +1,90 @@
+"""Blocks of the KV cache, beside what the logs of public servers say."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from config import ConfigError
+from config.datasheet import datasheet_profile
+from config.memory import kv_blocks, memory_use
+from config.profile import EngineLimits
+from config.shapes import DEVICES, GIB, model_shape
+from tests.config.test_datasheet import QWEN
+
+
+def model(kind: str, layers: int, width: int, inner: int, kv: int, vocab: int) -> dict[str, object]:
+    return {
+        **{"architectures": [f"{kind}ForCausalLM"], "num_hidden_layers": layers, "hidden_size": width},
+        **{"intermediate_size": inner, "num_attention_heads": width // 128, "num_key_value_heads": kv},
+        **{"vocab_size": vocab, "max_position_embeddings": 8192, "head_dim": 128},
+    }
+
+
+LLAMA, LLAMA_70B = model("Llama", 32, 4096, 14336, 8, 128256), model("Llama", 80, 8192, 28672, 8, 128256)
+QWEN2, QWEN3_32B = model("Qwen2", 28, 3584, 18944, 4, 152064), model("Qwen3", 64, 5120, 25600, 8, 151936)
+QWEN3_32B["num_attention_heads"] = 64
+
+
+@pytest.mark.parametrize(
+    ("version", "config", "weight_bytes", "device", "devices", "share", "sequences", "gib"),
+    [
+        # config_explorer/empirical-vllm-memory-results.md of llm-d/llm-d-benchmark: vLLM 0.11.0
+        ("0.11.0", LLAMA, 2, "h100", 1, 0.9, 1024, 51.38),
+        ("0.11.0", LLAMA_70B, 1, "h100", 2, 0.9, 1024, 32.0),
+        ("0.11.0", QWEN3_32B, 2, "h100", 1, 0.9, 1024, 4.45),
+        ("0.11.0", QWEN3_32B, 2, "h100", 2, 0.9, 1024, 34.49),
+        # accuracy/results/v0.19.0/accuracy_report.md of llm-d-incubation/llm-d-planner: 0.16 to 0.19
+        ("0.16.0", QWEN, 2, "h100", 1, 0.95, 1024, 41.94),
+        ("0.17.0", QWEN, 2, "h100", 1, 0.95, 1024, 45.34),
+        ("0.19.0", LLAMA, 2, "h100", 1, 0.95, 1024, 58.11),
+        ("0.19.0", LLAMA, 2, "h100", 4, 0.95, 1024, 67.44),
+        ("0.19.0", QWEN2, 2, "h100", 1, 0.95, 1024, 58.53),
+        ("0.19.0", QWEN2, 2, "h100", 2, 0.95, 1024, 63.84),
+        # A card of 46 GB with 0.28, and inference-sim/residency-vllm: 18,038 blocks with 0.23
+        ("0.28.0", QWEN, 2, "l40s", 1, 0.92, 256, 11.57),
+        ("0.23.0", QWEN, 2, "h100", 1, 0.92, 256, 44.04),
+    ],
+)
+def test_a_server_has_as_many_blocks_as_its_log_says(
+    version: str,
+    config: dict[str, object],
+    weight_bytes: int,
+    device: str,
+    devices: int,
+    share: float,
+    sequences: int,
+    gib: float,
+) -> None:
+    shape, sheet = model_shape(config), DEVICES[device]
+    shared, _ = shape.weights()
+    held = (weight_bytes * shared + 4 * shape.vocab_size * shape.hidden_size) / devices
+    tokens = sheet.max_num_batched_tokens
+    limits = EngineLimits(num_gpu_blocks=2, max_num_seqs=sequences, max_num_batched_tokens=tokens)
+    use = replace(memory_use(version), utilization=share)
+    blocks = kv_blocks(shape, sheet, devices, limits, use, held, 2)
+    block = 2 * 2 * shape.heads_kv / devices * shape.head_size * shape.num_hidden_layers * 16
+    assert blocks * block / GIB == pytest.approx(gib, rel=0.025)
+
+
+def test_blocks_follow_limits_and_windows() -> None:
+    def blocks(version: str = "", config: object = QWEN, **limits: int) -> int:
+        return datasheet_profile(config, "h100", vllm_version=version, limits=limits).engine.num_gpu_blocks
+
+    assert blocks(max_num_seqs=256) > blocks() > blocks(max_num_batched_tokens=65536)
+    assert blocks(block_size=32) == pytest.approx(blocks() / 2, abs=1)
+    assert blocks("0.16.0") < blocks("0.17.0")
+    assert blocks(num_gpu_blocks=1000) == 1000
+    sliding = {**QWEN, "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 20}
+    assert blocks(config=sliding) == pytest.approx(2 * blocks(), abs=2)
+
+
+@pytest.mark.parametrize("version", ["newest", "0", "0.x", "-1.2", "0.15.1; rm", "1e9.1", "0.15\n"])
+def test_a_version_that_is_none_is_told_in_one_line(version: str) -> None:
+    with pytest.raises(ConfigError, match="vllm-version .*: must be a version of vLLM, such as 0.15.1"):
+        datasheet_profile(QWEN, "mi300x", vllm_version=version)
+
+
+@pytest.mark.parametrize("version", ["0.15", "v0.15.1", "0.11.2rc1", "0.16.1.dev0+g89a77b108.d20260318"])
+def test_versions_of_builds_are_versions(version: str) -> None:
+    assert datasheet_profile(QWEN, "h100", vllm_version=version).engine.num_gpu_blocks > 1000
