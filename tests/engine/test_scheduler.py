@@ -168,8 +168,9 @@ class PlainScheduler:
         """Count the step; whoever has computed all that it knew gets a token."""
         decodes = [it for it in given if it.decodes]
         prefills = [it for it in given if it not in decodes]
-        context = sum(it.computed for it in decodes)
-        attention = sum(given[it] * (it.computed + given[it] / 2) for it in prefills)
+        fetched = [it for it in prefills if it.first]
+        context = sum(it.computed for it in (*decodes, *fetched))
+        attention = sum(given[it] * (it.computed + given[it] / 2) for it in prefills if not it.first)
         drafted = []
         for it in decodes:
             right = self._accepted(given[it] - 1) if given[it] > 1 else 0
@@ -189,7 +190,7 @@ class PlainScheduler:
             return None
         self.under_way.append(ends)
         tokens = sum(given.values())
-        counted = tokens, len(given), len(prefills), context, attention
+        counted = tokens, len(given), len(prefills) - len(fetched), context, attention
         return (*counted, drafted, *(_numbers(some) for some in (decodes, sampled, ends, self.running)))
 
     # Blocks.

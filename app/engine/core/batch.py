@@ -52,6 +52,8 @@ class SequenceState:
     """One sequence, as scheduler and KV cache know it."""
 
     adapter: str | None = None
+    remote_decode = False
+    """True if the blocks stay taken after the end, until `Scheduler.release`."""
 
     __slots__ = (
         *("arrived", "computed", "decodes", "held", "last", "lead", "loaded", "output_tokens"),
@@ -125,7 +127,7 @@ class Batch(Struct, Generic[S]):
     tokens: int = 0
     sequences: int = 0
     context: int = 0
-    """Tokens computed before this step, summed over its decodes."""
+    """Tokens computed before this step, summed over its decodes and the sequences just fetched."""
     attention: float = 0.0
     """Sum over prefills: tokens times the mean number of tokens each one attends to."""
     prefills: int = 0

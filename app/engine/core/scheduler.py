@@ -244,15 +244,22 @@ class Scheduler(Generic[S]):
         self._under_way -= 1
         for sequence in batch.ends:
             if sequence.running:
-                self._leave(sequence, 0)
+                self._leave(sequence, 0, keep=sequence.remote_decode)
             elif self.waiting.remove(sequence):  # preempted with its last token in flight
                 self._forget(sequence)
 
-    def _leave(self, sequence: S, findable: int) -> None:
+    def release(self, sequence: S) -> None:
+        """Frees the blocks of a sequence that has left, and kept them for a remote decode."""
+        if sequence.held:
+            self.blocks.release(sequence, sequence.held, 0)
+            sequence.held = 0
+
+    def _leave(self, sequence: S, findable: int, keep: bool = False) -> None:
         self.running.remove(sequence)
         sequence.running = False
-        self.blocks.release(sequence, sequence.held, findable)
-        sequence.held = 0
+        if not keep:
+            self.blocks.release(sequence, sequence.held, findable)
+            sequence.held = 0
         if sequence.adapter is not None:
             self.waiting.left(sequence)
 
@@ -395,11 +402,12 @@ class Scheduler(Generic[S]):
             sequence = self.waiting.head() if budget > 0 else None
             if sequence is None:
                 return
-            known = sequence.prompt_tokens + sequence.written
-            if not sequence.held:
+            known, fetched = sequence.prompt_tokens + sequence.written, sequence.held > 0
+            if not fetched:
                 found = blocks.find(sequence, known)
                 if not blocks.fits(sequence, known, found):
                     return
+                sequence.computed = found * size + sequence.loaded
                 if sequence.remote:  # its cache will arrive; until then it has blocks but no place
                     self.waiting.pop(sequence)
                     self.waiting.left(sequence)
@@ -407,27 +415,29 @@ class Scheduler(Generic[S]):
                     blocks.begin(sequence, found, sequence.held - found)
                     self.fetching.append(sequence)
                     continue
-                sequence.computed = found * size + sequence.loaded
             tokens = min(known - sequence.computed, self._limit)
             if tokens > budget and not limits.enable_chunked_prefill:
                 return
             tokens = min(tokens, budget)
             self.waiting.pop(sequence)
-            if not sequence.held:
+            if not fetched:
                 sequence.held = -(-(sequence.computed + tokens) // size)
                 blocks.begin(sequence, found, sequence.held - found)
             sequence.running, sequence.place = True, next(self._places)
             self.running.append(sequence)
             self.prefilling.append(sequence)
             batch.admitted.append(sequence)
-            self._prefill(sequence, tokens, batch)
+            self._prefill(sequence, tokens, batch, fetched)
 
-    def _prefill(self, sequence: S, tokens: int, batch: Batch[S]) -> None:
+    def _prefill(self, sequence: S, tokens: int, batch: Batch[S], fetched: bool = False) -> None:
         """Computes the next `tokens` of a prompt; blocks are assigned already."""
         batch.tokens += tokens
         batch.sequences += 1
-        batch.prefills += 1
-        batch.attention += tokens * (sequence.computed + tokens / 2)
+        if fetched:  # its last token alone, which costs what a decode costs
+            batch.context += sequence.computed
+        else:
+            batch.prefills += 1
+            batch.attention += tokens * (sequence.computed + tokens / 2)
         sequence.computed += tokens
         self.blocks.filled(sequence)
         if sequence.computed == sequence.prompt_tokens + sequence.written:
