@@ -187,7 +187,7 @@ class Pod(StepLoop[OfflineRequest]):
         super().__init__(scheduler, cost, profile.front, depth=2 if at.async_scheduling else 1)
         self.due_s = inf
         """Time of the next work, as far as the simulation knows; inf without any."""
-        self._timeline, self._watch, self._ended = timeline, watch, ended
+        self._timeline, self._watch, self.ended = timeline, watch, ended
         self.watch_step = self._note
 
     @property
@@ -219,7 +219,7 @@ class Pod(StepLoop[OfflineRequest]):
             late = request in prefilled
             place = len(decodes) + prefilled.index(request) if late else decodes.index(request)
             request.last_s = first_s + place * gap_s
-            self._ended(request)
+            self.ended(request)
 
 
 Watch = Callable[[Pod, Batch[OfflineRequest], float, float], None]

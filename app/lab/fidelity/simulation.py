@@ -19,6 +19,7 @@ from threading import Thread
 from typing import TypeVar
 
 from app.engine.core.step_loop import CostModel, StepCost
+from app.lab.fidelity import disaggregation as apart
 from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline, Watch, shared_keys
 from app.lab.load.loads import LoadTrace
 from app.lab.load.policies import RANDOM, PrefixAware, make_policy
@@ -48,6 +49,8 @@ class SimulationPlan:
     """Seconds from the last token of a request until the next request takes its place."""
     seed: int = 1
     step_costs: StepCosts | None = None
+    disaggregation: apart.Disaggregation | None = None
+    """Splits `pods` into prefill pods, which come first, and decode pods."""
 
 
 class SimulationOutcome:
@@ -63,6 +66,8 @@ class SimulationOutcome:
         self.preemptions = 0
         self.cached_tokens = 0
         self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
+        self.transfers: apart.TransferLog | None = None
+        """Only with disaggregation; `pod` is the decode pod then."""
 
 
 class Simulation:
@@ -74,23 +79,34 @@ class Simulation:
         self._load, self._plan, self._progress = load, plan, progress
         self.outcome = out = SimulationOutcome(load)
         profile, costs = plan.profile, plan.step_costs or (lambda profile: StepCost(profile.cost))
-        fixed = bool(load.group or load.session), out.timeline, self._ended, watch
+        grouped, split = bool(load.group or load.session), plan.disaggregation
+        self._transfers: apart.Transfers | None = None
+        self._endings: list[tuple[float, int]] = []
+        """Heap of the known ends of requests: times and pods."""
+        make: Callable[..., Pod] = Pod
+        if split is not None:
+            out.transfers = apart.TransferLog(len(load), out.timeline.begin_s)
+            rng = Random(f"{plan.seed}/decode")
+            self._transfers = apart.Transfers(
+                split, plan.policy, rng, out.transfers, self._endings, self._look
+            )
+            make = self._transfers.make_pod
+        fixed = grouped, out.timeline, self._ended, watch
         self.pods = [
-            Pod(profile, costs(profile), f"{plan.seed}/{number}", *fixed) for number in range(plan.pods)
+            make(profile, costs(profile), f"{plan.seed}/{number}", *fixed) for number in range(plan.pods)
         ]
         self._policy = make_policy(plan.policy, self._cached, Random(f"{plan.seed}/{plan.policy}"))
         self._next_turns = load.next_turns()
-        free = watch is None and plan.in_flight is None and not self._next_turns
+        free = watch is None and plan.in_flight is None and not self._next_turns and split is None
         self._is_blind = free and not isinstance(self._policy, PrefixAware)
         """True when the choice of pods, and so each pod, depends on nothing but the load."""
-        self._numbers = range(plan.pods)
+        self._numbers = range(plan.pods if split is None else split.prefill_pods)
+        """Pods to which requests are sent."""
         self._due: list[tuple[float, int]] = []
         """Heap of times and pods with work; an entry that differs from the pod's `due_s` is outdated."""
         self._places = None if plan.in_flight is None else [-math.inf] * plan.in_flight
         """Heap of times at which the client's places are free, as far as known; None without a limit."""
         self._counts = dict.fromkeys(range(plan.pods), 0)
-        self._endings: list[tuple[float, int]] = []
-        """Heap of the known ends of requests: times and pods."""
         self._turns: list[tuple[float, int]] = []
         """Heap of turns that follow known answers: times and requests."""
         self._done = 0
@@ -109,7 +125,7 @@ class Simulation:
             self._play(numbers)
         out.steps = sum(pod.steps for pod in self.pods)
         out.preemptions = sum(pod.scheduler.preemptions for pod in self.pods)
-        out.cached_tokens = sum(pod.cached_tokens for pod in self.pods)
+        out.cached_tokens = sum(self.pods[number].cached_tokens for number in self._numbers)
         return out
 
     def _play(self, numbers: Iterable[int]) -> None:
@@ -173,14 +189,20 @@ class Simulation:
         due, just_before_s = self._due, math.nextafter(until_s, -math.inf)
         while due and due[0][0] < until_s:
             due_s, number = heappop(due)
-            self._advance(number, due_s, just_before_s)
+            # With transfers any event of a pod may be one of another pod.
+            self._advance(number, due_s, just_before_s if self._transfers is None else due_s)
 
     def _advance(self, number: int, due_s: float, until_s: float) -> None:
-        pod = self.pods[number]
-        if pod.due_s == due_s:
-            pod.due_s = next_s = pod.advance(until_s)
+        part = self.pods[number] if self._transfers is None or number >= 0 else self._transfers
+        if part.due_s == due_s:
+            part.due_s = next_s = part.advance(until_s)
             if next_s < math.inf:
                 heappush(self._due, (next_s, number))
+
+    def _look(self, number: int, part: Pod | apart.Transfers) -> None:
+        if part.next_s != part.due_s:
+            part.due_s = part.next_s
+            heappush(self._due, (part.due_s, number))
 
     def _send(self, request: OfflineRequest) -> None:
         out, endings, counts = self.outcome, self._endings, self._counts
@@ -190,11 +212,11 @@ class Simulation:
             out.pod[request.number] = chosen = self._policy.choose(request, self._numbers, counts)
             counts[chosen] += 1
         number = out.pod[request.number]
+        if self._transfers is not None:
+            request, out.pod[request.number] = self._transfers.split(request, number, counts)
         pod = self.pods[number]
         pod.send(request, request.send_s)
-        if pod.next_s != pod.due_s:
-            pod.due_s = pod.next_s
-            heappush(self._due, (pod.due_s, number))
+        self._look(number, pod)
 
     def _ended(self, request: OfflineRequest) -> None:
         out, number = self.outcome, request.number
