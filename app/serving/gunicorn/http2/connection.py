@@ -256,6 +256,7 @@ class Http2Connection(CallTransport):
         self._forget()
         self.catch_up()
         self._parts.clear()
+        self.h2.end()
         self.client.close()
         for call in list(self.calls.values()):
             self.soon(call.gone)

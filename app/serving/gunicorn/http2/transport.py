@@ -48,7 +48,9 @@ MOST_HEADER_BYTES = 1 << 14
 MOST_DECODED_BYTES = 1 << 15
 """Most bytes of a call's decoded headers, with 32 for each header."""
 MOST_CLOSED_STREAMS = 1000
-"""Closed streams that h2 remembers."""
+"""Closed streams whose ends h2 remembers."""
+MOST_ENDED = 100
+"""Most closed streams, of 1 KB each, beside as many as are open."""
 WINDOW = 1 << 22
 """Flow-control window for requests on one connection, in bytes."""
 FIRST_WINDOW = 65_535
@@ -99,9 +101,13 @@ class ServerProtocol(H2Connection):
         }
         self.local_settings = Settings(client=False, initial_values=most)
         self.decoder = HeaderDecoder(MOST_DECODED_BYTES)
-        self._clean_at = MOST_CLOSED_STREAMS
+        self._clean_at = MOST_ENDED
         self.initiate_connection()
         self.increment_flow_control_window(WINDOW - FIRST_WINDOW)
+
+    def end(self) -> None:
+        """Reads no more frames. The table's bound methods would keep this object until a full collection."""
+        self._frame_dispatch_table.clear()
 
     @property
     def open_inbound_streams(self) -> int:
@@ -111,7 +117,7 @@ class ServerProtocol(H2Connection):
         scan runs only when closed streams may outnumber open ones.
         """
         if len(self.streams) >= self._clean_at:
-            self._clean_at = 2 * super().open_inbound_streams + MOST_CLOSED_STREAMS
+            self._clean_at = 2 * super().open_inbound_streams + MOST_ENDED
         return 0
 
 
