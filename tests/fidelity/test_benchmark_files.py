@@ -153,7 +153,7 @@ def test_files_of_nobody_are_refused(tmp_path: Path) -> None:
     assert "is no file of vllm bench serve, guidellm or aiperf" in refused(tmp_path, {"results": []})
     assert "profile_export.jsonl" in refused(tmp_path, {"input_config": {}, "request_count": {"avg": 2}})
     assert "is not a JSON object" in refused(tmp_path, "{oops")
-    (tmp_path / "run.csv.gz").write_bytes(b"no gzip")
+    (tmp_path / "run.csv.gz").write_bytes(gzip.compress(b"cut off")[:-9])
     for name in ("nothing.json", "run.csv.gz"):
         with pytest.raises(ConfigError, match="cannot be read"):
             read_recordings(str(tmp_path / name))

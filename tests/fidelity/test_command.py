@@ -160,6 +160,7 @@ FAILURES: list[tuple[list[str], str]] = [
         ([*DRAWN, "--ramp-from", "2"], "--ramp-from goes with --arrivals ramp"),
         (["--rate", "1", "--num-requests", "1", "--arrivals", "ramp"], "--arrivals ramp needs --seconds"),
         ([*DRAWN, "--prefix-groups", "2"], "--prefix-groups and --prefix-tokens go together"),
+        ([*DRAWN, "--think", "1s"], "--think goes with --turns"),
         ([*DRAWN, "--turnaround", "1ms"], "--turnaround goes with --in-flight"),
         ([*DRAWN, "--pods", "0"], "argument --pods: '0' must be a whole number from 1 to 10000"),
         ([*DRAWN, "--sweep", "rate=1:2:1"], "--rate must not be given with --sweep rate"),

@@ -1,12 +1,9 @@
-"""Loads: what a trace says, and what is drawn; how each thing that is wrong is told in one line."""
+"""Loads that are drawn: arrivals, lengths, sessions; wrong lengths are refused."""
 
 from __future__ import annotations
 
-import gzip
-from pathlib import Path
 from random import Random
 from statistics import fmean, pstdev
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,83 +12,12 @@ from hypothesis import strategies as st
 
 from app.lab.load.loads import (
     ARRIVALS,
-    NO_GROUP,
     Between,
     LoadTrace,
     Recipe,
     draw_load,
     read_lengths,
-    read_trace,
 )
-from config import ConfigError
-
-HEADER = "arrival_s,input_tokens,output_tokens\n"
-GROUPED = "arrival_s,input_tokens,output_tokens,prefix_group,prefix_tokens\n"
-
-
-def trace(folder: Path, text: str) -> Path:
-    path = folder / "trace.csv"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def test_columns_are_found_by_name_and_others_ignored(tmp_path: Path) -> None:
-    load = read_trace(trace(tmp_path, "note,output_tokens,arrival_s,input_tokens\nx,3,0.5,10\n,4,0.5,20\n"))
-    assert (list(load.arrival_s), list(load.input_tokens)) == ([0.5, 0.5], [10, 20])
-    assert list(load.output_tokens) == [3, 4]
-    assert not load.group
-    (path := tmp_path / "packed.csv").write_bytes(gzip.compress((HEADER + "1,2,3\n").encode()))
-    assert list(read_trace(path).output_tokens) == [3]
-
-
-def test_groups_have_numbers_and_no_name_is_no_group(tmp_path: Path) -> None:
-    path = trace(tmp_path, GROUPED + "0,9,1,sales,8\n1,9,1,,\n2,9,1,help,4\n3,9,1,sales,9\n4,9,1,sales,0\n")
-    load = read_trace(path)
-    assert list(load.group) == [0, NO_GROUP, 1, 0, NO_GROUP]
-    assert list(load.prefix_tokens) == [8, 0, 4, 9, 0]
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (HEADER + "2,1,1\n1,1,1\n", ", row 3: arrival_s 1 is before that of the row above"),
-        (HEADER + "nan,1,1\n", ", row 2: arrival_s 'nan' must be a number of seconds from 0 on"),
-        (HEADER + "1,0,1\n", ", row 2: input_tokens '0' must be a whole number from 1 to 1073741824"),
-        (HEADER + "1,1," + "9" * 5000 + "\n", f", row 2: output_tokens '{'9' * 40}' must be a whole number"),
-        (HEADER + "1,1,1\n\n2,1,1\n", ", row 3: is empty"),
-        (HEADER + "1,1,1\n2,1\n", ", row 3: has 2 fields, and lacks some"),
-        (HEADER + '1,1,"1\n', ", row 2: unexpected end of data"),
-        (HEADER, ": it has no rows"),
-        ("arrival_s,input_tokens\n", ", row 1: column output_tokens is missing"),
-        ("arrival_s,arrival_s,input_tokens,output_tokens\n", ", row 1: column arrival_s is twice"),
-        (GROUPED.replace(",prefix_tokens", ""), ", row 1: column prefix_tokens is missing"),
-        (GROUPED + "0,9,1,a,10\n", ", row 2: prefix_tokens 10 must not exceed input_tokens 9"),
-        (b"\xff\xfe\x00", ": it is neither text in UTF-8"),
-        (gzip.compress(HEADER.encode(), mtime=0)[:-9], ": it cannot be unpacked"),
-    ],
-)
-def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str | bytes, told: str) -> None:
-    (path := tmp_path / "trace.csv").write_bytes(text.encode() if isinstance(text, str) else text)
-    with pytest.raises(ConfigError) as caught:
-        read_trace(path)
-    message = str(caught.value)
-    assert message.startswith(str(path)) and told in message and "\n" not in message
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.binary(max_size=200), st.booleans())
-def test_whatever_a_file_holds_is_read_or_refused(content: bytes, with_header: bool) -> None:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.csv"
-        path.write_bytes(HEADER.encode() * with_header + content)
-        try:
-            load = read_trace(path)
-        except ConfigError as error:
-            assert str(path) in str(error)
-        else:
-            assert len(load.arrival_s) == len(load.input_tokens) == len(load.output_tokens) > 0
-            assert list(load.arrival_s) == sorted(load.arrival_s)
-
 
 SOME = Between(10, 10)
 LONGEST = 1 << 20
@@ -160,3 +86,18 @@ def test_drawn_lengths_are_cut_to_what_fits_and_given_ones_are_not() -> None:
     load = drawn(100, input_tokens=wide, output_tokens=wide, requests=500)
     assert max(map(sum, zip(load.input_tokens, load.output_tokens, strict=True))) == 100
     assert drawn(100, input_tokens=Between(200, 200), requests=1).input_tokens[0] == 200
+
+
+def test_turns_of_a_session_hold_its_conversation_and_fit() -> None:
+    wide = read_lengths("90:lognormal:1", "input")
+    shared = {"prefix_groups": 2, "prefix_tokens": 30}
+    load = drawn(400, input_tokens=wide, output_tokens=wide, requests=50, turns=4, think_s=2.0, **shared)
+    later = load.next_turns()
+    assert len(set(load.session)) == 50 < len(load) < 200
+    assert all(
+        load.input_tokens[turn] > load.input_tokens[number] + load.output_tokens[number]
+        and load.group[turn] == load.group[number]
+        for number, turn in later.items()
+    )
+    assert fmean(load.think_s[turn] for turn in later.values()) == pytest.approx(2.0, rel=0.3)
+    assert max(map(sum, zip(load.input_tokens, load.output_tokens, strict=True))) <= 400

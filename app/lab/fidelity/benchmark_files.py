@@ -12,6 +12,7 @@ import csv
 import gzip
 import io
 import math
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from app.lab.load.report import twelve
 from config import ConfigError
 
 MOST_BYTES = 1 << 30
+GZIP = b"\x1f\x8b"
+"""First bytes of a file that is packed."""
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 Document = Mapping[str, object]
 
@@ -107,12 +110,13 @@ def read_recordings(path: str) -> list[MeasuredRun]:
 
 def _text(path: str) -> str:
     try:
-        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
+        with Path(path).open("rb") as packed:
+            file = gzip.GzipFile(fileobj=packed) if packed.peek(2)[:2] == GZIP else packed
             content = file.read(MOST_BYTES + 1)
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > MOST_BYTES:
         raise ConfigError(f"{path}: must not be larger than {MOST_BYTES >> 20} MiB")

@@ -23,7 +23,8 @@ from gevent.socket import wait
 from msgspec import UNSET, MsgspecError, Struct
 from msgspec.json import decode, encode
 
-from app.lab.load.loads import MOST_TOKENS, LoadTrace, Recipe, draw_load, lengths, read_trace
+from app.lab.fidelity.traces import read_trace
+from app.lab.load.loads import MOST_TOKENS, LoadTrace, Recipe, draw_load, lengths
 from app.lab.load.report import check_target, progress_of, whole_file, write_rows
 from app.serving.http.client import COMPLETIONS, JSON, ROUTED_TO, HttpConnection, Target, exchange
 from config import ConfigError
@@ -314,7 +315,10 @@ def _load(given: argparse.Namespace) -> LoadTrace:
     if (given.trace is None) == (given.rate is None):
         raise ConfigError("record: either trace or rate must be given")
     if given.trace is not None:
-        return read_trace(given.trace)
+        load = read_trace(given.trace)
+        if load.session:
+            raise ConfigError(f"record: {given.trace} has sessions, and only simulate waits for answers")
+        return load
     names = ("input_tokens", "output_tokens", "rate", "seconds", "seed")
     return draw_load(Recipe(**{name: getattr(given, name) for name in names}), given.longest)
 
@@ -323,9 +327,9 @@ def prompts(load: LoadTrace, model: str, ids: Sequence[int], seed: int) -> Itera
     """Yields the requests of a load, with random prompts; prompts of one group share a prefix."""
     for number, output in enumerate(load.output_tokens):
         prompt: list[int] = []
-        if load.group and load.prefix_tokens[number]:
-            shared = Random(f"{seed}/group {load.group[number]}")
-            prompt = shared.choices(ids, k=load.prefix_tokens[number])
+        for node in load.path(number) if load.group else ():
+            tokens = min(load.node_tokens, load.prefix_tokens[number] - len(prompt))
+            prompt += Random(f"{seed}/group {node}").choices(ids, k=tokens)
         own = Random(f"{seed}/request {number}")
         prompt += own.choices(ids, k=load.input_tokens[number] - len(prompt))
         body = completion(model, prompt, output, min_tokens=output, temperature=0)

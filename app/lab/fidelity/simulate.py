@@ -17,8 +17,9 @@ import msgspec
 from app.lab.fidelity import simulation
 from app.lab.fidelity import summary as summaries
 from app.lab.fidelity.goodput import check_classes, read_limits
+from app.lab.fidelity.traces import read_trace
 from app.lab.load import loads
-from app.lab.load.loads import MOST_TOKENS, LoadTrace, read_trace
+from app.lab.load.loads import MOST_TOKENS, LoadTrace
 from app.lab.load.policies import POLICIES, RANDOM
 from app.lab.load.report import check_picture, check_target, picture_file, progress_of, whole_file
 from config import ConfigError, UsageError
@@ -46,11 +47,12 @@ STDOUT = Path("-")
 Plugged = Callable[[Settings, Profile], tuple[str, simulation.StepCosts] | None]
 """Returns name and step costs of the plugin in the settings that supplies them for a profile, if any."""
 DRAWN = ("rate", "arrivals", "burstiness", "ramp_from", "input_tokens", "output_tokens", "seconds") + (
-    *("num_requests", "prefix_groups", "prefix_tokens"),
+    *("num_requests", "prefix_groups", "prefix_tokens", "turns", "think"),
 )
 TRACE_COLUMNS = (
     "columns arrival_s, input_tokens, output_tokens; where prompts share a beginning, also "
-    "prefix_group and prefix_tokens; others are ignored"
+    "prefix_group and prefix_tokens; of sessions also session and think_s; others are ignored. Or a trace of "
+    "Azure, BurstGPT or Mooncake, or a result of vllm bench serve, guidellm or aiperf"
 )
 
 
@@ -163,8 +165,9 @@ def _recipe(given: Namespace, rate_is_swept: bool) -> loads.Recipe | None:
     _check_drawn(flags.keys(), flags.get("arrivals"), rate_is_swept)
     if rate_is_swept:
         flags["rate"] = given.sweep.values[0]
-    if "num_requests" in flags:
-        flags["requests"] = flags.pop("num_requests")
+    for flag, name in (("num_requests", "requests"), ("think", "think_s")):
+        if flag in flags:
+            flags[name] = flags.pop(flag)
     return loads.Recipe(**flags, seed=given.seed)
 
 
@@ -184,6 +187,7 @@ def _check_drawn(flags: Set[str], arrivals: str | None, rate_is_swept: bool) -> 
         "--burstiness goes with --arrivals bursty": (arrivals == loads.BURSTY or "burstiness" not in flags),
         "--ramp-from goes with --arrivals ramp": arrivals == loads.RAMP or "ramp_from" not in flags,
         "--prefix-groups and --prefix-tokens go together": len(prefixes) != 1,
+        "--think goes with --turns": "think" not in flags or "turns" in flags,
     }
     for rule, holds in rules.items():
         if not holds:
@@ -219,7 +223,7 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     add("--vllm-version", default="", metavar="VERSION", help="whose engine; to 0.13 it waits for each step")
 
     add = flags.add_argument_group("A load from a file").add_argument
-    add("--trace", type=Path, metavar="FILE.csv[.gz]", help=TRACE_COLUMNS)
+    add("--trace", type=Path, metavar="FILE[.gz]", help=TRACE_COLUMNS)
 
     add = flags.add_argument_group("A load that is drawn").add_argument
     add("--rate", type=rate(), help="requests a second; without it they are there from the start")
@@ -234,6 +238,9 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     add("--num-requests", type=whole, metavar="N", help="how many come at the most")
     add("--prefix-groups", type=whole, metavar="N", help="groups whose prompts begin alike [none]")
     add("--prefix-tokens", type=whole, metavar="N", help="with which they do, before the input tokens")
+    add("--turns", type=whole_number(1, 1000), metavar="N", help="of sessions, which the rate counts [1]")
+    think = "from an answer until the next turn, on average [0]"
+    add("--think", type=duration_of(86_400), metavar="DURATION", help=think)
     seed = "of load, routing and speculation [1]"
     add("--seed", type=whole_number(0, 1 << 31), default=1, metavar="N", help=seed)
 
@@ -299,6 +306,8 @@ def _run_once(job: Job, given: Namespace) -> None:
         name, total, unit = "read", trace.stat().st_size if trace and trace.is_file() else 0, "bytes"
     with progress_of(sys.stderr, name, total, unit) as progress:
         load = job.load(progress)
+    if load.left_out:
+        print(f"{load.origin}: {load.left_out:,} rows without an answer are left out", file=sys.stderr)
     title = f"{job.profile_name}: {len(load):,} requests, {'drawn' if trace is None else trace.name}"
     title += f", {plan.pods} pods, {plan.policy}" if plan.pods > 1 else ""
     film = None

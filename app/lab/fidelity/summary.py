@@ -14,7 +14,7 @@ from app.lab.fidelity.goodput import Goodput, Limits, Price, goodput, price_of
 from app.lab.fidelity.goodput import lines as goodput_lines
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
 from app.lab.load import report
-from app.lab.load.loads import COLUMNS, LoadTrace
+from app.lab.load.loads import COLUMNS, NO_GROUP, SESSION_COLUMNS, LoadTrace
 from config.kinds import parse_duration
 
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -263,14 +263,27 @@ def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -
 
 
 def write_requests(path: Path, load: LoadTrace, outcome: SimulationOutcome) -> None:
-    """Writes a CSV row for each request, in order of arrival: the columns of a trace, then times and pod."""
+    """Writes a CSV row for each request, in order of the load: the columns of a trace, times and pod."""
     columns = (load.arrival_s, load.input_tokens, load.output_tokens)
     moments = zip(outcome.send_s, outcome.first_s, outcome.last_s, strict=True)
+    later, has_sessions = frozenset(load.next_turns().values()), bool(load.session)
     rows = (
-        (f"{arrival:.6f}", tokens_in, tokens_out, *(f"{moment:.6f}" for moment in its), pod)
-        for arrival, tokens_in, tokens_out, its, pod in zip(*columns, moments, outcome.pod, strict=True)
+        (
+            "" if number in later else f"{arrival:.6f}",
+            *(tokens_in, tokens_out, *(f"{moment:.6f}" for moment in its), pod),
+            *(_session_cells(load, number) if has_sessions else ()),
+        )
+        for number, (arrival, tokens_in, tokens_out, its, pod) in enumerate(
+            zip(*columns, moments, outcome.pod, strict=True)
+        )
     )
-    report.write_rows(path, (*COLUMNS, "send_s", "first_s", "last_s", "pod"), rows)
+    names = (*COLUMNS, "send_s", "first_s", "last_s", "pod", *(SESSION_COLUMNS if has_sessions else ()))
+    report.write_rows(path, names, rows)
+
+
+def _session_cells(load: LoadTrace, number: int) -> tuple[object, str]:
+    session = load.session[number]
+    return "" if session == NO_GROUP else session, f"{load.think_s[number]:.6f}"
 
 
 _UNITS = {"ttft": ("TTFT (ms)", 1000), "itl": ("ITL (ms)", 1000), "e2e": ("E2E (s)", 1)}
@@ -298,7 +311,7 @@ def draw_run(
     columns = outcome.send_s, outcome.first_s, outcome.last_s
     ttft_s, _, e2e_s = report.latencies(*columns, load.output_tokens)
     begin_s = min(outcome.send_s)
-    width_s = max(outcome.send_s[-1] - begin_s, 1e-9) / BINS
+    width_s = max(max(outcome.send_s) - begin_s, 1e-9) / BINS
     with report.picture_file(path, title) as axes:
         for its, latency, values in ((axes[0], "ttft", ttft_s), (axes[1], "e2e", e2e_s)):
             bins: defaultdict[int, list[float]] = defaultdict(list)

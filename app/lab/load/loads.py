@@ -1,32 +1,24 @@
-"""A load as columns, arrival times and token counts of requests: read from a trace file, or drawn."""
+"""A load as columns, arrival times and token counts of requests, and how loads are drawn."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import math
 import re
-import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, repeat, takewhile
-from pathlib import Path
 from random import Random
-from typing import TextIO
 
 from config import ConfigError
 from config.flags import as_argument
 
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
-PREFIX_COLUMNS = ("prefix_group", "prefix_tokens")
-CLASS = "class"
+SESSION_COLUMNS = ("session", "think_s")
 MOST_TOKENS = 1 << 30
 NO_GROUP = -1
 TELL_EVERY = 1 << 14
 """Requests between two progress calls."""
-_GZIP = b"\x1f\x8b"
 
 
 @dataclass(slots=True)
@@ -51,6 +43,8 @@ class LoadTrace:
     kind: array[int] = field(default_factory=lambda: array("i"))
     """Place of each request's class in `classes`; empty without classes."""
     classes: list[str] = field(default_factory=list)
+    left_out: int = 0
+    """Rows of a public trace without prompt or answer tokens: requests that failed."""
     rows: str = "request"
     first_row: int = 1
     """Word for a row and number of the first one, in error messages."""
@@ -79,94 +73,6 @@ class LoadTrace:
                     following[latest[session]] = number
                 latest[session] = number
         return following
-
-
-def read_trace(path: Path, progress: Callable[[int], None] = lambda bytes_read: None) -> LoadTrace:
-    """Reads a CSV file, packed by gzip or not. Raises ConfigError with the file, the row and the rule."""
-    load = LoadTrace(str(path), rows="row", first_row=2)
-    try:
-        with path.open("rb") as packed:
-            is_packed = packed.peek(2)[:2] == _GZIP
-            binary = gzip.GzipFile(fileobj=packed) if is_packed else packed
-            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
-                _read_rows(file, load, lambda: progress(packed.tell()))
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: it is neither text in UTF-8 nor such text packed by gzip") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ConfigError(f"{path}: it cannot be unpacked: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    if not load:
-        raise ConfigError(f"{path}: it has no rows")
-    return load
-
-
-def _read_rows(file: TextIO, load: LoadTrace, progress: Callable[[], None]) -> None:
-    rows = csv.reader(file, strict=True)
-    try:
-        header = next(rows, [])
-    except csv.Error as error:
-        raise ConfigError(f"{load.row(-1)}: {error}") from None
-    names = [name.strip() for name in header]
-    has_groups = any(name in names for name in PREFIX_COLUMNS)
-    wanted = [*COLUMNS, *(PREFIX_COLUMNS if has_groups else ()), *((CLASS,) if CLASS in names else ())]
-    for name in wanted:
-        if names.count(name) != 1:
-            what = "twice" if name in names else "missing"
-            raise ConfigError(
-                f"{load.origin}, row 1: column {name} is {what}; needed are {', '.join(wanted)}"
-            )
-    arrival, tokens_in, tokens_out, *others = places = [names.index(name) for name in wanted]
-    before_s, width = 0.0, max(places) + 1
-    prefix, class_at = others[: 2 * has_groups], others[2 * has_groups :]
-    groups: dict[str, int] = {}
-    kinds: dict[str, int] = {}
-    try:
-        for row in rows:
-            if len(row) < width:
-                raise ValueError("is empty" if not any(row) else f"has {len(row)} fields, and lacks some")
-            at_s = _moment(row[arrival])
-            if at_s < before_s:
-                raise ValueError(f"arrival_s {row[arrival]} is before that of the row above")
-            count_in = _tokens(COLUMNS[1], row[tokens_in])
-            count_out = _tokens(COLUMNS[2], row[tokens_out])
-            if prefix:
-                group, text = row[prefix[0]].strip(), row[prefix[1]]
-                shared = _tokens(PREFIX_COLUMNS[1], text, 0) if group else 0
-                if shared > count_in:
-                    raise ValueError(f"prefix_tokens {shared} must not exceed input_tokens {count_in}")
-                load.group.append(NO_GROUP if not shared else groups.setdefault(group, len(groups)))
-                load.prefix_tokens.append(shared)
-            for place in class_at:
-                load.kind.append(kinds.setdefault(row[place].strip(), len(kinds)))
-            load.input_tokens.append(count_in)
-            load.output_tokens.append(count_out)
-            load.arrival_s.append(at_s)
-            before_s = at_s
-            if not len(load) % TELL_EVERY:
-                progress()
-    except UnicodeDecodeError:
-        raise
-    except (csv.Error, ValueError) as error:
-        raise ConfigError(f"{load.row(len(load))}: {error}") from None
-    load.classes.extend(kinds)
-
-
-def _moment(text: str) -> float:
-    try:
-        at_s = float(text)
-    except ValueError:
-        at_s = math.nan
-    if not 0 <= at_s < math.inf:
-        raise ValueError(f"arrival_s {text[:40]!r} must be a number of seconds from 0 on")
-    return at_s
-
-
-def _tokens(name: str, text: str, least: int = 1) -> int:
-    digits = text.strip()
-    if not (digits.isascii() and digits.isdecimal()) or not least <= int(digits[:20]) <= MOST_TOKENS:
-        raise ValueError(f"{name} {text[:40]!r} must be a whole number from {least} to {MOST_TOKENS}")
-    return int(digits)
 
 
 POISSON, BURSTY, RAMP, CONSTANT = "poisson", "bursty", "ramp", "constant"
@@ -259,20 +165,28 @@ class Recipe:
     prefix_groups: int = 0
     prefix_tokens: int = 0
     """Number of groups, and tokens of its group at the start of every prompt, before its own tokens."""
+    turns: int = 1
+    """Turns of each session, if more than one: rate and requests are then of sessions, inputs of turns."""
+    think_s: float = 0.0
+    """Mean time from an answer until the next turn, exponentially distributed."""
     seed: int = 1
 
     def __str__(self) -> str:
         pace = "all at once" if self.rate is None else f"{self.arrivals} at {self.rate:g}/s"
         shared = f", after {self.prefix_tokens} of {self.prefix_groups} groups" if self.prefix_groups else ""
-        return f"{pace}, prompts of {self.input_tokens} tokens{shared}, answers of {self.output_tokens}"
+        turns = f", in sessions of {self.turns} turns" if self.turns > 1 else ""
+        return (
+            f"{pace}, prompts of {self.input_tokens} tokens{shared}, answers of {self.output_tokens}{turns}"
+        )
 
     @property
     def expected(self) -> float:
+        """Requests, where no session ends early."""
         most = math.inf if self.requests is None else self.requests
         if self.rate is None or self.seconds is None:
-            return most
+            return most * self.turns
         mean_rate = (self.ramp_from + self.rate) / 2 if self.arrivals == RAMP else self.rate
-        return min(mean_rate * self.seconds, most)
+        return min(mean_rate * self.seconds, most) * self.turns
 
 
 def draw_load(
@@ -280,22 +194,34 @@ def draw_load(
 ) -> LoadTrace:
     """Returns the load. Lognormal lengths are cut so that a request has at most `longest` tokens."""
     load = LoadTrace("the load")
-    moments, lengths, groups = (Random(f"{recipe.seed}/{name}") for name in ("arrivals", "lengths", "groups"))
-    for at_s in _moments(recipe, moments):
-        tokens_out = recipe.output_tokens.draw(lengths)
-        own = recipe.input_tokens.draw(lengths)
-        if isinstance(recipe.output_tokens, Lognormal):
-            tokens_out = max(1, min(tokens_out, longest - recipe.prefix_tokens - 1))
-        if isinstance(recipe.input_tokens, Lognormal):
-            own = max(1, min(own, longest - recipe.prefix_tokens - tokens_out))
-        load.arrival_s.append(at_s)
-        load.input_tokens.append(recipe.prefix_tokens + own)
-        load.output_tokens.append(tokens_out)
-        if recipe.prefix_groups:
-            load.group.append(groups.randrange(recipe.prefix_groups))
-            load.prefix_tokens.append(recipe.prefix_tokens)
-        if not len(load) % TELL_EVERY:
-            progress(len(load))
+    moments, lengths, groups, thinking = (
+        Random(f"{recipe.seed}/{name}") for name in ("arrivals", "lengths", "groups", "thinking")
+    )
+    for session, at_s in enumerate(_moments(recipe, moments)):
+        known = recipe.prefix_tokens
+        group = groups.randrange(recipe.prefix_groups) if recipe.prefix_groups else NO_GROUP
+        for turn in range(recipe.turns):
+            tokens_out = recipe.output_tokens.draw(lengths)
+            own = recipe.input_tokens.draw(lengths)
+            if isinstance(recipe.output_tokens, Lognormal):
+                tokens_out = max(1, min(tokens_out, longest - known - 1))
+            if isinstance(recipe.input_tokens, Lognormal):
+                own = max(1, min(own, longest - known - tokens_out))
+            if turn and known + own + tokens_out > longest:
+                break
+            load.arrival_s.append(at_s)
+            load.input_tokens.append(known + own)
+            load.output_tokens.append(tokens_out)
+            known += own + tokens_out
+            if recipe.prefix_groups:
+                load.group.append(group)
+                load.prefix_tokens.append(recipe.prefix_tokens)
+            if recipe.turns > 1:
+                load.session.append(session)
+                pauses = turn and recipe.think_s
+                load.think_s.append(thinking.expovariate(1 / recipe.think_s) if pauses else 0.0)
+            if not len(load) % TELL_EVERY:
+                progress(len(load))
     if not load:
         raise ConfigError(f"a load of {recipe.rate:g} requests/s has no request in {recipe.seconds:g} s")
     return load
