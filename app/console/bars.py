@@ -39,8 +39,10 @@ PhaseRow = tuple[int, int, float, int]
 """Number, phase, its start, preemptions."""
 EndRow = tuple[int, str, float, int, int, float | None, float | None, float | None]
 """Number, finish reason, end, tokens, cached tokens; times of the first schedule, first and last token."""
-StepRow = tuple[float, float, int, int, int]
-"""Start, duration, prefill tokens, decode tokens, sequences."""
+StepRow = tuple[float, float, int, int, int] | tuple[float, float, int, int, int, int]
+"""Start, duration, prefill tokens, decode tokens, sequences; in a simulated fleet also the pod."""
+PodRow = tuple[int, int, float, float]
+"""Running and waiting requests, used share of the KV cache, cached share of the prompts' tokens so far."""
 EventRow = tuple[str, int, int, int, str, str]
 """Kind, message number, blocks, tokens, hash of the first block, adapter."""
 
@@ -63,6 +65,8 @@ class Frame(Struct, kw_only=True, omit_defaults=True):
     """Pairs, flat: number, KV blocks."""
     ended: list[EndRow] = []
     steps: list[StepRow] = []
+    pods: list[PodRow] = []
+    """Pods of a simulated fleet."""
     blocks: list[int] = []
     """Triples, flat: block, state (`FREE` to `SHARED`), bar that took the block last."""
     firsts: list[int] = []
@@ -82,8 +86,8 @@ class Picture(Struct, kw_only=True):
     """Everything that a new page needs; frames continue from here."""
 
     version: int = 1
-    began: float
-    """Moment 0 in Unix seconds."""
+    began: float | None
+    """Moment 0 in Unix seconds; None on virtual time."""
     server: Mapping[str, object]
     """Constants of the server: model, limits, ranks."""
     names: tuple[str, ...] = FIGURES

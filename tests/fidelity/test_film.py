@@ -13,6 +13,7 @@ import pytest
 from app.console.page import report_of
 from app.engine.core.batch import Phase
 from app.lab.fidelity import film as films
+from app.lab.fidelity.disaggregation import Disaggregation
 from app.lab.fidelity.film import Film
 from app.lab.fidelity.simulate import run
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
@@ -57,6 +58,41 @@ def test_every_request_comes_runs_and_ends_when_it_did(pods: int) -> None:
     assert sum(row[2] for row in page.steps) == sum(load.input_tokens)
     again = simulate(load, film._plan)  # to watch changes nothing
     assert (again.first_s, again.last_s, again.pod) == (outcome.first_s, outcome.last_s, outcome.pod)
+
+
+def test_a_fleet_has_a_lane_a_pod_and_counts_a_shared_block_once() -> None:
+    profile = profile_of("qwen3-14b-h100", None, 1, None)
+    plan = SimulationPlan(profile=profile, pods=3, policy="prefix-aware")
+    sizes = {"input_tokens": Between(50, 90), "output_tokens": Between(20, 60), "prefix_groups": 5}
+    load = draw_load(Recipe(**sizes, prefix_tokens=1600, rate=40.0, seconds=8.0), 40_960)
+    film, page, capacity = Film(load, plan, TOLD), Page(), 3 * (profile.engine.num_gpu_blocks - 1)
+    outcome = simulate(load, plan, watch=film.watch)
+    frames = list(film.frames(outcome))
+    for frame in frames:
+        page.take(frame)
+        running, waiting, used, _ = (sum(column) for column in zip(*frame.pods, strict=True))
+        assert (running, waiting) == (page.figures["running"], page.figures["waiting"])
+        assert used / 3 == pytest.approx(page.figures["cache_usage"], abs=1e-4)
+        assert page.figures["cache_usage"] * capacity < 100 * 5 * 3 + running * 10  # prefixes, and the rest
+    assert {row[5] for row in page.steps} == {0, 1, 2} and len(page.steps) == outcome.steps
+    assert page.figures["hits"] == page.figures["cached"] == outcome.cached_tokens > 0
+    assert page.figures["queries"] == sum(load.input_tokens)
+    assert sum(row[4] for row in page.ended.values()) == outcome.cached_tokens
+    assert film.picture().began is None
+
+
+def test_pods_of_prefill_and_of_decode_have_lanes_too() -> None:
+    profile = profile_of("qwen3-14b-h100", None, 1, None)
+    split = Disaggregation(prefill_pods=1, decode_pods=2, bytes_per_token=1e5, bandwidth=1e10)
+    plan = SimulationPlan(profile=profile, pods=3, disaggregation=split)
+    load = draw_load(Recipe(rate=10.0, seconds=5.0), 40_960)
+    film, page = Film(load, plan, TOLD), Page()
+    for frame in film.frames(simulate(load, plan, watch=film.watch)):
+        page.take(frame)
+    assert {tuple(its) for its in page.phases.values()} == {(Phase.PREFILL, Phase.TRANSFER, Phase.DECODE)}
+    prefilled = [sum(row[2] for row in page.steps if row[5] == pod) for pod in range(3)]
+    assert prefilled[0] == sum(load.input_tokens) and max(prefilled[1:]) <= len(load)
+    assert len(page.ended) == len(load) and (page.figures["running"], page.figures["waiting"]) == (0, 0)
 
 
 def test_large_ones_are_thinned_out_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ class BlocksView {
       this.empty("No KV cache is played. Switch it on with --enable-kvcache, or play steps with --profile.");
       return;
     }
-    const cells = server.numbered ? model.blocks.length : Math.min(server.blocks, MOST_BLOCKS);
+    const cells = server.numbered ? model.blocks.length : server.blocks;
     const width = this.canvas.clientWidth || this.canvas.parentElement.clientWidth;
     const size = Math.max(2, Math.min(13, Math.floor(Math.sqrt(width * 230 / cells)))), across = Math.floor(width / size);
     const each = Math.max(1, Math.ceil(cells / (across * 170))); // of very large caches a cell is several blocks
@@ -79,8 +79,10 @@ class BlocksView {
       held += bar.held;
       while (cell * each < held) put(by === "state" ? COLOURS.decode : by === "adapter" ? (bar.adapter ? hue(textNumber(bar.adapter)) : COLOURS.queued) : hue(bar.number));
     }
+    const found = model.began === null ? Math.max(0, Math.round(model.figures.cache_usage * model.server.blocks) - held) : 0;
+    while (cell * each < held + found && cell * each < cells) put(COLOURS.transfer);
     while (cell * each < cells) put(COLOURS.free);
-    legend($("blocks-legend"), [[COLOURS.free, "free"], [COLOURS.decode, `held ${whole(held)}`], ["transparent", "blocks are only counted here"]]);
+    legend($("blocks-legend"), [[COLOURS.free, "free"], [COLOURS.decode, `held ${whole(held)}`], ...(found ? [[COLOURS.transfer, `found in the cache ${whole(found)}`]] : []), ["transparent", "blocks are only counted here"]]);
     this.canvas.setAttribute("aria-label", `${held} blocks held`);
   }
 

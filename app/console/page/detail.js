@@ -76,7 +76,7 @@ class Detail {
         row("prompt", `${whole(bar.prompt)} tokens${bar.cached ? `, ${whole(bar.cached)} cached` : ""}`), row("reply", `${whole(bar.tokens)} of at most ${whole(bar.most)} tokens`),
         row("waited", this.waited(bar)), row("first token", bar.first === null ? "" : `after ${ms(bar.first - bar.arrival)}`), row("between tokens", bar.itl ? ms(bar.itl) : ""),
         row("took", bar.end === null ? "" : ms(bar.end - bar.arrival)), row("preempted", bar.preempted ? `${bar.preempted} times` : ""),
-        row("arrived", new Date((model.began + bar.arrival / 1000) * 1000).toLocaleTimeString())),
+        row("arrived", model.began === null ? `after ${ago(bar.arrival)}` : new Date((model.began + bar.arrival / 1000) * 1000).toLocaleTimeString())),
       this.phases(bar, model),
       known && Object.keys(known.settings).length ? el("section", {}, el("h3", {}, "Settings"), el("dl", { class: "facts-list" }, ...Object.entries(known.settings).map(([name, value]) => row(name, typeof value === "object" ? JSON.stringify(value) : value)))) : null,
       answer && !known ? el("p", { class: "muted" }, answer.error || "More is not known any more.") : null,

@@ -106,7 +106,7 @@ function render() {
   }
   views.tiles.render(now, points, latency);
   views.bars.render(now);
-  views.steps.render(now);
+  views.steps.render(now, points);
   views.blocks.render(now);
   views.spreads.render(latency);
   views.curves.render(now, points);

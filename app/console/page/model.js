@@ -43,7 +43,8 @@ class Model {
     pairs(frame.firsts, (number, value) => { const bar = this.bars.get(number); if (bar) bar.first_block = value; });
     for (const row of frame.ended || []) this.finish(row);
     this.paint(frame);
-    keep(this.steps, frame.steps, MOST_STEPS);
+    this.pods = frame.pods || []; // of a simulated fleet
+    keep(this.steps, frame.steps, MOST_STEPS * Math.max(1, this.pods.length));
     keep(this.events, (frame.events || []).map((row) => [frame.at, ...row]), MOST_EVENTS);
     if (frame.ttft) this.ttft = frame.ttft;
     if (frame.itl) this.itl = frame.itl;
@@ -73,7 +74,7 @@ class Model {
     const bar = this.bars.get(number);
     if (!bar || bar.end !== null) return;
     Object.assign(bar, { reason, end, tokens, cached, first });
-    if (!bar.preempted) {
+    if (!bar.preempted && this.began !== null) {
       const before = bar.parts.some(([phase]) => phase === TRANSFER) ? TRANSFER : PREFILL;
       bar.parts = [[QUEUED, bar.arrival]];
       if (running !== null) bar.parts.push([before, running]);
@@ -101,7 +102,7 @@ class Model {
     // As the server would tell this moment: what a saved recording begins with.
     const frame = {
       at: this.at, state: this.state, figures: this.names.map((name) => this.figures[name]), new: [], phases: [], tokens: [],
-      computed: [], chunks: [], held: [], firsts: [], ended: [], steps: this.steps, blocks: [], ttft: this.ttft, itl: this.itl, adapters: this.adapters,
+      computed: [], chunks: [], held: [], firsts: [], ended: [], steps: this.steps, pods: this.pods, blocks: [], ttft: this.ttft, itl: this.itl, adapters: this.adapters,
     };
     for (const bar of this.bars.values()) {
       const n = bar.number;

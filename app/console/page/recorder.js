@@ -39,7 +39,7 @@ class Recorder {
       ended: seconds > 0 ? Math.max(0, ended(figures) - ended(last.figures)) / seconds : 0,
     };
     for (const name of ["ttft", "itl"]) rates[name] = this.middle(name, model) ?? (last ? last.rates[name] : 0);
-    this.points.push({ at: model.at, figures, ttft: model.ttft, itl: model.itl, rates });
+    this.points.push({ at: model.at, figures, ttft: model.ttft, itl: model.itl, rates, pods: model.pods });
   }
 
   middle(name, model) {

@@ -1,12 +1,16 @@
 "use strict";
 // The strip of steps: tokens of prompts and of decodes against the budget, and what each step took.
 
-const STRIP = 120, STRIP_HEAD = 14;
+const STRIP = 120, LANE = 56, STRIP_HEAD = 14;
 
 class StepsView {
   constructor() { this.canvas = $("steps"); }
 
-  render(model) {
+  render(model, points) {
+    if (model.pods.length) {
+      this.lanes(model, points);
+      return;
+    }
     const shared = model.server.shared_steps, seconds = shared ? Math.min(10, Number($("span").value)) : Number($("span").value);
     const [pen, width, height] = surface(this.canvas, STRIP), from = model.at - seconds * 1000;
     const rows = model.steps.filter(([begin, took]) => begin + took > from);
@@ -25,6 +29,42 @@ class StepsView {
     if (shared) this.costs(pen, rows, x, low, high, width);
     this.labels(pen, most, y);
     this.tell(model, rows[rows.length - 1], seconds);
+  }
+
+  lanes(model, all) {
+    // Of a simulated fleet: a lane a pod.
+    const seconds = Number($("span").value), from = model.at - seconds * 1000, points = all.filter((point) => point.at > from);
+    const [pen, width] = surface(this.canvas, model.pods.length * LANE), x = (at) => (at - from) / (seconds * 1000) * width;
+    const most = Math.max(1, ...points.map((point) => Math.max(...point.pods.map((row) => row[0] + row[1]))));
+    model.pods.forEach(([running, waiting, used, cached], pod) => {
+      const low = (pod + 1) * LANE - 12, curve = (value) => {
+        pen.beginPath();
+        for (const point of points) pen.lineTo(x(point.at), low - (LANE - STRIP_HEAD - 14) * value(point.pods[pod]));
+      };
+      for (const [colour, value] of [[COLOURS.preempted, (row) => (row[0] + row[1]) / most], [COLOURS.decode, (row) => row[0] / most]]) {
+        curve(value);
+        for (const end of [width, x(points[0].at)]) pen.lineTo(end, low);
+        pen.fillStyle = colour;
+        pen.fill();
+      }
+      pen.fillStyle = COLOURS.prefill;
+      for (const [begin, took, prompts, , , of] of model.steps) {
+        if (of !== pod || !prompts || begin + took < from) continue;
+        pen.globalAlpha = 0.2 + 0.8 * Math.min(1, prompts / model.server.budget);
+        pen.fillRect(x(begin), low + 2, Math.max(1, x(begin + took) - x(begin)), 6);
+      }
+      pen.globalAlpha = 1;
+      curve((row) => row[2]);
+      pen.strokeStyle = COLOURS.transfer;
+      pen.stroke();
+      pen.fillStyle = COLOURS.text;
+      pen.textAlign = "left";
+      pen.fillText(`pod ${pod}: ${running} running, ${waiting} waiting, KV cache ${whole(used * 100)} %, prompts cached ${whole(cached * 100)} %`, 4, pod * LANE + 8);
+    });
+    $("steps-title").textContent = "Pods";
+    $("steps-last").textContent = `up to ${most} requests; last ${seconds} s`;
+    this.canvas.setAttribute("aria-label", "Pods");
+    legend($("steps-legend"), [[COLOURS.decode, "running"], [COLOURS.preempted, "waiting"], [COLOURS.prefill, "prefill, darker for more of the budget"], [COLOURS.transfer, "KV cache"]]);
   }
 
   lines(pen, most, y, width) {

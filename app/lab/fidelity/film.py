@@ -5,7 +5,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
 from app.console.bars import FIGURES, Frame, Picture
@@ -20,10 +22,47 @@ SHORTEST_S = 0.25
 LEAST_FRAMES, MOST_FRAMES, MOST_ROWS = 60, 1200, 300_000
 """Limits of a film. A row is the growth of one bar in one frame, for each request in flight."""
 MOST_STEPS = 40_000
+MOST_LANES = 32
+"""Most pods whose steps are shown, a lane each."""
 MOST_CHUNKS = 100_000
 MOST_BARS = 20_000
 """Most requests with a bar; beyond, only every n-th request gets one. Figures count all requests."""
 ABSENT = -1.0
+Handler = Callable[[SimulationOutcome, int, Frame, Sequence[float]], None]
+"""Receives a request's number when an event of it is due, a frame, and times in milliseconds."""
+
+
+@dataclass(slots=True, eq=False)
+class PodLane:
+    """Steps of one pod: start, seconds, prompt tokens, decode tokens, sequences, used blocks."""
+
+    request: int
+    """Number of a request that the pod served."""
+    prefills: bool
+    """True for a pod that only prefills."""
+    steps: list[tuple[float, float, int, int, int, int]] = field(default_factory=list)
+    stride: int = 1
+    seen: int = 0
+    preemptions: int = 0
+
+    def add(self, step: tuple[float, float, int, int, int, int], most: int) -> None:
+        self.seen += 1
+        if self.seen % self.stride == 0:
+            self.steps.append(step)
+            if len(self.steps) > most:
+                del self.steps[::2]
+                self.stride *= 2
+
+
+@dataclass(slots=True)
+class PodFigures:
+    """State of one pod at a moment of the film; tokens are those of admitted prompts."""
+
+    running: int = 0
+    waiting: int = 0
+    used: int = 0
+    prompt: int = 0
+    cached: int = 0
 
 
 class Film:
@@ -32,10 +71,12 @@ class Film:
     def __init__(self, load: LoadTrace, plan: SimulationPlan, title: str) -> None:
         self._load, self._plan, self._title = load, plan, title
         self._admitted_s = array("d", [ABSENT]) * len(load)
-        self._steps: list[tuple[float, float, int, int, int]] = []
-        self._stride = self._seen = 1
+        self._cached = array("i", [0]) * len(load)
+        """Prompt tokens found in the prefix cache."""
+        self._lanes: dict[Pod, PodLane] = {}
+        self._most_steps = max(2, MOST_STEPS // plan.pods)
+        self._pods = [PodFigures() for _ in range(plan.pods)]
         self._every = max(1, -(-len(load) // MOST_BARS))
-        self._preemptions: dict[Pod, int] = {}
         self._lost_s: list[float] = []
         self._chunks: list[tuple[float, int]] = []
         """Prefill chunks except last ones: time of the end, number of the request."""
@@ -45,88 +86,140 @@ class Film:
         self._ttft, self._itl = [0] * (len(FIRST_TOKEN) + 1), [0] * (len(INTER_TOKEN) + 1)
 
     def watch(self, pod: Pod, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
+        if pod not in self._lanes:
+            first = batch.admitted[0]
+            self._lanes[pod] = PodLane(first.number, first.remote_decode)
+        lane = self._lanes[pod]
         for request in batch.admitted:
             if self._admitted_s[request.number] == ABSENT:
                 self._admitted_s[request.number] = start_s
+                self._cached[request.number] = request.cached_tokens
         for request in pod.scheduler.prefilling:
             if len(self._chunks) < MOST_CHUNKS and request.number % self._every == 0:
                 self._chunks.append((end_s, request.number))
         now = pod.scheduler.preemptions
-        self._lost_s += [start_s] * (now - self._preemptions.get(pod, 0))
-        self._preemptions[pod] = now
-        self._seen += 1
-        if self._seen % self._stride == 0:
-            decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
-            self._steps.append((start_s, end_s - start_s, batch.tokens - decodes, decodes, batch.sequences))
-            if len(self._steps) > MOST_STEPS:
-                del self._steps[::2]
-                self._stride *= 2
+        self._lost_s += [start_s] * (now - lane.preemptions)
+        lane.preemptions = now
+        decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
+        sizes = batch.tokens - decodes, decodes, batch.sequences
+        lane.add((start_s, end_s - start_s, *sizes, pod.blocks.capacity - pod.blocks.free), self._most_steps)
 
     def page(self, outcome: SimulationOutcome) -> str:
         return report_of(self.picture(), self.frames(outcome))
 
     def picture(self) -> Picture:
         at, plan, every = self._plan.profile.engine, self._plan, self._every
-        steps = f"every {self._stride}th step is shown" if self._stride > 1 else ""
+        stride = max((lane.stride for lane in self._lanes.values()), default=1)
+        steps = f"at least every {stride}th step is shown" if stride > 1 else ""
+        lanes = f"the first {MOST_LANES} of {plan.pods} pods have a lane" if plan.pods > MOST_LANES else ""
         bars = f"every {every}th request has a bar" if every > 1 else ""
         server = {
             "version": VERSION, "model": self._title, "task": "generate", "rank": 0, "ranks": {},
             "max_model_len": at.max_model_len, "places": at.max_num_seqs * plan.pods, "shared_steps": True,
             "budget": at.max_num_batched_tokens, "blocks": (at.num_gpu_blocks - 1) * plan.pods,
             "numbered": False, "block_size": at.block_size, "adapter_slots": 0, "publishes": False,
-            "index": False, "told": ", ".join(filter(None, ("simulated", steps, bars))),
+            "index": False, "told": ", ".join(filter(None, ("simulated", lanes, steps, bars))),
         }  # fmt: skip
         return Picture(
-            began=0.0, server=server, ttft_bounds=FIRST_TOKEN, itl_bounds=INTER_TOKEN,
+            began=None, server=server, ttft_bounds=FIRST_TOKEN, itl_bounds=INTER_TOKEN,
             frame=Frame(at=0.0, figures=[0.0] * len(FIGURES)),
         )  # fmt: skip
 
     def frames(self, outcome: SimulationOutcome) -> Iterator[Frame]:
-        out, timeline, begin_s = outcome, outcome.timeline, min(outcome.send_s)
-        capacity = self._plan.profile.engine.num_gpu_blocks - 1
+        out, begin_s = outcome, min(outcome.send_s)
         columns = (out.send_s, self._admitted_s, out.first_s, out.last_s)
-        orders = [deque(sorted(range(len(its)), key=its.__getitem__)) for its in columns]
-        handlers = (self._sent, self._admitted, self._begun, self._over)
-        steps, chunks, lost_s = deque(sorted(self._steps)), deque(sorted(self._chunks)), sorted(self._lost_s)
+        events = [
+            (deque(sorted(range(len(its)), key=its.__getitem__)), its, handle)
+            for its, handle in self._events(out)
+        ]
+        chunks, lost_s = deque(sorted(self._chunks)), sorted(self._lost_s)
+        before = out.pod if out.transfers is None else out.transfers.prefill_pod
+        lanes = [((before if it.prefills else out.pod)[it.request], it.steps) for it in self._lanes.values()]
+        steps = deque(sorted((*step, pod) for pod, its in lanes for step in its))
 
         def ms(moment_s: float) -> float:
             return round((moment_s - begin_s) * 1000, 1)
 
         for at_s in self._moments(out, begin_s):
             frame = Frame(at=ms(at_s))
-            for handle, order, its in zip(handlers, orders, columns, strict=True):
+            for order, its, handle in events:
                 while order and its[order[0]] <= at_s:
                     number = order.popleft()
-                    times_ms = [ms(column[number]) for column in columns]
+                    times_ms = [ms(column[number]) for column in (*columns, its)]
                     handle(out, number, frame, times_ms)
             self._grow(frame, out, at_s)
             while steps and steps[0][0] <= at_s:
-                start_s, took_s, *counts = steps.popleft()
-                prompts, decodes, sequences = counts
-                frame.steps.append((ms(start_s), round(took_s * 1000, 3), prompts, decodes, sequences))
+                start_s, took_s, prompts, decodes, sequences, used, pod = steps.popleft()
+                self._pods[pod].used = used
+                if pod < MOST_LANES:
+                    took_ms = round(took_s * 1000, 3)
+                    frame.steps.append((ms(start_s), took_ms, prompts, decodes, sequences, pod))
             while chunks and chunks[0][0] <= at_s:
                 end_s, number = chunks.popleft()
                 frame.chunks += (number + 1, ms(end_s))
             self._figures["preemptions"] = bisect_right(lost_s, at_s)
-            place = int((at_s - timeline.begin_s) / timeline.bin_s)
-            used = timeline.blocks[place] if place < len(timeline.blocks) else 0.0
-            self._figures["cache_usage"] = used / timeline.bin_s / self._plan.pods / capacity
+            self._count_pods(frame)
             frame.figures = [round(self._figures[name], 5) for name in FIGURES]
             frame.ttft, frame.itl = list(self._ttft), list(self._itl)
             yield frame
 
+    def _events(self, out: SimulationOutcome) -> Iterator[tuple[Sequence[float], Handler]]:
+        """Yields the time of each request's event of one kind, and the handler of that kind, in order."""
+        yield from ((out.send_s, self._sent), (self._admitted_s, self._admitted))
+        log, stays = out.transfers, [(out.pod, out.send_s, self._admitted_s, out.last_s)]
+        if log is not None:
+            before = (log.prefill_pod, out.send_s, self._admitted_s, log.prefilled_s)
+            stays = [before, (out.pod, log.seen_s, log.begin_s, out.last_s)]
+            yield log.prefilled_s, self._prefilled
+        for pods, *times in stays:  # a request waits in a pod, runs, and leaves
+            for its, waiting, running in zip(times, (1, -1, 0), (0, 1, -1), strict=True):
+                yield its, partial(self._move, pods, waiting, running)
+        yield from ((out.first_s, self._begun), (out.last_s, self._over))
+
+    def _move(
+        self, pods: Sequence[int], waiting: int, running: int, out: object, number: int, *_: object
+    ) -> None:
+        pod = self._pods[pods[number]]
+        pod.waiting += waiting
+        pod.running += running
+
+    def _prefilled(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
+        if number % self._every == 0:
+            frame.phases.append((number + 1, int(Phase.TRANSFER), ms[-1], 0))
+
+    def _count_pods(self, frame: Frame) -> None:
+        """Writes the state of each pod; an idle one, which makes no steps, holds no blocks."""
+        capacity = self._plan.profile.engine.num_gpu_blocks - 1
+        shares = [it.used / capacity if it.running else 0.0 for it in self._pods]
+        self._figures["cache_usage"] = sum(shares) / len(shares)
+        self._figures["waiting"] = sum(it.waiting for it in self._pods)
+        self._figures["running"] = sum(it.running for it in self._pods)
+        if len(shares) > 1:
+            frame.pods = [
+                (it.running, it.waiting, round(share, 4), round(it.cached / max(1, it.prompt), 4))
+                for it, share in zip(self._pods[:MOST_LANES], shares, strict=False)
+            ]
+
     def _sent(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
-        self._figures["waiting"] += 1
         if number % self._every == 0:
             pod = f"pod {out.pod[number]}" if self._plan.pods > 1 else ""
+            if out.transfers is not None:
+                pod = f"pod {out.transfers.prefill_pod[number]}, then {out.pod[number]}"
             sizes = self._load.input_tokens[number], self._load.output_tokens[number]
             frame.new.append((number + 1, f"#{number + 1}", 0, *sizes, ms[0], None, pod, 1))
 
     def _admitted(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
-        self._figures["waiting"] -= 1
-        self._figures["running"] += 1
+        tokens, cached = self._load.input_tokens[number], self._cached[number]
+        before = out.pod if out.transfers is None else out.transfers.prefill_pod
+        pod = self._pods[before[number]]
+        pod.prompt, pod.cached = pod.prompt + tokens, pod.cached + cached
+        self._figures["cached"] += cached
+        if self._load.group or self._load.session:  # else no prompts share anything
+            self._figures["queries"] += tokens
+            self._figures["hits"] += cached
         if number % self._every == 0:
             frame.phases.append((number + 1, int(Phase.PREFILL), ms[1], 0))
+            frame.held += (number + 1, self._own_blocks(number, tokens))
 
     def _begun(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
         tokens = self._load.input_tokens[number]
@@ -140,18 +233,24 @@ class Film:
     def _over(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
         tokens = self._load.output_tokens[number]
         del self._under_way[number]
-        self._figures["running"] -= 1
         self._figures["length"] += 1
         self._written += tokens
         if tokens > 1:
             gap_s = (out.last_s[number] - out.first_s[number]) / (tokens - 1)
             self._itl[bisect_left(INTER_TOKEN, gap_s)] += tokens - 1
         if number % self._every == 0:
-            frame.ended.append((number + 1, "length", ms[3], tokens, 0, ms[1], ms[2], ms[3]))
+            frame.ended.append(
+                (number + 1, "length", ms[3], tokens, self._cached[number], ms[1], ms[2], ms[3])
+            )
+
+    def _own_blocks(self, number: int, tokens: int) -> int:
+        """Returns the blocks of `tokens` tokens without those that the request found in the cache."""
+        size = self._plan.profile.engine.block_size
+        return -(-tokens // size) - self._cached[number] // size
 
     def _moments(self, out: SimulationOutcome, begin_s: float) -> Iterator[float]:
         """Returns the times of the frames: enough to see a run, few enough for a small file."""
-        length_s = max(max(out.last_s) - begin_s, 1e-3)
+        length_s = max(max(out.last_s) - begin_s, 1e-3) * (1 + 1e-9)  # the last frame has the last token
         busy_s = sum(last - send for send, last in zip(out.send_s, out.last_s, strict=True)) / self._every
         count = min(MOST_FRAMES, length_s / SHORTEST_S, MOST_ROWS * length_s / max(busy_s, 1e-9))
         count = max(LEAST_FRAMES, int(count))
@@ -159,12 +258,12 @@ class Film:
 
     def _grow(self, frame: Frame, out: SimulationOutcome, at_s: float) -> None:
         """Writes the progress of requests in decode, as if their tokens came evenly."""
-        load, size, written = self._load, self._plan.profile.engine.block_size, self._written
+        load, written = self._load, self._written
         for number in self._under_way:
             first_s, more = out.first_s[number], load.output_tokens[number] - 1
             tokens = 1 + int(more * (at_s - first_s) / (out.last_s[number] - first_s)) if more else 1
             written += tokens
             if number % self._every == 0:
                 frame.tokens += (number + 1, tokens)
-                frame.held += (number + 1, -(-(load.input_tokens[number] + tokens) // size))
+                frame.held += (number + 1, self._own_blocks(number, load.input_tokens[number] + tokens))
         self._figures["generated"] = written

@@ -74,7 +74,9 @@ class PrefixBlocks:
     def begin(self, sequence: OfflineRequest, found: int, count: int) -> None:
         blocks, sequence.hits = sequence.hits, []
         self._kept.pop(sequence, None)
-        self.hits += 0 if sequence.preemptions else found
+        if not sequence.preemptions:
+            self.hits += found
+            sequence.cached_tokens = found * self.block_size
         self.pool.use(blocks)
         self.held[sequence] = blocks
         self.grow(sequence, count)
