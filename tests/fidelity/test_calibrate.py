@@ -16,7 +16,10 @@ from app.lab.fidelity.benchmark_files import MeasuredRun
 from app.lab.fidelity.calibrate import as_yaml, constants_table, warnings
 from app.lab.fidelity.fitting import CONSTANTS, Certainty, Problem, Run, make_problem
 from app.lab.fidelity.search import Search, certainties
+from app.lab.fidelity.simulation import SimulationPlan, simulate
+from config.datasheet import datasheet_profile
 from config.profile import read_profile
+from tests.config.test_datasheet import QWEN
 
 TRUE = read_profile("qwen3-14b-h100")
 FITTED = ("weights", "per_token", "front")
@@ -82,6 +85,29 @@ def test_base_and_weights_are_known_as_a_sum_where_steps_are_alike() -> None:
     assert line not in told
 
 
+def test_an_idle_server_tells_what_host_and_engine_add_and_the_kernels_stay() -> None:
+    auto = datasheet_profile(QWEN, "h100")
+    cost = msgspec.structs.replace(auto.cost, base=3 * auto.cost.base)
+    front = msgspec.structs.replace(auto.front, front=0.5 * auto.front.front)
+    true, rng = msgspec.structs.replace(auto, cost=cost, front=front), Random(1)
+    at_s = [5 * number + rng.random() for number in range(12)]
+    tokens = [rng.randint(500, 1500) for _ in at_s], [rng.randint(10, 20) for _ in at_s]
+    outcome = simulate(
+        MeasuredRun("idle", at_s, at_s, at_s, at_s, *tokens).load, SimulationPlan(profile=true)
+    )
+    first_s = [first + rng.gauss(0, 1e-4) for first in outcome.first_s]
+    recording = MeasuredRun("idle", at_s, list(outcome.send_s), first_s, list(outcome.last_s), *tokens)
+    made = make_problem(auto, [Run(recording, None, 0.0, recording.figures())])
+    found = Search(made, None, 50, lambda done: None).run(seed=3)
+    fitted = made.profile(found.x)
+    assert fitted.cost.base == pytest.approx(cost.base, rel=0.05)
+    assert fitted.front.front == pytest.approx(front.front, rel=0.05)
+    others = msgspec.structs.replace(fitted.cost, base=auto.cost.base)
+    assert others == auto.cost and fitted.cost.products is auto.cost.products
+    [line] = warnings(made, made.play(found.x), certainties(made, found.x, None))
+    assert "base and front are fitted, all other constants stay" in line
+
+
 def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
     small = msgspec.structs.replace(TRUE, cost=msgspec.structs.replace(TRUE.cost, wake=1e-5, base=2e-17))
@@ -95,7 +121,7 @@ def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
 
 def recorded(folder: Path, name: str = "run.csv") -> Path:
     path = folder / name
-    took_s = 0.1 + len(name) / 70
+    took_s = 0.3 + len(name) / 70
     rows = [f"{at / 4},{200 + at},{5 + at % 7},{at / 4 + 0.05},{at / 4 + took_s}" for at in range(40)]
     path.write_text("\n".join(["arrival_s,input_tokens,output_tokens,first_s,last_s", *rows]))
     return path

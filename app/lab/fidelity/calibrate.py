@@ -13,7 +13,16 @@ import msgspec
 import yaml
 
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import Certainty, Costs, Problem, Run, SimulatedRun, make_problem
+from app.lab.fidelity.fitting import (
+    IDLE,
+    OF_IDLE_RUNS,
+    Certainty,
+    Costs,
+    Problem,
+    Run,
+    SimulatedRun,
+    make_problem,
+)
 from app.lab.fidelity.simulation import worker_pool
 from app.lab.load.report import (
     NAMES,
@@ -98,7 +107,7 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
     cost, front = _rounded(profile.cost), _rounded(profile.front)
     profile = msgspec.structs.replace(profile, cost=cost, front=front)
     unseen = {run.name: run.errors(run.replay(profile)) for run in kept}
-    fitted = told(profile, given.model, errors, unseen)
+    fitted = told(profile, given.model, errors, unseen, OF_IDLE_RUNS if problem.is_idle else ())
     with whole_file(given.out) as part:
         part.write_text(as_yaml(fitted, known), "utf-8")
     if given.png is not None:
@@ -162,7 +171,9 @@ Errors = Mapping[str, Sequence[float]]
 """Errors of each run by name, in the order of the figures."""
 
 
-def told(profile: Profile, model: str | None, errors: Errors, unseen: Errors) -> Profile:
+def told(
+    profile: Profile, model: str | None, errors: Errors, unseen: Errors, alone: Sequence[str] = ()
+) -> Profile:
     checked = f"The {len(errors)} runs it was fitted on: {_summary(errors)}."
     if unseen:
         checked += f" {len(unseen)} runs that the fit never saw: {_summary(unseen)}."
@@ -172,9 +183,10 @@ def told(profile: Profile, model: str | None, errors: Errors, unseen: Errors) ->
     for name, of in {**errors, **unseen}.items():
         cells = [f"{100 * error:+.1f}" for error in of]
         lines[name] = " | ".join(" ".join(cells[place : place + 4]) for place in range(0, len(cells), 4))
+    only = f" ({' and '.join(alone)} only)" if alone else ""
     return msgspec.structs.replace(
         profile,
-        source=f"Fitted by calibrate on {', '.join(errors)}; it started from: {profile.source}",
+        source=f"Fitted by calibrate on {', '.join(errors)}{only}; it started from: {profile.source}",
         model=model or profile.model,
         checked=checked,
         errors=lines,
@@ -213,6 +225,11 @@ def constants_table(known: Sequence[Certainty]) -> str:
 
 
 def warnings(problem: Problem, played: Sequence[SimulatedRun], known: Sequence[Certainty]) -> list[str]:
+    if problem.is_idle:
+        return [
+            f"an idle server, at most {IDLE:g} request in flight on average: {' and '.join(OF_IDLE_RUNS)} are"
+            " fitted, all other constants stay as in the start"
+        ]
     limit, most = problem.start.engine.max_num_seqs, max(it.most_running for it in played)
     sure = {it.name for it in known if it.identified}
     saturated = most >= FULL * limit or any(it.preemptions for it in played)

@@ -67,6 +67,10 @@ CONSTANTS = (
 )
 OF_NORM = ("weights", "expert_weights", "per_token", "p", "tile")
 """Constants that a table of `products` replaces."""
+OF_IDLE_RUNS = ("base", "front")
+"""Constants that runs of an idle server tell: what the host and the server add to each step and request."""
+IDLE = 1.0
+"""Most requests in flight, on average, at an idle server."""
 
 
 class Certainty(Struct, frozen=True):
@@ -93,6 +97,12 @@ class Run(Struct, frozen=True):
     @property
     def name(self) -> str:
         return self.recording.name
+
+    @property
+    def is_idle(self) -> bool:
+        """Returns whether the requests of the recording hardly overlap."""
+        send_s, last_s = self.recording.send_s, self.recording.last_s
+        return sum(last_s) - sum(send_s) <= IDLE * (max(last_s) - min(send_s))
 
     def errors(self, simulated: SimulatedRun) -> list[float]:
         """Returns the errors of the simulation as shares of the recorded figures."""
@@ -124,6 +134,10 @@ class Problem(Struct, frozen=True):
     constants: tuple[Constant, ...]
     values: tuple[float, ...]
     runs: tuple[Run, ...]
+
+    @property
+    def is_idle(self) -> bool:
+        return tuple(it.name for it in self.constants) == OF_IDLE_RUNS
 
     def candidate(self, x: Collection[float]) -> dict[str, float]:
         return {
@@ -158,6 +172,9 @@ class Problem(Struct, frozen=True):
 
 
 def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ()) -> Problem:
+    """Chooses the constants to fit: all but `fixed`, or `OF_IDLE_RUNS` if all runs are of an idle server."""
+    if not fixed and all(run.is_idle for run in runs):
+        fixed = [it.name for it in CONSTANTS if it.name not in OF_IDLE_RUNS]
     values = msgspec.structs.asdict(start.cost) | msgspec.structs.asdict(start.front)
     without = {*fixed, *(OF_NORM if start.cost.products else ("products_scale",))}
     constants = tuple(it for it in CONSTANTS if it.name not in without and (values[it.name] or it.least))
