@@ -1,0 +1,250 @@
+"""Autoscaling policies of simulated and real fleets: Kubernetes' HPA, a schedule, policies of plugins.
+
+A policy looks at the metrics of a fleet, as they were scraped last, and returns the wanted number of pods.
+The HPA is that of `autoscaling/v2` with a metric of type Pods (docs/fidelity.md, "Autoscaling").
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from app.base.metrics.families import FIRST_TOKEN
+from config.kinds import parse_duration
+
+TTFT_SHARES = {"ttft_p50": 0.5, "ttft_p90": 0.9, "ttft_p99": 0.99}
+TTFT_WINDOW_S = 60.0
+"""Time before a scrape whose first tokens count, as in `rate(...[1m])`."""
+METRICS = ("waiting", "running", "kv_cache_usage", *TTFT_SHARES)
+MILLI = 1000
+"""The HPA counts in thousandths: its quantities are whole numbers of them."""
+
+Sample = Mapping[str, float]
+"""`METRICS` of a pod at a scrape: counts, a share from 0 to 1, and quantiles of the TTFT in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A fleet at a look of its autoscaler."""
+
+    at_s: float
+    """Seconds since the first request."""
+    pods: int
+    """Pods that load or are ready; draining ones do not count."""
+    samples: Sequence[Sample]
+    """Last scrapes of the ready pods; a pod that was not scraped yet has none."""
+
+
+Decide = Callable[[Look], int]
+"""Returns the wanted number of pods. Called for each look in order."""
+Pods = Annotated[int, Meta(ge=1, le=10_000)]
+
+
+class ScalingPolicy(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """A policy, with the names of `--autoscale`; its number of pods is from `least` to `most`."""
+
+    least: Pods = field(name="min")
+    most: Pods = field(name="max")
+
+    def __post_init__(self) -> None:
+        if self.least > self.most:
+            raise ValueError(f"min {self.least} must not exceed max {self.most}")
+
+    def start(self, pods: int) -> Decide:
+        """Returns the decisions for a run that starts with `pods` pods."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Autoscaling:
+    """A policy and the times of a cluster around it, in seconds."""
+
+    policy: ScalingPolicy
+    cold_start_s: float
+    every_s: float = 15.0
+    """Time between two looks."""
+    scrape_s: float = 15.0
+    """Time between two scrapes of a pod."""
+
+
+def histogram_quantile(share: float, values: Sequence[float]) -> float:
+    """Returns Prometheus' quantile over the buckets of the TTFT, in seconds; 0 without values."""
+    counts, rank, below = Counter(bisect_left(FIRST_TOKEN, it) for it in values), share * len(values), 0
+    for place, bound in enumerate(FIRST_TOKEN):
+        if (inside := counts[place]) and below + inside >= rank:
+            low = FIRST_TOKEN[place - 1] if place else 0.0
+            return low + (bound - low) * (rank - below) / inside
+        below += inside
+    return FIRST_TOKEN[-1] if values else 0.0
+
+
+def replicas_for(current: int, values: Sequence[float], target: float, tolerance: float = 0.1) -> int:
+    """Returns the replicas that the HPA wants when pods with metrics have `values`, with mean `target`.
+
+    Pods without metrics, such as loading ones, count as idle before a scale up, and as on target before a
+    scale down. Neither may reverse the direction. Without any values the number stays.
+    """
+    if not values:
+        return current
+    ratio = usage = _ratio(values, target)
+    if missing := current - len(values):
+        usage = _ratio([*values, *[target if ratio < 1 else 0.0] * missing], target)
+    if abs(1 - usage) <= tolerance or (ratio < 1 < usage) or (usage < 1 < ratio):
+        return current
+    return math.ceil(usage * current)
+
+
+def _ratio(values: Sequence[float], target: float) -> float:
+    return sum(int(value * MILLI) for value in values) // len(values) / round(target * MILLI)
+
+
+class Rate(Struct, frozen=True):
+    """A change that is allowed within a period: pods, or a percentage of the pods at its beginning."""
+
+    value: Annotated[int, Meta(ge=1)]
+    is_percent: bool
+    period_s: Annotated[float, Meta(gt=0, le=1800)]
+
+
+Select = Literal["max", "min", "disabled"]
+LONGEST_S = 3600
+"""Longest stabilization window of Kubernetes; no period is longer."""
+Window = Annotated[float, Meta(ge=0, le=LONGEST_S)]
+Change = tuple[float, int]
+"""Time in seconds, and pods that were added (or, below 0, removed) then."""
+
+
+class HorizontalPodAutoscaler(ScalingPolicy, frozen=True, kw_only=True, rename="kebab"):
+    """The HPA's formula and behavior; defaults are those of Kubernetes."""
+
+    metric: str
+    target: Annotated[float, Meta(ge=0.001, le=1e12)]
+    tolerance: Annotated[float, Meta(ge=0)] = 0.1
+    up: tuple[Rate, ...] = (Rate(100, True, 15.0), Rate(4, False, 15.0))
+    down: tuple[Rate, ...] = (Rate(100, True, 15.0),)
+    select_up: Select = "max"
+    select_down: Select = "max"
+    window_up: Window = 0.0
+    """Stabilization window, in seconds."""
+    window_down: Window = 300.0
+
+    def start(self, pods: int) -> Decide:
+        recommended, changes = deque[Change]([(0.0, pods)]), deque[Change]()
+
+        def decide(look: Look) -> int:
+            now_s, current = look.at_s, look.pods
+            wanted = min(max(current, self.least), self.most)
+            if wanted == current:
+                values = [sample[self.metric] for sample in look.samples]
+                raw = replicas_for(current, values, self.target, self.tolerance)
+                wanted = self.limited(now_s, current, self._stable(now_s, current, raw, recommended), changes)
+                recommended.append((now_s, raw))
+            changes.append((now_s, wanted - current))
+            for its in (recommended, changes):
+                while its and its[0][0] <= now_s - LONGEST_S:
+                    its.popleft()
+            return wanted
+
+        return decide
+
+    def _stable(self, now_s: float, current: int, raw: int, recommended: Iterable[Change]) -> int:
+        """Returns the number nearest to `current` among those wanted within the windows."""
+        up_s, down_s = now_s - self.window_up, now_s - self.window_down
+        up = min([raw, *(pods for at_s, pods in recommended if at_s > up_s)])
+        down = max([raw, *(pods for at_s, pods in recommended if at_s > down_s)])
+        return min(max(current, up), down)
+
+    def limited(self, now_s: float, current: int, wanted: int, changes: Iterable[Change]) -> int:
+        """Returns the number of pods, between `current` and `wanted`, that rates and bounds allow."""
+        up = wanted > current
+        sign, rates, select = (1, self.up, self.select_up) if up else (-1, self.down, self.select_down)
+        if select == "disabled":
+            return current
+        limits = []
+        for rate in rates:
+            begun = current - sum(change for at_s, change in changes if at_s > now_s - rate.period_s)
+            share = begun * (1 + sign * rate.value / 100)
+            percent = math.ceil(share) if up else int(share)
+            limits.append(percent if rate.is_percent else begun + sign * rate.value)
+        limit = max(limits) if up == (select == "max") else min(limits)
+        if up:
+            return min(wanted, max(limit, current), self.most)
+        return max(wanted, min(limit, current), self.least)
+
+
+class Schedule(ScalingPolicy, frozen=True, kw_only=True):
+    """Numbers of pods by time: each holds from its seconds after the first request on."""
+
+    steps: tuple[tuple[float, int], ...]
+
+    def start(self, pods: int) -> Decide:
+        return lambda look: [pods for at_s, pods in self.steps if at_s <= look.at_s][-1]
+
+
+class PluggedPolicy(ScalingPolicy, frozen=True, kw_only=True):
+    """A policy of a plugin; `make` makes its decisions."""
+
+    make: Callable[[int], Decide]
+
+    def start(self, pods: int) -> Decide:
+        return self.make(pods)
+
+
+def read_policy(text: str, plugged: Mapping[str, Callable[[int], Decide]]) -> ScalingPolicy:
+    """Reads `hpa:metric=waiting,target=4,min=1,max=16`, `schedule:0s=2,60s=8` or `NAME:min=1,max=16`.
+
+    `plugged` are policies of plugins by name. Raises ValueError with the rule.
+    """
+    name, _, rest = text.partition(":")
+    given = dict[str, object]()
+    for part in rest.split(","):
+        key, mark, value = part.strip().partition("=")
+        if not mark or key in given:
+            raise ValueError(f"{name}: {part[:40]!r} must be NAME=VALUE, each name once")
+        given[key] = PREPARED[key](value) if key in PREPARED else value
+    if name == "schedule":
+        return _schedule(given)
+    if name == "hpa":
+        if given.get("metric") not in METRICS:
+            raise ValueError(f"hpa: metric must be one of {', '.join(METRICS)}")
+        return msgspec.convert(given, HorizontalPodAutoscaler, strict=False)
+    if name not in plugged:
+        raise ValueError(f"{name[:40]!r} must be one of {', '.join(('hpa', 'schedule', *plugged))}")
+    bounds = msgspec.convert(given, ScalingPolicy, strict=False)
+    return PluggedPolicy(least=bounds.least, most=bounds.most, make=plugged[name])
+
+
+def _rates(text: str) -> list[dict[str, object]]:
+    """Reads rates such as `100%/15s+4/15s`. Raises ValueError with the rule."""
+    found = [re.fullmatch(r"(\d{1,5})(%?)/(\w+)", part, re.ASCII) for part in text.split("+")]
+    if not all(found):
+        raise ValueError(f"rates must be such as 100%/15s+4/15s, not {text[:40]!r}")
+    return [
+        {"value": int(it[1]), "is_percent": bool(it[2]), "period_s": parse_duration(it[3])}
+        for it in found
+        if it
+    ]
+
+
+def _schedule(given: Mapping[str, object]) -> Schedule:
+    moments = {parse_duration(at): pods for at, pods in given.items()}
+    steps = msgspec.convert(
+        sorted(moments.items()), tuple[tuple[Annotated[float, Meta(ge=0)], Pods], ...], strict=False
+    )
+    if steps[0][0]:
+        raise ValueError("schedule: it must begin with 0s=PODS")
+    counts = [pods for _, pods in steps]
+    return Schedule(least=min(counts), most=max(counts), steps=steps)
+
+
+PREPARED: Mapping[str, Callable[[str], object]] = {
+    **{"up": _rates, "down": _rates, "window-up": parse_duration, "window-down": parse_duration},
+}
