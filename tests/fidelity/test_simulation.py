@@ -14,6 +14,7 @@ from app.engine.core.scheduler import Scheduler
 from app.engine.kvcache.block_pool import CountedBlocks
 from app.lab.fidelity.pod import OfflineRequest, scheduler_limits
 from app.lab.fidelity.simulation import Simulation, SimulationOutcome, SimulationPlan, simulate
+from app.lab.load.autoscale import Autoscaling, read_policy
 from app.lab.load.loads import LoadTrace
 from app.lab.load.policies import POLICIES
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
@@ -161,3 +162,31 @@ def test_policies_do_what_they_say() -> None:
     later = load_of([(1.0, 80, 1)] * 6, [(number % 2, 80) for number in range(6)])
     aware = simulated(later, replace(plan, policy="prefix-aware")).pod
     assert len(set(aware[::2])) == len(set(aware[1::2])) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    REQUESTS,
+    st.sampled_from(["waiting,target=1", "running,target=2", "ttft_p90,target=0.05"]),
+    st.sampled_from(POLICIES),
+    st.sampled_from([0.0, 0.05, 0.4]),
+    st.none() | st.integers(1, 6),
+)
+def test_no_request_is_lost_when_pods_join_and_leave(
+    requests: list[tuple[float, int, int]], metric: str, policy: str, cold_s: float, places: int | None
+) -> None:
+    hpa = read_policy(f"hpa:metric={metric},min=1,max=4,window-down=0s,up=2/1s", {})
+    scaling = Autoscaling(policy=hpa, cold_start_s=cold_s, every_s=0.06, scrape_s=0.04)
+    plan = SimulationPlan(profile=REAL, pods=2, policy=policy, in_flight=places, autoscaling=scaling)
+    load = load_of(requests, [(number % 2, 16) for number in range(len(requests))])
+    simulation = Simulation(load, plan, lambda done: None)
+    outcome = simulation.run()
+    lives = outcome.lives
+    for number, (send_s, first_s, last_s) in enumerate(moments(outcome)):
+        life = lives[outcome.pod[number]]
+        assert load.arrival_s[number] <= send_s < first_s <= last_s
+        assert life.ready_s <= send_s <= life.drain_s and last_s <= life.gone_s
+    for at_s in [load.arrival_s[0], *(life.begun_s for life in lives), *outcome.last_s]:
+        assert 1 <= sum(life.begun_s <= at_s < max(life.drain_s, life.begun_s) for life in lives) <= 4
+    for pod in simulation.pods:
+        assert pod.blocks.free == pod.blocks.capacity

@@ -197,6 +197,13 @@ class Pod(StepLoop[OfflineRequest]):
         blocks = self.blocks
         return blocks.hits * blocks.block_size if isinstance(blocks, PrefixBlocks) else 0
 
+    def gauges(self) -> dict[str, float]:
+        """Returns the gauges of `/metrics` that autoscalers look at."""
+        scheduler, blocks = self.scheduler, self.blocks
+        usage = 1 - blocks.free / blocks.capacity
+        counts = {"waiting": len(scheduler.waiting.members), "running": len(scheduler.running)}
+        return {**counts, "kv_cache_usage": usage}
+
     def cached_blocks(self, keys: Sequence[bytes]) -> int:
         """Returns the number of blocks in the longest cached prefix of `keys`."""
         blocks = self.blocks

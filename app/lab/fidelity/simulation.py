@@ -7,20 +7,23 @@ import multiprocessing
 import os
 import signal
 from array import array
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, groupby
+from operator import itemgetter
 from random import Random
 from threading import Thread
 from typing import TypeVar
 
 from app.engine.core.step_loop import CostModel, StepCost
 from app.lab.fidelity import disaggregation as apart
+from app.lab.fidelity.autoscaler import Autoscaler, Life
 from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline, Watch, shared_keys
+from app.lab.load.autoscale import TTFT_SHARES, TTFT_WINDOW_S, Autoscaling, Sample, histogram_quantile
 from app.lab.load.loads import LoadTrace
 from app.lab.load.policies import RANDOM, PrefixAware, make_policy
 from config import ConfigError
@@ -51,6 +54,8 @@ class SimulationPlan:
     step_costs: StepCosts | None = None
     disaggregation: apart.Disaggregation | None = None
     """Splits `pods` into prefill pods, which come first, and decode pods."""
+    autoscaling: Autoscaling | None = None
+    """With it `pods` is the number at the start, within the bounds of the policy."""
 
 
 class SimulationOutcome:
@@ -68,6 +73,8 @@ class SimulationOutcome:
         self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
         self.transfers: apart.TransferLog | None = None
         """Only with disaggregation; `pod` is the decode pod then."""
+        self.lives: list[Life] = []
+        """Pods of an autoscaled fleet, by number."""
 
 
 class Simulation:
@@ -78,35 +85,43 @@ class Simulation:
     ) -> None:
         self._load, self._plan, self._progress = load, plan, progress
         self.outcome = out = SimulationOutcome(load)
-        profile, costs = plan.profile, plan.step_costs or (lambda profile: StepCost(profile.cost))
         grouped, split = bool(load.group or load.session), plan.disaggregation
         self._transfers: apart.Transfers | None = None
         self._endings: list[tuple[float, int]] = []
         """Heap of the known ends of requests: times and pods."""
-        make: Callable[..., Pod] = Pod
+        self._make: Callable[..., Pod] = Pod
         if split is not None:
             out.transfers = apart.TransferLog(len(load), out.timeline.begin_s)
             rng = Random(f"{plan.seed}/decode")
             self._transfers = apart.Transfers(
                 split, plan.policy, rng, out.transfers, self._endings, self._look
             )
-            make = self._transfers.make_pod
-        fixed = grouped, out.timeline, self._ended, watch
-        self.pods = [
-            make(profile, costs(profile), f"{plan.seed}/{number}", *fixed) for number in range(plan.pods)
-        ]
+            self._make = self._transfers.make_pod
+        self._fixed = grouped, out.timeline, self._ended, watch
+        self.pods: list[Pod] = []
+        self._counts: dict[int, int] = {}
+        self._autoscaler: Autoscaler | None = None
+        self._unread: defaultdict[int, list[OfflineRequest]] = defaultdict(list)
+        """Requests by pod whose first token is still to be scraped."""
+        self._numbers: Sequence[int] = range(plan.pods if split is None else split.prefill_pods)
+        """Pods to which requests are sent."""
+        if plan.autoscaling is None:
+            for _ in range(plan.pods):
+                self._add_pod()
+        else:
+            begin_s, calls = out.timeline.begin_s, (self._add_pod, self._sample)
+            self._autoscaler = Autoscaler(plan.autoscaling, plan.pods, begin_s, plan.seed, *calls)
+            self._numbers = self._autoscaler.ready
         self._policy = make_policy(plan.policy, self._cached, Random(f"{plan.seed}/{plan.policy}"))
         self._next_turns = load.next_turns()
         free = watch is None and plan.in_flight is None and not self._next_turns and split is None
+        free = free and plan.autoscaling is None
         self._is_blind = free and not isinstance(self._policy, PrefixAware)
         """True when the choice of pods, and so each pod, depends on nothing but the load."""
-        self._numbers = range(plan.pods if split is None else split.prefill_pods)
-        """Pods to which requests are sent."""
         self._due: list[tuple[float, int]] = []
         """Heap of times and pods with work; an entry that differs from the pod's `due_s` is outdated."""
         self._places = None if plan.in_flight is None else [-math.inf] * plan.in_flight
         """Heap of times at which the client's places are free, as far as known; None without a limit."""
-        self._counts = dict.fromkeys(range(plan.pods), 0)
         self._turns: list[tuple[float, int]] = []
         """Heap of turns that follow known answers: times and requests."""
         self._done = 0
@@ -125,8 +140,26 @@ class Simulation:
             self._play(numbers)
         out.steps = sum(pod.steps for pod in self.pods)
         out.preemptions = sum(pod.scheduler.preemptions for pod in self.pods)
-        out.cached_tokens = sum(self.pods[number].cached_tokens for number in self._numbers)
+        prefilling = self.pods if self._transfers is None else self.pods[: len(self._numbers)]
+        out.cached_tokens = sum(pod.cached_tokens for pod in prefilling)
+        if self._autoscaler is not None:
+            last_s = dict(sorted(zip(out.pod, out.last_s, strict=True), key=itemgetter(1)))
+            out.lives = self._autoscaler.end(max(out.last_s), last_s)
         return out
+
+    def _add_pod(self) -> None:
+        plan, number = self._plan, len(self.pods)
+        cost = StepCost(plan.profile.cost) if plan.step_costs is None else plan.step_costs(plan.profile)
+        self.pods.append(self._make(plan.profile, cost, f"{plan.seed}/{number}", *self._fixed))
+        self._counts[number] = 0
+
+    def _sample(self, number: int, at_s: float) -> Sample:
+        """Returns the metrics of a pod at `at_s`, up to which it has run."""
+        oldest_s = at_s - TTFT_WINDOW_S
+        its = self._unread[number] = [it for it in self._unread[number] if not 0 <= it.first_s <= oldest_s]
+        ttft_s = [it.first_s - it.send_s for it in its if 0 <= it.first_s <= at_s]
+        quantiles = {name: histogram_quantile(share, ttft_s) for name, share in TTFT_SHARES.items()}
+        return self.pods[number].gauges() | quantiles
 
     def _play(self, numbers: Iterable[int]) -> None:
         arrival_s = self._load.arrival_s
@@ -173,7 +206,7 @@ class Simulation:
     def _cached(self, request: OfflineRequest) -> dict[int, float]:
         """Returns the cached blocks of a request's prompt by pod, like an indexer without delay."""
         keys = shared_keys(request, self._plan.profile.engine.block_size, request.prompt_tokens)
-        return {number: pod.cached_blocks(keys) for number, pod in enumerate(self.pods)} if keys else {}
+        return {number: self.pods[number].cached_blocks(keys) for number in self._numbers} if keys else {}
 
     def _send_s(self, arrival_s: float) -> float:
         """Returns the time of sending: `arrival_s`, or later if the client has no free place then."""
@@ -181,11 +214,21 @@ class Simulation:
         if places is None:
             return arrival_s
         while not places or (places[0] > arrival_s and self._due and self._due[0][0] < places[0]):
+            if self._autoscaler is not None and self._autoscaler.next_s <= self._due[0][0]:
+                self._autoscaler.go_on()
+                continue
             due_s, number = heappop(self._due)  # this step may end a request before the known ends
             self._advance(number, due_s, due_s)
         return max(arrival_s, heappop(places))
 
     def _settle(self, until_s: float) -> None:
+        scaler = self._autoscaler
+        while scaler is not None and scaler.next_s < until_s:
+            self._run_pods(scaler.next_s)
+            scaler.go_on()
+        self._run_pods(until_s)
+
+    def _run_pods(self, until_s: float) -> None:
         due, just_before_s = self._due, math.nextafter(until_s, -math.inf)
         while due and due[0][0] < until_s:
             due_s, number = heappop(due)
@@ -211,6 +254,8 @@ class Simulation:
                 counts[heappop(endings)[1]] -= 1
             out.pod[request.number] = chosen = self._policy.choose(request, self._numbers, counts)
             counts[chosen] += 1
+            if self._autoscaler is not None:
+                self._unread[chosen].append(request)
         number = out.pod[request.number]
         if self._transfers is not None:
             request, out.pod[request.number] = self._transfers.split(request, number, counts)

@@ -97,7 +97,7 @@ def replicas_for(current: int, values: Sequence[float], target: float, tolerance
     ratio = usage = _ratio(values, target)
     if missing := current - len(values):
         usage = _ratio([*values, *[target if ratio < 1 else 0.0] * missing], target)
-    if abs(1 - usage) <= tolerance or (ratio < 1 < usage) or (usage < 1 < ratio):
+    if 1 - tolerance <= usage <= 1 + tolerance or ratio < 1 < usage or usage < 1 < ratio:
         return current
     return math.ceil(usage * current)
 

@@ -1,0 +1,131 @@
+"""Autoscaling policies: the examples of Kubernetes' documentation, bounds, and how policies are written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.lab.load.autoscale import (
+    HorizontalPodAutoscaler,
+    Look,
+    histogram_quantile,
+    read_policy,
+    replicas_for,
+)
+
+USUAL = "hpa:metric=waiting,target=4,min=1,max=100"
+
+
+def wanted(more: str, pods: int, metric: float, looks: int, every_s: float = 60.0) -> list[int]:
+    """Returns the number of pods after each look, while every pod has this metric."""
+    decide = read_policy(USUAL + more, {}).start(pods)
+    counts = []
+    for number in range(1, looks + 1):
+        pods = decide(Look(number * every_s, pods, [{"waiting": metric}] * pods))
+        counts.append(pods)
+    return counts
+
+
+def test_the_formula_with_its_tolerance() -> None:
+    assert [replicas_for(5, [value] * 5, 0.1) for value in (0.2, 0.05, 0.11, 0.091)] == [10, 3, 5, 5]
+    assert replicas_for(3, [0.5, 0.7, 0.9], 0.5) == 5
+    assert replicas_for(3, [], 0.5) == 3
+
+
+def test_pods_without_metrics_dampen_and_never_reverse() -> None:
+    assert replicas_for(4, [8.0, 8.0], 4.0) == 4, "two that load count as idle: the mean is on target"
+    assert replicas_for(4, [16.0, 16.0], 4.0) == 8
+    assert replicas_for(8, [2.0] * 4, 4.0) == 6, "before a scale down they are on target"
+    assert replicas_for(4, [5.0], 4.0) == 4, "idle ones would turn it into a scale down"
+
+
+def test_scale_down_rates_of_the_documentation() -> None:
+    at_most = ",window-down=0s,down=4/60s+10%/60s"
+    assert wanted(at_most, 80, 0.1, 8) == [72, 64, 57, 51, 45, 40, 36, 32]
+    assert wanted(at_most + ",select-down=min", 80, 0.1, 3) == [76, 72, 68]
+    assert wanted(",window-down=0s,down=10%/60s+5/60s,select-down=min", 80, 0.1, 3) == [75, 70, 65]
+    assert wanted(at_most, 80, 0.1, 8, every_s=15.0)[:5] == [72, 72, 72, 72, 64]
+    assert wanted(",window-down=0s,select-down=disabled", 80, 0.1, 2) == [80, 80]
+
+
+def test_the_default_behavior() -> None:
+    assert wanted("", 1, 1000.0, 6, 15.0) == [5, 10, 20, 40, 80, 100]
+    assert wanted("", 80, 0.0, 21, 15.0) == [80] * 19 + [1, 1], "five minutes since the start"
+
+
+def test_windows_take_the_highest_before_a_scale_down_and_the_lowest_before_a_scale_up() -> None:
+    down = read_policy(USUAL + ",window-down=60s", {}).start(2)
+    values = (16.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    counts, pods = [], 2
+    for number, value in enumerate(values, 1):
+        pods = down(Look(number * 15.0, pods, [{"waiting": value}] * pods))
+        counts.append(pods)
+    assert counts == [6, 6, 6, 6, 1, 1], "the peak of 8 (of which 6 were allowed) holds for a minute"
+    up = read_policy(USUAL + ",window-up=30s", {}).start(2)
+    assert [up(Look(number * 15.0, 2, [{"waiting": 16.0}] * 2)) for number in (1, 2)] == [2, 6]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 400), st.lists(st.floats(0, 50), max_size=6)), max_size=30),
+    st.integers(1, 9),
+    st.integers(0, 9),
+    st.sampled_from(["", ",up=1/60s,down=50%/30s", ",select-up=min,window-up=30s,window-down=0s"]),
+)
+def test_the_number_stays_within_bounds(
+    looks: list[tuple[float, list[float]]], least: int, more: int, rules: str
+) -> None:
+    policy = read_policy(f"hpa:metric=running,target=3,min={least},max={least + more}{rules}", {})
+    pods, at_s, decide = least, 0.0, policy.start(least)
+    for gap_s, values in looks:
+        at_s += gap_s
+        pods = decide(Look(at_s, pods, [{"running": value} for value in values[:pods]]))
+        assert least <= pods <= least + more
+
+
+def test_a_schedule_and_a_policy_of_a_plugin() -> None:
+    schedule = read_policy("schedule:0s=2,1m=8,5m=3", {})
+    assert (schedule.least, schedule.most) == (2, 8)
+    assert [schedule.start(2)(Look(at_s, 2, ())) for at_s in (0.0, 59.0, 60.0, 1e6)] == [2, 2, 8, 3]
+    own = read_policy("own:min=2,max=5", {"own": lambda pods: lambda look: look.pods + 1})
+    assert (own.least, own.most, own.start(2)(Look(0.0, 3, ()))) == (2, 5, 4)
+
+
+def test_a_quantile_is_that_of_prometheus() -> None:
+    """Half of four values in the bucket from 0.1 to 0.25 and one in that to 0.5."""
+    assert histogram_quantile(0.5, [0.2, 0.2, 0.2, 0.3]) == pytest.approx(0.1 + 0.15 * 2 / 3)
+    assert histogram_quantile(0.9, [0.2, 0.2, 0.2, 0.3]) == pytest.approx(0.25 + 0.25 * 0.6)
+    assert histogram_quantile(0.5, []) == 0.0 and histogram_quantile(0.5, [9999.0]) == 2560
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (f"{USUAL},min=2", "'min=2' must be NAME=VALUE, each name once"),
+        ("hpa", "must be NAME=VALUE"),
+        ("hpa:metric=queue,target=4,min=1,max=2", "metric must be one of waiting, running"),
+        ("hpa:metric=waiting,target=0,min=1,max=2", r"Expected `float` >= 0.001 - at `\$.target`"),
+        ("hpa:metric=waiting,target=nan,min=1,max=2", "target"),
+        ("hpa:metric=waiting,target=4,min=3,max=2", "min 3 must not exceed max 2"),
+        ("hpa:metric=waiting,target=4,min=0,max=2", r"`int` >= 1 - at `\$.min`"),
+        ("hpa:metric=waiting,target=4,min=1", "missing required field `max`"),
+        (f"{USUAL},top=1", "unknown field `top`"),
+        (f"{USUAL},up=4", "rates must be such as 100%/15s"),
+        (f"{USUAL},up=4/1h", "period_s"),
+        (f"{USUAL},window-down=2h", "window-down"),
+        (f"{USUAL},select-up=most", "select-up"),
+        ("schedule:1m=2", "must begin with 0s=PODS"),
+        ("schedule:0s=0", ">= 1"),
+        ("other:min=1,max=2", "'other' must be one of hpa, schedule"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(text: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        read_policy(text, {})
+
+
+def test_defaults_are_those_of_kubernetes() -> None:
+    its = read_policy(USUAL, {})
+    written = "tolerance=0.1,up=100%/15s+4/15s,down=100%/15s,window-up=0s,window-down=300s"
+    assert isinstance(its, HorizontalPodAutoscaler)
+    assert its == read_policy(f"{USUAL},{written},select-up=max,select-down=max", {})
