@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from config.declaration import ConfigError, suggestion
+from config.declaration import ConfigError
 from config.kernels import (
     ASYNCHRONOUS,
     KERNELS,
@@ -48,14 +48,19 @@ FEW = 16
 """Most experts of a bf16 mixture; the tables of operators lack large experts."""
 LAST_SYNCHRONOUS = [0, 13]
 """Last version of vLLM whose scheduler waits for each step."""
-CHECKED_KERNELS = {
-    "bf16": "a sum over kernels; dense bf16 models on H100 are within 5 % (TPOT, median of 40 runs)",
-    "fp8": "a sum over kernels; Llama 70B in FP8 on H100, H200 and B200 is within 5 % (TPOT) and 12 % (TTFT)",
-    "nvfp4": "a sum over kernels; Llama 70B in NVFP4 on B200 is within 2 % (TPOT) and 10 % (TTFT)",
-    "mxfp4": "a sum over kernels; gpt-oss-120b is within 3 % (TPOT) and 14 % (TTFT), on B200 11 and 26 %",
-    "fp8-block": "a sum over kernels; MiniMax-M2.5 on H200 and B200 is within 6 % (TPOT) and 18 % (TTFT)",
+CHECKED_KERNELS: Mapping[tuple[Format, bool], str] = {
+    ("bf16", False): "dense bf16 models on H100 are within 5 % (TPOT, median of 40 runs)",
+    ("fp8", False): "Llama 70B in FP8 on H100, H200 and B200 is within 5 % (TPOT) and 12 % (TTFT)",
+    ("nvfp4", False): "Llama 70B in NVFP4 on B200 is within 2 % (TPOT) and 10 % (TTFT)",
+    (
+        "mxfp4",
+        True,
+    ): "gpt-oss-120b on H100 and H200 is within 3 % (TPOT) and 14 % (TTFT), on B200 11, 26 %",
+    ("fp8-block", True): "MiniMax-M2.5 on H200 and B200 is within 6 % (TPOT) and 18 % (TTFT)",
 }
-"""Format -> how far such a profile was checked (medians of `python -m benchmarks.cells`)."""
+"""Format and whether the model has experts -> how far such profiles were checked (medians of
+`python -m benchmarks.cells`).
+"""
 CHECKED = (
     "shares of the data sheet, without constants of kernels for {what}; measured servers were 29 % slower"
     " (TPOT) and 56 % (TTFT) than such profiles, dense bf16 models on H100 10 %"
@@ -128,8 +133,8 @@ def datasheet_profile(
     """
     shape, device = model_shape(config, named), DEVICES.get(device_name.lower())
     if device is None:
-        hint = suggestion(device_name.lower(), names=DEVICES)
-        raise ConfigError(f"device {device_name}: none of {', '.join(DEVICES)}{hint}")
+        rule = f"none of {', '.join(DEVICES)}; a recording of any other makes its profile (calibrate)"
+        raise ConfigError(f"device {device_name}: {rule}")
     if devices < 1 or shape.num_attention_heads % devices:
         raise ConfigError(
             f"tensor-parallel-size {devices}: {named} has {shape.num_attention_heads} attention heads,"
@@ -145,7 +150,7 @@ def datasheet_profile(
         checked = CHECKED.format(what=f"{stored.kind}{mixture} on {device.name}")
         cost, front, asynchronous = _cost(shape, stored, device, devices), FRONT, True
     else:
-        engine, checked = kernels.engine or _generation(vllm_version), CHECKED_KERNELS[kind]
+        engine, checked = kernels.engine or _generation(vllm_version), _checked(shape, kind, device)
         if not kernels.follows_cache_scheme:
             stored = replace(stored, cache_bytes=BF16_BYTES)
         its = KernelSum(shape, kind, kernels, device, devices, stored.cache_bytes)
@@ -178,6 +183,15 @@ def _tells_of(kernels: Kernels, shape: ModelShape, weights: Format) -> bool:
     if shape.experts and (few or weights not in kernels.experts):
         return False
     return weights == "mxfp4" or weights in kernels.products
+
+
+def _checked(shape: ModelShape, kind: Format, device: Device) -> str:
+    """Returns how far a sum over kernels was checked for such models, and whether on this device."""
+    found, name = CHECKED_KERNELS.get((kind, shape.experts > 0)), device.name.split()[0]
+    if found is None:
+        mixtures = "mixture" if shape.experts else "dense model"
+        return f"a sum over kernels; no {mixtures} in {kind} was compared with a server"
+    return f"a sum over kernels; {found}" + ("" if name in found else f"; none on {name} was compared")
 
 
 def _generation(vllm_version: str) -> EngineOverhead:

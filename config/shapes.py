@@ -8,10 +8,17 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from config.declaration import ConfigError, suggestion
+from config.declaration import ConfigError
 
-LATENT = "kv_lora_rank"
-"""Field of models whose cache holds latent vectors instead of keys and values."""
+UNKNOWN_PARTS: Mapping[str, str] = {
+    "kv_lora_rank": "latent attention",
+    "vision_config": "an encoder of images",
+    "audio_config": "an encoder of audio",
+    "linear_num_key_heads": "linear attention",
+    **dict.fromkeys(("mamba_d_state", "mamba_expand", "ssm_state_size", "state_size"), "state-space layers"),
+}
+"""Field of a `config.json` -> part of the model whose cost is not known."""
+KNOWN_LAYERS = frozenset(("full_attention", "sliding_attention"))
 
 
 class Device(Struct, frozen=True):
@@ -77,7 +84,7 @@ Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]
 
 _OF_THREE = (
     *("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Gemma", "Gemma2", "Gemma3"),
-    *("GptOss", "Granite", "GraniteMoe", "Olmo2", "Olmoe", "Phi3", "SmolLM3"),
+    *("GptOss", "Granite", "GraniteMoe", "MiniMaxM2", "Olmo2", "Olmoe", "Phi3", "SmolLM3"),
 )
 _OF_TWO = ("GPTNeoX", "Phi", "Starcoder2")
 MATRICES: Mapping[str, int] = {
@@ -203,14 +210,29 @@ def model_shape(document: object, named: str = "model config") -> ModelShape:
     """Converts the content of a `config.json`; `named` begins the message of a ConfigError."""
     given = document.get("architectures") if isinstance(document, dict) else None
     name = given[0] if isinstance(given, list) and given else None
-    if isinstance(document, dict) and document.get(LATENT):
-        raise ConfigError(
-            f"{named}: {LATENT}: {name} has latent attention, and the cost of its kernels is not known"
-        )
+    if isinstance(document, dict):
+        _check_parts(document, f"{named}: {{}}: {name} has {{}}, and the cost of its kernels is not known")
     if isinstance(name, str) and name not in MATRICES:  # before other fields: their names may differ
-        hint = suggestion(name, names=MATRICES) or f"; known are {', '.join(MATRICES)}"
+        same = next((known for known in MATRICES if known.lower() == name.lower()), None)
+        kinds = ", ".join(known.removesuffix("ForCausalLM") for known in MATRICES)
+        hint = f"; did you mean {same}?" if same else f"; known are {kinds}, each of them ForCausalLM"
         raise ConfigError(f"{named}: architectures: {name} is none that a data sheet can tell of{hint}")
     try:
         return msgspec.convert(document, ModelShape)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{named}: {error}") from None
+
+
+def _check_parts(document: Mapping[str, object], rule: str) -> None:
+    """Raises ConfigError for parts of a model whose cost is not known; `rule` takes field and part."""
+    text = document.get("text_config")
+    for fields in (document, text if isinstance(text, dict) else {}):
+        for field, part in UNKNOWN_PARTS.items():
+            if fields.get(field):
+                raise ConfigError(rule.format(field, part))
+        layers = fields.get("layer_types")
+        for kind in layers if isinstance(layers, list) else ():
+            if isinstance(kind, str) and kind not in KNOWN_LAYERS:
+                raise ConfigError(rule.format("layer_types", f"layers of {kind}"))
+    if text:
+        raise ConfigError(rule.format("text_config", "an encoder beside its text model"))
