@@ -348,8 +348,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
     _head = b""
     _texts: Sequence[bytes] = ()
     """Beginning of each choice's plain chunks, up to the text."""
-    _hides_markup = False
-    """True where tokens of a call that add no text to it have no chunk."""
+    _plain_calls = False
+    """True where tokens in the midst of a call have constant chunks but for their text, or none without."""
 
     def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
         super().__init__(choices)
@@ -380,15 +380,14 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             chunks.append(self.plain_text.events(self._texts[index], texts[:number]))
         elif number:
             chunks.append(self._plain_thoughts(output, number))
-        rest: Sequence[int] = range(number, max(len(texts), output.finish is not None))
-        if part is not None and part.kind == "call" and self._hides_markup:
-            # The first token begins the call, and the last one may end the choice.
-            shown = [i for i in rest if i in (rest[0], rest[-1]) or texts[i]]
-            self.choices[index].tokens += len(rest) - len(shown)
-            rest = shown
-        for i in rest:
+        if part is not None and part.kind == "call" and self._plain_calls:
+            return self._call(output, part)
+        for i in range(number, max(len(texts), output.finish is not None)):
             chunks.append(self._special(output, i))
         return b"".join(chunks)
+
+    def _call(self, output: Tokens, part: Part) -> bytes:
+        raise NotImplementedError
 
     def _plain_thoughts(self, output: Tokens, number: int) -> bytes:
         raise NotImplementedError

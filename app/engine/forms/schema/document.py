@@ -195,6 +195,8 @@ class Document:
                 self._min_depths[id(schema)] = self._depth_of(schema)
             if before == list(self._min_depths.values()):
                 break
+        self.endless = frozenset(place for place, depth in self._min_depths.items() if depth == inf)
+        """The `id` of each schema without a value that can end."""
 
     def min_depth(self, *schemas: Schema) -> float:
         """Returns a lower bound of the levels of a value that `schemas` accept; infinite if it cannot end."""

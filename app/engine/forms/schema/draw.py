@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from math import inf
 from random import Random
 from typing import TypeVar
@@ -34,7 +35,7 @@ def draw_array(draw: Draw, merged: MergedSchema, depth: int, name: str) -> list[
     """Draws an array called `name`, shorter where no further item is found. Raises Unsatisfiable."""
     containing = [schema for schema in merged.plain if "contains" in schema]
     missing = [int(schema.get("minContains", 1)) for schema in containing]
-    fewest, is_unique = merged.least("minItems"), any(merged.all("uniqueItems"))
+    fewest, is_unique = merged.least("minItems"), any(merged.get("uniqueItems", ()))
     items: list[JSON] = []
     seen: set[Hashable] = set()
 
@@ -88,11 +89,12 @@ def _array_length(draw: Draw, merged: MergedSchema, depth: int, fewest: int) -> 
     if draw.is_small(depth):
         return fewest
     low, most = fewest, merged.most("maxItems", MOST_ITEMS)
-    if "minItems" not in merged.keywords:
-        low = max(fewest, draw.usual.min_tool_call_array_param_length, *map(len, merged.all("prefixItems")))
+    if "minItems" not in merged:
+        prefixes = map(len, merged.get("prefixItems", ()))
+        low = max(fewest, draw.usual.min_tool_call_array_param_length, *prefixes)
     low = min(low, most, MOST_ITEMS)
     usual = draw.usual.max_tool_call_array_param_length
-    high = min(most, low + SPREAD) if "maxItems" in merged.keywords else max(usual, low)
+    high = min(most, low + SPREAD) if "maxItems" in merged else max(usual, low)
     return draw.rng.randint(low, min(high, MOST_ITEMS))
 
 
@@ -102,38 +104,35 @@ class ObjectDraw:
     def __init__(self, draw: Draw, merged: MergedSchema, depth: int) -> None:
         self._merged, self._draw, self._depth = merged, draw, depth
         self._most = min(merged.most("maxProperties", MOST_PROPERTIES), MOST_PROPERTIES)
-        self._name_rules = merged.all("propertyNames")
+        self._name_rules = merged.get("propertyNames", ())
         self._value: dict[str, JSON] = {}
 
     def draw(self) -> dict[str, JSON]:
         merged, draw, value = self._merged, self._draw, self._value
-        fewest = merged.least("minProperties")
+        fewest, usual = merged.least("minProperties"), draw.usual
         if fewest > MOST_PROPERTIES:
             raise Unsatisfiable("an object would be too large")
-        self._add([name for names in merged.all("required") for name in names])
-        usual = draw.usual
+        self._add(list(chain.from_iterable(merged.get("required", ()))))
         percent = usual.tool_call_not_required_param_probability
         if self._depth:
             percent = usual.object_tool_call_not_required_field_probability
         chance = percent / 100
-        declared = dict.fromkeys(name for names in merged.all("properties") for name in names)
-        left = [name for name in declared if name not in value]
-        self._add_until(
-            sys.maxsize,
-            [name for name in left if draw.rng.random() < chance and not draw.is_small(self._depth + 1)],
-        )
-        if not value and chance and not draw.is_small(self._depth + 1, Size.BRIEF):
-            self._add_until(1, draw.rng.sample(left, len(left)))  # not empty by chance
-        wanted = max(fewest, self._map_entries())
-        self._add_until(wanted, left)
-        self._add_until(wanted, self._invented(wanted))
+        declared = dict.fromkeys(chain.from_iterable(merged.get("properties", ())))
+        if left := [name for name in declared if name not in value]:
+            small = draw.is_small(self._depth + 1)
+            self._add_until(sys.maxsize, [name for name in left if draw.rng.random() < chance and not small])
+            if not value and chance and not draw.is_small(self._depth + 1, Size.BRIEF):
+                self._add_until(1, draw.rng.sample(left, len(left)))  # not empty by chance
+        wanted = max(fewest, 0 if declared else self._map_entries())
+        if len(value) < wanted:
+            self._add_until(wanted, chain(left, self._invented(wanted)))
         if len(value) < fewest:
             raise Unsatisfiable("no more properties were found for an object")
         return {name: value[name] for name in (*declared, *value) if name in value}
 
     def _add_until(self, wanted: int, names: Iterable[str]) -> None:
         """Adds those of `names` that can be added, until there are `wanted` properties."""
-        for name in names if len(self._value) < wanted else ():
+        for name in names:
             with suppress(Unsatisfiable):
                 self._add([name])
             if len(self._value) >= wanted:
@@ -150,7 +149,7 @@ class ObjectDraw:
                     raise Unsatisfiable("a property cannot be added")
                 self._value[name] = self._draw.value(self._schemas(name), self._depth + 1, name)
                 added.append(name)
-                for needed in self._merged.all("dependentRequired"):
+                for needed in self._merged.get("dependentRequired", ()):
                     names += needed.get(name, ())
         except Unsatisfiable:
             for name in added:
@@ -170,19 +169,17 @@ class ObjectDraw:
         return asked
 
     def _map_entries(self) -> int:
-        """Draws the number of entries of a map; 0 for other objects."""
-        merged, values = self._merged, self._merged.all("additionalProperties")
-        has_rule = values or "patternProperties" in merged.keywords
-        if any(merged.all("properties")) or not has_rule or any(each is False for each in values):
-            return 0
-        if self._draw.is_small(self._depth):
+        """Draws the number of entries of a map, which declares no properties; 0 for other objects."""
+        values = self._merged.get("additionalProperties", ())
+        has_rule = values or "patternProperties" in self._merged
+        if not has_rule or False in values or self._draw.is_small(self._depth):
             return 0
         most = min(MOST_INVENTED, self._most)
         return self._draw.rng.randint(min(1, most), most)
 
     def _invented(self, wanted: int) -> Iterator[str]:
         """Yields names: from `patternProperties`, from `propertyNames`, or plain words."""
-        patterns = [pattern for each in self._merged.all("patternProperties") for pattern in each]
+        patterns = [pattern for each in self._merged.get("patternProperties", ()) for pattern in each]
         rules: list[list[Schema]] = [[*self._name_rules, {"pattern": pattern}] for pattern in patterns]
         if self._name_rules:
             rules.append(self._name_rules)
@@ -242,17 +239,17 @@ class Draw:
         """Returns a value that all of `schemas` accept, `depth` levels down. Raises Unsatisfiable."""
         self._drawn += 1
         self.budget.spend()
-        if depth > DEEPEST or self._document.min_depth(*schemas) == inf:
+        if depth > DEEPEST:
             raise Unsatisfiable("a value would have no end")
         plain: list[Keywords] = []
         choices: list[Choice] = []
         tries = max(MOST_TRIES >> depth, FEWEST_TRIES) if self._flatten(schemas, plain, choices) else 0
+        unbranched = MergedSchema(plain)
         for attempt in range(tries):
-            merged = self._merged(plain, choices, depth)
-            if merged is None:
+            merged = self._branched(unbranched, choices, depth) if choices else unbranched
+            if merged is None or not merged.types:
                 break
-            kinds = ["enum"] if merged.options is not None else self._kinds(merged, depth, attempt % 2 == 0)
-            for kind in kinds:
+            for kind in self._kinds(merged, depth, attempt % 2 == 0):
                 # Bounds beyond the range of floats are an ArithmeticError.
                 with suppress(Unsatisfiable, ArithmeticError):
                     value = self._of_type(kind, merged, schemas, depth, name)
@@ -261,7 +258,7 @@ class Draw:
                     break
             if not choices and not merged.is_doubtful:
                 break
-        for example in MergedSchema(plain).examples():
+        for example in unbranched.examples():
             if self.accepts(example, *schemas):
                 return example
         raise Unsatisfiable("no value was found that satisfies the schema")
@@ -274,9 +271,9 @@ class Draw:
         document, budget, formats = self._document, self.budget, self._formats
         return all(accepts(document, schema, value, budget, formats) for schema in schemas)
 
-    def _merged(self, plain: list[Keywords], choices: Sequence[Choice], depth: int) -> MergedSchema | None:
-        """Returns `plain` merged with a random option of each choice; None without a fitting option."""
-        merged, choices = MergedSchema(plain), list(choices)
+    def _branched(self, merged: MergedSchema, choices: Sequence[Choice], depth: int) -> MergedSchema | None:
+        """Returns `merged` with a random option of each choice; None without a fitting option."""
+        choices = list(choices)
         while choices and merged.types:
             options = choices.pop()
             self.budget.spend(1 + len(options) // MEMBERS_A_STEP)
@@ -286,20 +283,20 @@ class Draw:
             if self.is_small(depth):  # shallow ones first
                 ordered.sort(key=lambda each: each[0])
             for _, option in ordered:
-                more, open_choices = list(plain), list(choices)
+                more, open_choices = list(merged.plain), list(choices)
                 if self._flatten(option, more, open_choices) and (found := MergedSchema(more)).types:
-                    plain, choices, merged = more, open_choices, found
+                    choices, merged = open_choices, found
                     break
             else:
                 return None
-        return merged if merged.types else None
+        return merged
 
     def _flatten(self, schemas: Sequence[Schema], plain: list[Keywords], choices: list[Choice]) -> bool:
         """Adds `schemas` to `plain`, their branches to `choices`; returns False without a possible value."""
         waiting = list(schemas)
         while waiting:
             schema = waiting.pop()
-            if schema is False:
+            if schema is False or id(schema) in self._document.endless:
                 return False
             if schema is True or (plain and any(schema is each for each in plain)):
                 self.budget.spend()
@@ -326,7 +323,7 @@ class Draw:
         ordered: Sequence[JSON]
         if self._brief:
             ordered = sorted(options, key=lambda option: len(str(option)))
-        elif options and merged.keywords <= ENUM:
+        elif options and merged.keys() <= ENUM:
             return self.rng.choice(options)
         elif len(options) <= MOST_SHUFFLED:
             ordered = self.rng.sample(options, len(options))
@@ -340,10 +337,12 @@ class Draw:
 
     def _kinds(self, merged: MergedSchema, depth: int, hinted: bool) -> list[str]:
         """Returns the types to try, in order; with `hinted`, types that the keywords suggest come first."""
+        if merged.options is not None:
+            return ["enum"]
         types = merged.types - {"integer"} if "number" in merged.types else merged.types
         likely = set[str]()
         if hinted and len(types) > 1:
-            likely = {kind for kind in types if not merged.keywords.isdisjoint(SUGGESTING.get(kind, ()))}
+            likely = {kind for kind in types if not merged.keys().isdisjoint(SUGGESTING.get(kind, ()))}
         if not likely and hinted and len(types) > 3:
             likely = types & {"string"}
         first, rest = sorted(likely), sorted(types - likely)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from itertools import chain
 from math import ceil, floor, inf, isfinite, lcm, nextafter
 from random import Random
 from typing import Any
@@ -140,36 +141,35 @@ DOUBTFUL = frozenset(["oneOf", "not", "if", "contains", "propertyNames"])
 """Keywords that a draw ignores, so that its value must be validated at once."""
 
 
-class MergedSchema:
-    """The schemas `plain`, without branches, which apply to one value; ``number`` includes ``integer``."""
+class MergedSchema(dict[str, list[Any]]):
+    """Keyword -> its values in the schemas `plain`, without branches, which apply to one value.
+
+    ``number`` includes ``integer`` in `types`.
+    """
 
     def __init__(self, plain: Sequence[Keywords]) -> None:
         self.plain = plain
-        self.keywords = plain[0].keys() if len(plain) == 1 else frozenset().union(*plain)
+        for schema in plain:
+            for keyword, value in schema.items():
+                self.setdefault(keyword, []).append(value)
         self.types = set(TYPES)
-        for names in self.all("type"):
+        for names in self.get("type", ()):
             self.types &= {*names, "integer"} if "number" in names else set(names)
-        options = [*self.all("enum"), *self.all("const")]
+        options = [*self.get("enum", ()), *self.get("const", ())]
         self.options: list[JSON] | None = min(options, key=len, default=None)
-        self.is_doubtful = len(options) > 1 or not DOUBTFUL.isdisjoint(self.keywords)
-
-    def all(self, keyword: str) -> list[Any]:
-        """Returns the values of `keyword` in the schemas that have one."""
-        if keyword not in self.keywords:
-            return []
-        return [schema[keyword] for schema in self.plain if keyword in schema]  # type: ignore[literal-required]
+        self.is_doubtful = len(options) > 1 or not DOUBTFUL.isdisjoint(self)
 
     def least(self, keyword: str) -> int:
-        return int(max(self.all(keyword), default=0))
+        return int(max(self.get(keyword, ()), default=0))
 
     def most(self, keyword: str, default: int) -> int:
-        return int(min(self.all(keyword), default=default))
+        return int(min(self.get(keyword, ()), default=default))
 
     def accepts_number(self, number: Number) -> bool:
         """Returns True for a finite number within bounds and multiples, divided as by `jsonschema`."""
         if isinstance(number, float) and not isfinite(number):
             return False
-        for divisor in self.all("multipleOf"):
+        for divisor in self.get("multipleOf", ()):
             if isinstance(divisor, float):
                 quotient = number / divisor
                 if not isfinite(quotient) or int(quotient) != quotient:
@@ -177,14 +177,14 @@ class MergedSchema:
             elif number % divisor:
                 return False
         return (
-            number >= max(self.all("minimum"), default=number)
-            and number <= min(self.all("maximum"), default=number)
-            and all(number > each for each in self.all("exclusiveMinimum"))
-            and all(number < each for each in self.all("exclusiveMaximum"))
+            number >= max(self.get("minimum", ()), default=number)
+            and number <= min(self.get("maximum", ()), default=number)
+            and all(number > each for each in self.get("exclusiveMinimum", ()))
+            and all(number < each for each in self.get("exclusiveMaximum", ()))
         )
 
     def examples(self) -> list[JSON]:
-        return [*self.all("default"), *(each for examples in self.all("examples") for each in examples)]
+        return [*self.get("default", ()), *chain.from_iterable(self.get("examples", ()))]
 
 
 INT64 = (-(2**63), 2**63 - 1)
@@ -200,9 +200,9 @@ BRIEF = 6
 
 def draw_number(merged: MergedSchema, rng: Random, usual: tuple[Number, Number], whole: bool) -> Number:
     """Draws a number, `whole` or of `DECIMALS`, in or near the `usual` range. Raises Unsatisfiable."""
-    multiples = merged.all("multipleOf")
-    least = max([*merged.all("minimum"), *merged.all("exclusiveMinimum")], default=None)
-    most = min([*merged.all("maximum"), *merged.all("exclusiveMaximum")], default=None)
+    multiples = merged.get("multipleOf", ())
+    least = max([*merged.get("minimum", ()), *merged.get("exclusiveMinimum", ())], default=None)
+    most = min([*merged.get("maximum", ()), *merged.get("exclusiveMaximum", ())], default=None)
     if least is not None and most is not None and least > most:
         raise Unsatisfiable("the range of numbers is empty")
     if whole and least is None and most is None and not multiples:
@@ -243,7 +243,7 @@ def _multiples(
     yield 0
 
 
-def _step(multiples: list[Number], whole: bool) -> Fraction:
+def _step(multiples: Sequence[Number], whole: bool) -> Fraction:
     """Returns the least common multiple; only of some `multiples`, once the result is too large."""
     step = Fraction(1) if whole else _exact(multiples[0])
     for other in map(_exact, multiples):
@@ -282,7 +282,7 @@ def draw_text(
 ) -> str:
     """Draws a string for a property `name`; ``format`` is a rule with `formats`. Raises Unsatisfiable."""
     least, most = merged.least("minLength"), merged.most("maxLength", LONGEST)
-    patterns, asked = merged.all("pattern"), merged.all("format")
+    patterns, asked = merged.get("pattern", ()), merged.get("format", ())
     if brief and not patterns and not asked:
         most = min(most, max(least, BRIEF))
     if least > LONGEST:
@@ -301,7 +301,7 @@ def draw_text(
 def _candidates(
     merged: MergedSchema, rng: Random, budget: WorkBudget, name: str, least: int, most: int
 ) -> Iterator[str]:
-    patterns, formats = merged.all("pattern"), [each for each in merged.all("format") if each in DRAWS]
+    patterns, formats = merged.get("pattern", ()), [it for it in merged.get("format", ()) if it in DRAWS]
     for attempt in range(TEXT_TRIES if formats or patterns else 0):
         if formats:
             yield DRAWS[formats[attempt % len(formats)]](rng)

@@ -16,7 +16,7 @@ from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered
 from app.serving.api.pipeline import SEND_IMAGE, RequestPipeline, check_repeated, truth
-from app.serving.api.writer import ChoiceState, ChunkWriter, PlainChoice, chunk_end
+from app.serving.api.writer import END, ChoiceState, ChunkWriter, PlainChoice, chunk_end
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
@@ -24,7 +24,7 @@ from app.serving.http.route import PlainHandler, Route, post
 from app.serving.protocol import chat as wire
 from app.serving.protocol import common
 from app.serving.protocol.chat import BATCH_LATE, BatchChatRequest, ChatCompletionRequest
-from app.serving.protocol.common import HOLE, encode
+from app.serving.protocol.common import HOLE, encode, template
 from app.serving.protocol.messages import Message, content_text
 from app.serving.protocol.options import NamedToolChoice
 from app.serving.protocol.validation import ValidatedRequest
@@ -77,7 +77,8 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         )
         super().__init__(meta, options, options.n, options.top_logprobs is None and not special)
         self._parsed = options.parsed
-        self._hides_markup = (options.top_logprobs is None and not options.token_ids) or options.hides
+        is_bare = options.hides or options.top_logprobs is None and not options.token_ids
+        self._plain_calls = is_bare and not options.beams and not options.continuous_usage
         if options.top_logprobs is not None and not options.hides:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
 
@@ -110,6 +111,23 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             return b""
         shown = [text for text in output.texts[:number] if text or self._options.empty_thoughts]
         return PLAIN_THOUGHT.events(self._thoughts[output.index], shown)
+
+    def _call(self, output: Tokens, part: Part) -> bytes:
+        """Returns the name with the first token that knows it, arguments, and the end of the choice."""
+        choice, texts, ends = self.choices[output.index], output.texts, output.finish is not None
+        first = int(bool(texts and part.name) and choice.current(part) is None)
+        last = max(first, len(texts) - ends)
+        chunks = [self._special(output, 0)] if first else []
+        choice.tokens += len(output.ids[first:last])
+        if shown := [text for text in texts[first:last] if text]:
+            call = wire.ToolCall(index=part.number, function=wire.FunctionCall(arguments=HOLE))
+            delta = wire.Delta(content=None, tool_calls=[call])
+            before, end = template(wire.ChunkChoice(output.index, delta, token_ids=None))
+            before, end = self._head + before, end + END
+            chunks.append(before + (end + before).join(map(encode, shown)) + end)
+        if ends and (len(texts) > 1 or not first):
+            chunks.append(self._special(output, max(0, len(texts) - 1)))
+        return b"".join(chunks)
 
     def _shown(self, choice: ChoiceState, output: Tokens, of: slice, ends: bool) -> wire.ChunkChoice | None:
         options, part, ids, text = self._options, output.part, output.ids[of], "".join(output.texts[of])

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from app.base.clock.pause import Slices
+from app.base.clock.pause import pause_if_possible
 from app.serving.api.chat.media import BuiltPrompt, features
-from app.serving.api.chat.parts import template_kwargs
+from app.serving.api.chat.parts import MOST_TOOLS, template_kwargs
 from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
@@ -97,10 +97,11 @@ def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest, rules: Chat
     special = asked.continue_final_message or asked.add_special_tokens or not asked.add_generation_prompt
     if not (special or template or wanted or kwargs or documents):
         return PLAIN_CHAT
-    slices, tools = Slices(1_000), []  # about 2 ms of work between two pauses
-    for tool in wanted or ():
+    tools = []
+    for number, tool in enumerate(wanted or (), 1):
         tools.append(msgspec.to_builtins(tool))
-        slices.spend()
+        if number % MOST_TOOLS == 0:
+            pause_if_possible()
     return ChatOptions(
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
