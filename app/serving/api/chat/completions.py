@@ -77,7 +77,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         )
         super().__init__(meta, options, options.n, options.top_logprobs is None and not special)
         self._parsed = options.parsed
-        is_bare = options.hides or options.top_logprobs is None and not options.token_ids
+        is_bare = options.top_logprobs is None and not options.token_ids or options.hides
         self._plain_calls = is_bare and not options.beams and not options.continuous_usage
         if options.top_logprobs is not None and not options.hides:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
