@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,17 +12,19 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.lab.fidelity.disaggregation import Disaggregation
 from app.lab.fidelity.film import Film
 from app.lab.fidelity.simulation import Simulation, SimulationPlan, simulate
 from app.lab.fidelity.summary import write_requests
 from app.lab.fidelity.traces import read_trace
 from app.lab.load.loads import NO_GROUP, LoadTrace
 from app.lab.load.policies import POLICIES
-from tests.fidelity.test_simulation import ENGINE, PLAIN, REAL
+from tests.fidelity.test_simulation import ENGINE, PLAIN, REAL, REQUESTS, load_of, moments
 from tests.kvcache.caches import check_pool
 
 Turn = tuple[float, int, int]
 """Think time, own input and output tokens."""
+SPLIT = Disaggregation(prefill_pods=1, decode_pods=2, bytes_per_token=1e5, bandwidth=1e9)
 SESSIONS = st.lists(
     st.lists(
         st.tuples(st.sampled_from([0.0, 0.004, 0.05, 1.0]), st.integers(1, 25), st.integers(1, 15)),
@@ -55,13 +58,25 @@ def sessions_of(sessions: Sequence[Sequence[Turn]], gap_s: float = 0.01, apart: 
 
 
 @settings(max_examples=50, deadline=None)
-@given(SESSIONS, st.sampled_from(POLICIES), st.integers(1, 3), st.none() | st.integers(1, 4), st.booleans())
+@given(
+    SESSIONS,
+    st.sampled_from(POLICIES),
+    st.sampled_from([(1, None), (3, None), (3, SPLIT)]),
+    st.none() | st.integers(1, 4),
+    st.booleans(),
+)
 def test_a_turn_comes_when_its_answer_has_been_thought_about(
-    sessions: list[list[Turn]], policy: str, pods: int, places: int | None, apart: bool
+    sessions: list[list[Turn]],
+    policy: str,
+    fleet: tuple[int, Disaggregation | None],
+    places: int | None,
+    apart: bool,
 ) -> None:
     load = sessions_of(sessions, apart=apart)
     profile = msgspec.structs.replace(REAL, engine=msgspec.structs.replace(ENGINE, max_model_len=120))
-    plan = SimulationPlan(profile=profile, pods=pods, policy=policy, in_flight=places)
+    plan = SimulationPlan(
+        profile=profile, pods=fleet[0], policy=policy, in_flight=places, disaggregation=fleet[1]
+    )
     simulation = Simulation(load, plan, lambda done: None)
     out = simulation.run()
     later = load.next_turns()
@@ -84,6 +99,17 @@ def test_a_turn_finds_the_whole_blocks_of_its_conversation(sessions: list[list[T
     # The last token of an answer is computed with the turn that follows it.
     told = (load.input_tokens[it] + load.output_tokens[it] - 1 for it in load.next_turns())
     assert out.cached_tokens == sum(tokens // ENGINE.block_size * ENGINE.block_size for tokens in told)
+
+
+@settings(max_examples=50, deadline=None)
+@given(REQUESTS)
+def test_a_session_of_one_turn_is_a_request(requests: list[tuple[float, int, int]]) -> None:
+    """Also where it loses its blocks, and finds them again."""
+    load, plan = load_of(requests), SimulationPlan(profile=REAL)
+    plain = simulate(load, plan)
+    load.session, load.think_s = array("i", range(len(load))), array("d", bytes(8 * len(load)))
+    out = simulate(load, plan)
+    assert (moments(out), out.preemptions) == (moments(plain), plain.preemptions)
 
 
 def test_a_router_sees_conversations() -> None:

@@ -15,7 +15,7 @@ from config.profile import EngineLimits, Profile
 
 
 class OfflineRequest(SequenceState):
-    """A request, with times in seconds, and what its prompt shares with prompts of other requests."""
+    """A request, with times in seconds, and the beginning that its prompt shares with other prompts."""
 
     __slots__ = (
         *("arrival_s", "first_s", "keys", "last_s", "node_tokens", "number"),
@@ -91,14 +91,16 @@ class PrefixBlocks:
                 self.pool.cache(block, key)
 
     def release(self, sequence: OfflineRequest, held: int, findable: int = 0) -> None:
-        blocks, sequence.keys = self.held.pop(sequence), None
-        said = 0
-        if sequence.session >= 0:  # the last token of the answer is not computed
-            ended = sequence.prompt_tokens + sequence.output_tokens - 1
-            said = ended // self.block_size if sequence.last else findable
-        for place, block in enumerate(blocks):
+        blocks, keys, sequence.keys = self.held.pop(sequence), sequence.keys or [], None
+        whole = findable
+        if sequence.last:  # the last token of the answer is not computed
+            whole = (sequence.prompt_tokens + sequence.output_tokens - 1) // self.block_size
+        keys = keys[:whole]
+        if sequence.session >= 0:
+            keys += [_session_key(sequence, place) for place in range(len(keys), whole)]
+        keys += [_own_key(sequence, place) for place in range(len(keys), len(blocks))]
+        for block, key in zip(blocks, keys, strict=True):
             if block.hash is None:
-                key = _session_key(sequence, place) if place < said else _own_key(sequence, place)
                 self.pool.cache(block, key)
         if findable:
             self._kept[sequence] = findable

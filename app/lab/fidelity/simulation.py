@@ -172,7 +172,7 @@ class Simulation:
             self._progress(self._done)
 
     def _play_sessions(self) -> None:
-        """Goes from event to event, as any of them may end an answer that a turn follows."""
+        """Goes from event to event, as any event may end an answer that a turn follows."""
         arrival_s, due, turns = self._load.arrival_s, self._due, self._turns
         later = set(self._next_turns.values())
         firsts = deque(number for number in range(len(arrival_s)) if number not in later)

@@ -163,9 +163,11 @@ class _CsvRows:
             load.left_out += 1
             return
         before = self._turn_before(row) if self._session else None
+        name, name_in, name_out = self.format.columns
         if before is None:
-            self._before_s = self._arrival_s(row[at])
-        _, name_in, name_out = self.format.columns
+            before_s, self._before_s = self._before_s, self.format.seconds(name, row[at])
+            if self._before_s < before_s and self.format is OWN:
+                raise ValueError(f"arrival_s {row[at]} is before that of the row above")
         count_in, count_out = _tokens(name_in, row[tokens_in]), _tokens(name_out, row[tokens_out])
         if before is not None and count_in < (told := load.input_tokens[before] + load.output_tokens[before]):
             raise ValueError(f"input_tokens {count_in} must hold the conversation so far, {told} tokens")
@@ -176,12 +178,6 @@ class _CsvRows:
         load.input_tokens.append(count_in)
         load.output_tokens.append(count_out)
         load.arrival_s.append(self._before_s)
-
-    def _arrival_s(self, text: str) -> float:
-        at_s = self.format.seconds(self.format.columns[0], text)
-        if at_s < self._before_s and self.format is OWN:
-            raise ValueError(f"arrival_s {text} is before that of the row above")
-        return at_s
 
     def _turn_before(self, row: Sequence[str]) -> int | None:
         """Returns the number of the turn that this one follows; None for a first one."""

@@ -33,7 +33,7 @@ class LoadTrace:
     group: array[int] = field(default_factory=lambda: array("i"))
     prefix_tokens: array[int] = field(default_factory=lambda: array("i"))
     parents: array[int] = field(default_factory=lambda: array("i"))
-    """Where groups are leaves of a prefix tree: parent of each group, NO_GROUP of a root. Else empty."""
+    """Parent of each group in a prefix tree, NO_GROUP for a root. Empty for groups without a tree."""
     node_tokens: int = MOST_TOKENS
     """Tokens of the prompt that belong to each node of the tree."""
     session: array[int] = field(default_factory=lambda: array("i"))
