@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
+
+import pytest
 
 from app import create_app
-from app.cli import COMMANDS
+from app.cli import COMMANDS, main
 from config.loader import load
 from config.settings import BY_NAME
 from tests.running_server import ROOT
@@ -101,3 +104,25 @@ def test_five_jobs_have_a_command_and_a_page() -> None:
     rows = re.findall(r"(?m)^\| (.+?) \| (.+?) \| (.+?) \|$", README)
     assert [cells[0] for cells in rows[:1]] == ["I want to ..."]
     assert len(rows) == 1 + 5 and all("`" in does and "](docs/" in reads for _, does, reads in rows[1:])
+
+
+PLANNING = (ROOT / "docs" / "planning.md").read_text("utf-8")
+PLANS = re.findall(r"```console\n\$ python -m app (simulate (?:.*\\\n)*.*)\n((?:.*\n)*?)```", PLANNING)
+
+
+@pytest.mark.parametrize(("command", "printed"), PLANS)
+def test_planning_shows_what_its_commands_print_and_draw(
+    command: str, printed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two seconds of each load have the heading and the columns of the whole."""
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(command.replace("\\\n", ""))
+    if "--plot" in words:
+        place = words.index("--plot")
+        picture = ROOT / words[place + 1]
+        assert picture.stat().st_size < 60_000 and f"]({picture.name})" in PLANNING
+        del words[place : place + 2]
+    assert main([*words, "--seconds", "2", "--processes", "1"]) == 0
+    lines, wanted = capsys.readouterr().out.splitlines(), printed.splitlines()
+    assert lines[0] == wanted[0] and len(lines) == len(wanted)
+    assert lines[1].replace(" ", "") == wanted[1].replace(" ", "")

@@ -23,13 +23,13 @@ LEAST_FRAMES, MOST_FRAMES, MOST_ROWS = 60, 1200, 300_000
 """Limits of a film. A row is the growth of one bar in one frame, for each request in flight."""
 MOST_STEPS = 40_000
 MOST_LANES = 32
-"""Most pods whose steps are shown, a lane each."""
+"""Most pods whose steps the page shows."""
 MOST_CHUNKS = 100_000
 MOST_BARS = 20_000
 """Most requests with a bar; beyond, only every n-th request gets one. Figures count all requests."""
 ABSENT = -1.0
 Handler = Callable[[SimulationOutcome, int, Frame, Sequence[float]], None]
-"""Receives a request's number when an event of it is due, a frame, and times in milliseconds."""
+"""Receives the number of a request when one of its events is due, a frame, and times in milliseconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +56,7 @@ class PodLane:
 
 @dataclass(slots=True)
 class PodFigures:
-    """State of one pod at a moment of the film; tokens are those of admitted prompts."""
+    """State of one pod at a moment; `prompt` and `cached` sum the tokens of admitted prompts."""
 
     running: int = 0
     waiting: int = 0
