@@ -129,13 +129,13 @@ def _documents(path: str, text: str) -> Iterator[tuple[str, Document]]:
     lines: Sequence[tuple[str, str]] = [("", text)]
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         numbered = enumerate(text.splitlines(), 1)
         lines = [(f"line {number}", line) for number, line in numbered if line.strip()]
     for part, line in lines:
         try:
             yield part, msgspec.json.decode(line, type=dict[str, object])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ConfigError(f"{_where(path, part)}: is not a JSON object: {error}") from None
 
 

@@ -29,6 +29,7 @@ from config import ConfigError
 
 PREFIX_COLUMNS = ("prefix_group", "prefix_tokens")
 CLASS = "class"
+MOST_THINK_S = 1e9
 MOONCAKE_BLOCK = 512
 """Tokens of a prompt to each of its `hash_ids`; the last one may have fewer."""
 _BLANK = b"\xef\xbb\xbf \t\r\n"
@@ -67,13 +68,14 @@ def _read_benchmark(path: Path) -> LoadTrace:
     return load
 
 
-def _seconds(name: str, text: str) -> float:
+def _seconds(name: str, text: str, most: float = math.inf) -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"{name} {text[:40]!r} must be a number of seconds from 0 on")
+    if not 0 <= seconds <= most or math.isinf(seconds):
+        bounds = "on" if math.isinf(most) else f"to {most:g}"
+        raise ValueError(f"{name} {text[:40]!r} must be a number of seconds from 0 {bounds}")
     return seconds
 
 
@@ -184,7 +186,7 @@ class _CsvRows:
         load, turns = self._load, self._turns
         name, think = (row[place].strip() for place in self._session)
         before = turns.get(name)
-        load.think_s.append(0.0 if before is None else _seconds(SESSION_COLUMNS[1], think))
+        load.think_s.append(0.0 if before is None else _seconds(SESSION_COLUMNS[1], think, MOST_THINK_S))
         if not name:
             load.session.append(NO_GROUP)
             return None
@@ -221,8 +223,9 @@ def _read_mooncake(file: Iterable[str], load: LoadTrace, progress: Callable[[], 
     """Node of the tree by parent and id, as an id may stand for a block or for all blocks up to it."""
     for number, line in enumerate(file):
         try:
-            _add_mooncake(load, decoder.decode(line), nodes)
-        except (msgspec.DecodeError, ValueError) as error:
+            if not line.isspace():
+                _add_mooncake(load, decoder.decode(line), nodes)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise ConfigError(f"{load.row(number)}: {error}") from None
         if not number % TELL_EVERY:
             progress()
