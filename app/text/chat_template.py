@@ -7,6 +7,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from threading import Lock
 from typing import Any, NoReturn
 
@@ -66,11 +67,6 @@ class CompiledTemplate:
         """Returns the prompt of a conversation; ChatTemplateError, with the template's reason, otherwise."""
         if options.continue_final_message and options.add_generation_prompt:
             raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other.")
-        if self.surrounds and len(messages) == 1 and options == PLAIN_CHAT:
-            role, content = messages[0].get("role"), messages[0].get("content")
-            is_plain = len(messages[0]) == 2 and role in PLAIN_ROLES
-            if is_plain and isinstance(content, str) and (around := self._around(str(role))):
-                return content.join(around)
         conversation = parse_messages(messages, self.content_format, self.takes_media)
         if not self.knows_developer:
             conversation = developer_as_system(conversation)
@@ -84,6 +80,15 @@ class CompiledTemplate:
         prompt = rendered[: rendered.rindex(mark)]
         # A template that strips messages has removed the mark's blank, and would have removed the text's.
         return prompt if rendered.startswith(END_MARK, len(prompt)) else prompt.rstrip()
+
+    def plain(self, messages: Sequence[Message]) -> str | None:
+        """Returns the prompt of a single message under plain options; None if the template has to run."""
+        if not self.surrounds or len(messages) != 1 or len(messages[0]) != 2:
+            return None
+        role, content = messages[0].get("role"), messages[0].get("content")
+        if role not in PLAIN_ROLES or not isinstance(content, str):
+            return None
+        return content.join(around) if (around := self._around(str(role))) else None
 
     def _around(self, role: str) -> tuple[str, str] | None:
         if role not in self.around:
@@ -133,10 +138,16 @@ class ChatTemplates:
 
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         """Returns the prompt of a conversation; a native thread renders a long one."""
+        if options is PLAIN_CHAT and (prompt := self._default.plain(messages)) is not None:
+            return prompt
         given = messages, options.tools, options.documents, options.chat_template_kwargs
         is_long = len(messages) > MANY_MESSAGES or json_length(given, LONG_CHAT) == LONG_CHAT
         render = self.of(options).render
         return call_off_hub(render, messages, options) if is_long else render(messages, options)
+
+    @cached_property
+    def _default(self) -> CompiledTemplate:
+        return self.of(PLAIN_CHAT)
 
     def of(self, options: ChatOptions) -> CompiledTemplate:
         source = self._source(options)

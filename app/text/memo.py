@@ -42,6 +42,9 @@ class KnownPrompts:
         self._seen = array("q", bytes(8 * SEEN))
         """Hash of the latest prompt, by the hash's remainder."""
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._known
+
     def ids(self, key: bytes) -> list[int] | None:
         """Returns the token ids of a prompt, read-only; None for a prompt that is long or not supported."""
         known = self._known.get(key)

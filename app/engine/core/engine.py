@@ -65,12 +65,15 @@ class Engine(EngineClient):
             settings.latency, limits.max_num_seqs, lambda: self.executor.running, streams("latency")
         )
         self._context = SequenceContext(clock, self.wheel, self.timing, recorder, cache)
+        self._pool: SequencePool | None = None
+        """The slots of sequences with latencies of their own and without a cache."""
         self.executor: SequencePool | StepExecutor
         self._sequence: Callable[..., Any]
         if profile is None:
             slots = SequencePool(limits.max_num_seqs, lora, by_priority, self._context)
             self.executor, self._sequence = slots, partial(TimedSequence, slots)
             self._blocks: Blocks[Any] | None = cache
+            self._pool = slots if cache is None else None
         else:
             # Imported here because other modes need no scheduler.
             from app.engine.core.step_loop import StepExecutor, SteppedSequence
@@ -147,12 +150,10 @@ class Engine(EngineClient):
 
     def _needs_no_slot(self, requests: Listed[EngineRequest], replies: Listed[Reply]) -> bool:
         """Returns whether the request can end at once: free slot, no latencies, no special features."""
-        slots, request, reply = self.executor, requests[0], replies[0]
-        if len(requests) > 1 or not self.timing.instant or self._cache is not None:
+        pool, request, reply = self._pool, requests[0], replies[0]
+        if pool is None or len(requests) > 1 or not self.timing.instant:
             return False
-        if not isinstance(slots, SequencePool) or slots.paused or slots.queue.members:
-            return False
-        if slots.running >= slots.slots:
+        if pool.paused or pool.queue.members or pool.running >= pool.slots:
             return False
         special = request.adapter or request.observers or request.delays or request.remote_prefill
         asked = request.cache_hit_threshold or request.logprobs is not None

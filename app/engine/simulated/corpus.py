@@ -50,7 +50,7 @@ class Phrase:
         return clean
 
 
-class Phrases:
+class Phrases(dict[int, Phrase | None]):
     """Sentences that join cleanly, made on first use: at a reply's beginning, or behind a `space`."""
 
     def __init__(self, tokenizer: Tokenizer, sentences: Sequence[str], space: str) -> None:
@@ -58,22 +58,16 @@ class Phrases:
         seam, follower = tokenizer.encode_many([SEAM, SEAM + " " + SEAM])
         self._tail = follower[len(seam) :]
         self._before, self._lead = (seam, SEAM) if space else ([], "")
-        self._made: dict[int, Phrase | None] = {}
+        self.size = len(sentences)
         if tokenizer.vocab_size is None:
             self._make(range(len(sentences)))
 
-    def __len__(self) -> int:
-        return len(self._sentences)
+    def __missing__(self, number: int) -> Phrase | None:
+        self._make((number,))
+        return self[number]
 
-    def __getitem__(self, number: int) -> Phrase | None:
-        try:
-            return self._made[number]
-        except KeyError:
-            self._make((number,))
-            return self._made[number]
-
-    def __iter__(self) -> Iterator[Phrase]:
-        return (phrase for number in range(len(self)) if (phrase := self[number]) is not None)
+    def all(self) -> Iterator[Phrase]:
+        return (phrase for number in range(self.size) if (phrase := self[number]) is not None)
 
     def _make(self, numbers: Iterable[int]) -> None:
         encode, before = self._tokenizer.encode_many, self._lead + self._space
@@ -81,12 +75,12 @@ class Phrases:
         alone = encode([before + sentence for sentence in sentences])
         joined = encode([before + sentence + " " + SEAM for sentence in sentences])
         for number, sentence, ids, longer in zip(numbers, sentences, alone, joined, strict=True):
-            self._made[number] = None
+            self[number] = None
             own = ids[len(self._before) :]
             if own and ids[: len(self._before)] == self._before and longer == ids + self._tail:
                 texts = self._tokenizer.pieces(ids)[len(self._before) :]
                 if "".join(texts) == self._space + sentence:
-                    self._made[number] = Phrase(own, texts, self._lead, self._tokenizer)
+                    self[number] = Phrase(own, texts, self._lead, self._tokenizer)
 
 
 class Corpus:
@@ -96,7 +90,7 @@ class Corpus:
         candidates = list(sentences)
         self._openings = Phrases(tokenizer, candidates, "")
         self._followers = Phrases(tokenizer, candidates, " ")
-        if not any(self._openings) or not any(self._followers):
+        if not any(self._openings.all()) or not any(self._followers.all()):
             raise TokenizerError(
                 f"The tokenizer {tokenizer.name!r} encodes none of the sample sentences losslessly."
             )
@@ -117,7 +111,7 @@ class Corpus:
     def _fitting(self, room: int, choices: Phrases, rng: Random) -> Phrase:
         """Returns a phrase of at most `room` tokens, else one that may be cut there, else any."""
         # Like rng.choice, in a third of its time.
-        draw, size = rng.getrandbits, len(choices)
+        draw, size = rng.getrandbits, choices.size
         bits = size.bit_length()
         for _ in range(TRIES):
             number = draw(bits)
@@ -126,10 +120,10 @@ class Corpus:
             phrase = choices[number]
             if phrase is not None and (len(phrase.ids) <= room or phrase.ends_cleanly(room)):
                 return phrase
-        for phrase in choices:
+        for phrase in choices.all():
             if len(phrase.ids) <= room or phrase.ends_cleanly(room):
                 return phrase
-        return rng.choice(list(choices))
+        return rng.choice(list(choices.all()))
 
 
 ReplySource = Callable[[EngineRequest, Random], Reply | None]

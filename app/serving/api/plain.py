@@ -33,6 +33,8 @@ SPECIAL_HEADERS = frozenset(
     (RANK, PRIORITY, SEND_IMAGE, CACHE_THRESHOLD, "x-fault", "x-return-error", "endpoint-load-metrics-format")
 )
 MOST_TOKENS = 4096
+MOST_BODIES, BODY_BYTES = 64, 1024
+"""Most bodies that are kept read, and the longest of these."""
 
 Count = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -135,6 +137,8 @@ class PlainGeneration:
         self._least_hit_rate = 0.0
         self._forced_usage = False
         self._options = options(n=1)
+        self._bodies: dict[bytes, Recognised] = {}
+        """Requests with known prompts, by their bodies."""
 
     def on_settings(self, settings: Settings) -> None:
         """Decides if any request can be plain now. Subscribe it after the fault injector."""
@@ -152,6 +156,7 @@ class PlainGeneration:
             or pipeline.tokenizer.vocab_size is None  # a remote tokenizer, which takes waiting
             or not pipeline.faults.is_quiet
         )
+        self._bodies.clear()
         self._names = frozenset() if special else frozenset((None, "", *pipeline.models.names))
         self._least_hit_rate = settings.kvcache.global_cache_hit_threshold
         self._forced_usage = settings.api.enable_force_include_usage
@@ -164,6 +169,9 @@ class PlainGeneration:
 
     def recognise(self, body: bytes) -> Recognised | None:
         """Returns the request in `body`; None, with nothing drawn or counted, when not plain."""
+        return self._bodies.get(body) or self._read(body)
+
+    def _read(self, body: bytes) -> Recognised | None:
         try:
             request = self._decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -173,7 +181,8 @@ class PlainGeneration:
         limit, context_tokens = request.limit, self._context_tokens
         if limit is not None and limit > context_tokens:
             return None
-        ids = self._prompt_ids(request.prompt_key)
+        key = request.prompt_key
+        ids = self._prompt_ids(key)
         if not ids or len(ids) > self._most_prompt_tokens:
             return None
         room = min(context_tokens - len(ids), self._longest_reply)  # `room_behind`, inlined
@@ -184,7 +193,12 @@ class PlainGeneration:
             limit is not None or request.ignore_eos or request.min_tokens > MOST_TOKENS
         ):
             return None
-        return Recognised(request, ids, most, limit is not None)
+        recognised = Recognised(request, ids, most, limit is not None)
+        if len(body) <= BODY_BYTES and key in self.known:
+            if len(self._bodies) >= MOST_BODIES:
+                self._bodies.clear()
+            self._bodies[body] = recognised
+        return recognised
 
     def answer(self, context: RequestContext, recognised: Recognised) -> Response | PendingResponse:
         pipeline, request = self._pipeline, recognised.request
