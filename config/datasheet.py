@@ -24,7 +24,7 @@ from config.kernels import (
     KernelSum,
     front_costs,
 )
-from config.memory import BF16_BYTES, MemoryUse, kv_blocks, memory_use, version_numbers
+from config.memory import BF16_BYTES, MemoryUse, kv_blocks, memory_use, token_bytes, version_numbers
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from config.settings import Settings
 from config.shapes import DEVICES, Device, ModelShape, Quantization, model_shape
@@ -171,6 +171,7 @@ def datasheet_profile(
         device=f"{device.name}, {devices}",
         devices=devices,
         checked=checked,
+        kv_bytes_per_token=devices * token_bytes(shape, devices, stored.cache_bytes),
         engine=replace(filled, **limits),
         cost=cost,
         front=front,

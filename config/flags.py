@@ -16,6 +16,7 @@ from config.kinds import parse_duration
 from config.settings import Settings, table_of
 
 _FLAG = re.compile(r"--[\w-]+", re.ASCII)
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d*)?|\.\d+)(?:(?:([kKMGT])(i?))?B)?", re.ASCII)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -102,6 +103,19 @@ def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], fl
 def duration_of(most_s: float) -> Callable[[str], float]:
     rule = f"must be a duration from 0 to {most_s / 3600:g}h"
     return _bounded(parse_duration, lambda it: 0 <= it <= most_s, rule)
+
+
+def size_of(text: str) -> float:
+    """Reads bytes, such as `163840`, `50GB` or `1.5GiB`; of a flag. Raises ArgumentTypeError."""
+    match = _SIZE.fullmatch(text)
+    size = (
+        float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index((match[2] or " ").upper())
+        if match
+        else 0
+    )
+    if not 0 < size < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a size above 0, such as 163840, 50GB or 1.5GiB")
+    return size
 
 
 def _bounded(convert: Callable[[str], T], valid: Callable[[T], bool], rule: str) -> Callable[[str], T]:

@@ -70,9 +70,13 @@ def kv_blocks(
     """
     outside = use.outside_gib[devices > 1] + use.graphs_gib
     left = device.memory * use.utilization - held - outside * GIB - _peak(shape, devices, limits, use)
+    return int(left / (token_bytes(shape, devices, cache_bytes) * limits.block_size))
+
+
+def token_bytes(shape: ModelShape, devices: int, cache_bytes: float) -> float:
+    """Returns the bytes that a token takes in the blocks of one device."""
     layers = max(1, round(shape.num_hidden_layers * (1 - shape.sliding_share)))
-    token_bytes = 2 * cache_bytes * -(-shape.heads_kv // devices) * shape.head_size * layers
-    return int(left / (token_bytes * limits.block_size))
+    return 2 * cache_bytes * -(-shape.heads_kv // devices) * shape.head_size * layers
 
 
 def _peak(shape: ModelShape, devices: int, limits: EngineLimits, use: MemoryUse) -> float:

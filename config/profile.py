@@ -116,6 +116,8 @@ class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_
     device: str
     devices: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Accelerators of one engine."""
+    kv_bytes_per_token: Annotated[float, Meta(gt=0)] | None = None
+    """Keys and values of a token on all of them, which disaggregated prefill transfers."""
     checked: str = "not compared with any recording"
     """Result of a comparison with recordings."""
     errors: dict[str, str] = {}

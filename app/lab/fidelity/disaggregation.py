@@ -8,16 +8,14 @@ computes the prompt's last token again, and so gives the client its first token.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
-from random import Random
 from typing import Any
 
 from app.engine.core.batch import Batch
 from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline
-from app.lab.load.policies import LEAST_REQUESTS, PREFIX_AWARE, make_policy
 
 NUMBER = -1
 """Number of the transfers among the pods: at one moment they come first."""
@@ -35,24 +33,8 @@ class Disaggregation:
     """Added to each transfer; does not keep others waiting."""
 
     def __str__(self) -> str:
-        return f"{self.prefill_pods} prefill and {self.decode_pods} decode pods"
-
-
-class TransferLog:
-    """Transfers of a run: columns in order of its requests, sums, and the use of both pools."""
-
-    def __init__(self, requests: int, begin_s: float) -> None:
-        blank = array("d", bytes(8 * requests))
-        self.prefill_pod: array[int] = array("i", bytes(4 * requests))
-        self.prefilled_s: array[float] = array("d", blank)
-        """Time of the token of the prefill pod."""
-        self.seen_s: array[float] = array("d", blank)
-        """Time from which the request waits for blocks of its decode pod."""
-        self.begin_s: array[float] = array("d", blank)
-        self.end_s: array[float] = blank
-        self.bytes = 0.0
-        self.pools = Timeline(begin_s), Timeline(begin_s)
-        """Use of the prefill pods and of the decode pods."""
+        latency = f" and {self.latency_s * 1000:g} ms" if self.latency_s else ""
+        return f"{self.bytes_per_token / 1e3:g} kB a token at {self.bandwidth / 1e9:g} GB/s{latency}"
 
 
 class PrefillRequest(OfflineRequest):
@@ -69,22 +51,23 @@ class PrefillRequest(OfflineRequest):
 
 
 class Transfers:
-    """Hands prompts from prefill to decode pods. Advances as a pod does; `next_s` is its next event."""
+    """Hands prompts from prefill to decode pods; columns of their times, in order of the requests.
+
+    Advances as a pod does: `next_s` is its next event.
+    """
 
     def __init__(
         self,
         plan: Disaggregation,
-        policy: str,
-        rng: Random,
-        log: TransferLog,
+        choose: Callable[[OfflineRequest, Sequence[int], Mapping[int, int]], int],
+        requests: int,
+        begin_s: float,
         endings: list[tuple[float, int]],
         changed: Callable[[int, Pod | Transfers], None],
     ) -> None:
-        """`endings` is a heap of ended requests: times and pods. `changed` receives number and part whose
-        next event may be another; the number of the transfers is `NUMBER`."""
-        self._plan, self.log, self._endings, self._changed = plan, log, endings, changed
-        unknown: Callable[[OfflineRequest], dict[int, float]] = lambda request: {}  # noqa: E731
-        self._policy = make_policy(LEAST_REQUESTS if policy == PREFIX_AWARE else policy, unknown, rng)
+        """`choose` chooses decode pods. `endings` is a heap of ended requests: times and pods. `changed`
+        receives number and part whose next event may be another; `NUMBER` is that of the transfers."""
+        self._plan, self._choose, self._endings, self._changed = plan, choose, endings, changed
         self.due_s = self.next_s = inf
         self._pods: list[PoolPod] = []
         self._decode_pods = range(plan.prefill_pods, plan.prefill_pods + plan.decode_pods)
@@ -94,12 +77,20 @@ class Transfers:
         """Requests before their transfers, by number."""
         self._sent_s: dict[tuple[int, int], float] = {}
         """Time at which a pair of pods will have sent all bytes so far."""
+        blank = array("d", bytes(8 * requests))
+        self.prefill_pod = array("i", bytes(4 * requests))
+        self.prefilled_s, self.seen_s = blank[:], blank[:]
+        """Times of the prefill pod's token, and from which a request waits for blocks of its decode pod."""
+        self.begin_s, self.end_s = blank[:], blank[:]
+        self.bytes = 0.0
+        self.pools = Timeline(begin_s), Timeline(begin_s)
+        """Use of the prefill pods and of the decode pods."""
 
     def make_pod(self, *args: Any) -> Pod:
-        """Makes the next pod; `args` are those of `Pod`."""
+        """Makes the next pod, from the arguments of `Pod`."""
         number = len(self._pods)
         decodes = number in self._decode_pods
-        pod = PoolPod(number, self, self.log.pools[decodes], *args)
+        pod = PoolPod(number, self, self.pools[decodes], *args)
         if not decodes:
             pod.ended = self.prefilled
         self._pods.append(pod)
@@ -109,31 +100,29 @@ class Transfers:
         self, request: OfflineRequest, number: int, counts: dict[int, int]
     ) -> tuple[PrefillRequest, int]:
         """Returns what pod `number` computes of a request, and the decode pod for the rest."""
-        decode = self._policy.choose(request, self._decode_pods, counts)
+        decode = self._choose(request, self._decode_pods, counts)
         counts[decode] += 1
         its = PrefillRequest(request, self._pods[number], self._pods[decode])
         request.remote, self._prefills[request.number] = True, its
-        self.log.prefill_pod[request.number] = number
+        self.prefill_pod[request.number] = number
         return its, decode
 
     def prefilled(self, request: OfflineRequest) -> None:
         its = self._prefills[request.number]
         heappush(self._endings, (its.last_s, its.pod.number))
-        self.log.prefilled_s[its.number] = its.last_s
+        self.prefilled_s[its.number] = its.last_s
         self._add(its.last_s, its, False)
 
     def begin(self, number: int, blocks: int, now_s: float) -> float:
         """Begins the transfer of a request's `blocks` blocks; returns the seconds until its end."""
-        its, log, plan = self._prefills.pop(number), self.log, self._plan
-        size, pair = (
-            blocks * plan.bytes_per_token * its.pod.blocks.block_size,
-            (its.pod.number, its.decode_pod.number),
-        )
+        its, plan = self._prefills.pop(number), self._plan
+        pair, block_size = (its.pod.number, its.decode_pod.number), its.pod.blocks.block_size
+        size = blocks * block_size * plan.bytes_per_token
         self._sent_s[pair] = sent_s = max(now_s, self._sent_s.get(pair, -inf)) + size / plan.bandwidth
-        log.bytes += size
-        log.begin_s[number], log.end_s[number] = now_s, sent_s + plan.latency_s
-        self._add(log.end_s[number], its, True)
-        return log.end_s[number] - now_s
+        self.bytes += size
+        self.begin_s[number], self.end_s[number] = now_s, sent_s + plan.latency_s
+        self._add(self.end_s[number], its, True)
+        return self.end_s[number] - now_s
 
     def _add(self, at_s: float, its: PrefillRequest, ends: bool) -> None:
         heappush(self._events, (at_s, its.number, ends, its))
@@ -148,7 +137,7 @@ class Transfers:
             if ends:
                 pod.pulled(its, at_s)
             else:
-                self.log.seen_s[number] = pod.send(its.request, at_s)
+                self.seen_s[number] = pod.send(its.request, at_s)
             self._changed(pod.number, pod)
         return self.next_s
 
@@ -157,7 +146,7 @@ class PoolPod(Pod):
     """A prefill or a decode pod. Its blocks are also taken while no step runs: by prompts in transfer."""
 
     def __init__(self, number: int, transfers: Transfers, pool: Timeline, *args: Any) -> None:
-        """`args` are those of `Pod`."""
+        """`args` go to `Pod`."""
         super().__init__(*args)
         self.number, self._pulls = number, transfers
         self._timelines = self._timeline, pool

@@ -16,6 +16,7 @@ import msgspec
 
 from app.lab.fidelity import simulation
 from app.lab.fidelity import summary as summaries
+from app.lab.fidelity.disaggregation import Disaggregation
 from app.lab.fidelity.goodput import check_classes, read_limits
 from app.lab.fidelity.traces import read_trace
 from app.lab.load import loads
@@ -25,7 +26,7 @@ from app.lab.load.report import check_picture, check_target, picture_file, progr
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.declaration import COMMAND, check_installed
-from config.flags import FlagParser, as_argument, as_command, duration_of, number_of, whole_number
+from config.flags import FlagParser, as_argument, as_command, duration_of, number_of, size_of, whole_number
 from config.loader import load
 from config.profile import DEFAULT_PROFILE, Profile
 from config.settings import Settings
@@ -43,7 +44,10 @@ ENGINE = {
 }
 """Limits of the engine, vLLM's, each with its least value."""
 SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-scheduling")
+TRANSFERS = ("transfer_bandwidth", "transfer_latency", "kv_bytes_per_token")
 STDOUT = Path("-")
+DEFAULT_BANDWIDTH = 50e9
+"""Bytes a second of a port of 400 Gbit/s."""
 Plugged = Callable[[Settings, Profile], tuple[str, simulation.StepCosts] | None]
 """Returns name and step costs of the plugin in the settings that supplies them for a profile, if any."""
 DRAWN = ("rate", "arrivals", "burstiness", "ramp_from", "input_tokens", "output_tokens", "seconds") + (
@@ -94,8 +98,12 @@ class Job:
         if name == "rate":
             assert self.recipe is not None
             return replace(self, recipe=replace(self.recipe, rate=value))
-        count = int(value)
-        plan = replace(self.plan, pods=count) if name == "pods" else replace(self.plan, in_flight=count)
+        count, plan = int(value), self.plan
+        if name == summaries.SPLIT:
+            assert plan.disaggregation is not None
+            split = replace(plan.disaggregation, prefill_pods=count, decode_pods=plan.pods - count)
+            return replace(self, plan=replace(plan, disaggregation=split if count else None))
+        plan = replace(plan, pods=count) if name == "pods" else replace(plan, in_flight=count)
         return replace(self, plan=plan)
 
     def head(self, swept: str) -> str:
@@ -108,6 +116,9 @@ class Job:
             load += f", {plan.in_flight} in flight at most"
         one = plan.pods == 1 and swept != "pods"
         fleet = "" if one else f"; {'' if swept == 'pods' else f'{plan.pods} '}pods, {plan.policy}"
+        if (split := plan.disaggregation) is not None:
+            pools = "" if swept == summaries.SPLIT else f", {split.prefill_pods} of them prefill"
+            fleet += f"{pools}, {split}"
         return f"{self.profile_name}: {load}{fleet}"
 
 
@@ -137,12 +148,14 @@ def make_job(given: Namespace, settings: Settings, plugged: Plugged) -> Job:
         raise UsageError("--turnaround goes with --in-flight")
     plan = simulation.SimulationPlan(
         profile=msgspec.structs.replace(profile, engine=engine),
-        pods=given.pods,
+        pods=1 if given.pods is None else given.pods,
         policy=given.policy,
         in_flight=given.in_flight,
         turnaround_s=given.turnaround or 0.0,
         seed=given.seed,
     )
+    if (split := _disaggregation(given, swept, profile.kv_bytes_per_token)) is not None:
+        plan = replace(plan, disaggregation=split, pods=split.prefill_pods + split.decode_pods)
     recipe, name = _recipe(given, swept == "rate"), given.profile
     if settings.PLUGINS and (found := plugged(settings, profile)):
         name, plan = f"{name}, steps by {found[0]}", replace(plan, step_costs=found[1])
@@ -153,6 +166,40 @@ def make_job(given: Namespace, settings: Settings, plugged: Plugged) -> Job:
         raise UsageError(f"--goodput {error}") from None
     judgement = summaries.Judgement(goodput, given.gpu_hour_price)
     return Job(profile_name=name, plan=plan, trace=given.trace, recipe=recipe, judgement=judgement)
+
+
+def _disaggregation(given: Namespace, swept: str, kv_bytes: float | None) -> Disaggregation | None:
+    """Returns the split into prefill and decode pods, of a sweep the first; None without one."""
+    pools, names = (given.prefill_pods, given.decode_pods), "--prefill-pods and --decode-pods"
+    either, sweeps = pools != (None, None), swept == summaries.SPLIT
+    details = [f"--{name.replace('_', '-')}" for name in TRANSFERS if getattr(given, name) is not None]
+    kv_bytes = given.kv_bytes_per_token or kv_bytes
+    rules = {
+        f"{names} go together": not either or None not in pools,
+        f"{names} count all pods: --pods and --sweep of pods do not go with them": (
+            not either or (given.pods is None and not sweeps and swept != "pods")
+        ),
+        f"--sweep {swept} needs more --pods than its last value: the others decode": (
+            not sweeps or (given.pods or 0) > given.sweep.values[-1]
+        ),
+        f"{', '.join(details)} only with {names}": either or sweeps or not details,
+        f"profile {given.profile} does not tell the bytes of a token's keys: give --kv-bytes-per-token": (
+            not (either or sweeps) or kv_bytes is not None
+        ),
+    }
+    for rule, holds in rules.items():
+        if not holds:
+            raise ConfigError(rule)
+    if kv_bytes is None or not (either or sweeps):
+        return None
+    first = int(given.sweep.values[0]) if sweeps else given.prefill_pods
+    return Disaggregation(
+        prefill_pods=first,
+        decode_pods=given.pods - first if sweeps else given.decode_pods,
+        bytes_per_token=kv_bytes,
+        bandwidth=given.transfer_bandwidth or DEFAULT_BANDWIDTH,
+        latency_s=given.transfer_latency or 0.0,
+    )
 
 
 def _recipe(given: Namespace, rate_is_swept: bool) -> loads.Recipe | None:
@@ -249,8 +296,19 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     add("--in-flight", type=whole_number(1, summaries.MOST["in-flight"]), metavar="N", help=places)
     pause = "from the end of a request until another one takes its place [0]"
     add("--turnaround", type=duration_of(3600), metavar="DURATION", help=pause)
-    add("--pods", type=whole_number(1, summaries.MOST["pods"]), default=1, metavar="N", help="engines [1]")
+    engines = partial(add, type=whole_number(1, summaries.MOST["pods"]), metavar="N")
+    engines("--pods", help="engines [1]")
     add("--policy", choices=POLICIES, default=RANDOM, help=f"which of them gets a request [{RANDOM}]")
+
+    add = flags.add_argument_group("Disaggregated prefill: pods for prompts, others for answers").add_argument
+    engines = partial(add, type=whole_number(1, summaries.MOST["pods"]), metavar="N")
+    engines("--prefill-pods", help="engines that compute prompts")
+    engines("--decode-pods", help="engines that pull the prompts' keys and values, and answer")
+    link = "bytes a second from a prefill to a decode pod, such as 50GB [50GB, a port of 400 Gbit/s]"
+    add("--transfer-bandwidth", type=size_of, metavar="SIZE", help=link)
+    add("--transfer-latency", type=duration_of(60), metavar="DURATION", help="added to each transfer [0]")
+    size = "keys and values of a token, on all devices of an engine [the profile's]"
+    add("--kv-bytes-per-token", type=size_of, metavar="SIZE", help=size)
 
     title = "Limits of the engine, vLLM's: the profile says what is not given"
     add = flags.add_argument_group(title).add_argument
@@ -333,16 +391,18 @@ def _run_once(job: Job, given: Namespace) -> None:
 
 
 def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
-    jobs, points = [job.at(sweep.name, value) for value in sweep.values], list[summaries.Point]()
+    # 0 prefill pods stands for as many ordinary ones.
+    values = (*([0.0] if sweep.name == summaries.SPLIT else []), *sweep.values)
+    jobs, points = [job.at(sweep.name, value) for value in values], list[summaries.Point]()
     with (
         simulation.worker_pool(min(given.processes, len(jobs))) as pool,
         progress_of(sys.stderr, f"swept {sweep.name}", len(jobs), "points") as progress,
     ):
-        for at, summary in zip(sweep.values, simulation.each(pool, _summary, jobs), strict=True):
+        for at, summary in zip(values, simulation.each(pool, _summary, jobs), strict=True):
             meets_slo = all(it.met(summary) for it in given.slo) if given.slo else None
             points.append(summaries.Point(value=at, meets_slo=meets_slo, summary=summary))
             progress(len(points))
-    word, value = summaries.best(sweep.name, points)
+    word, value = summaries.best(sweep.name, points, given.slo or ())
     text = f"{job.head(sweep.name)}\n{summaries.curve(sweep.name, points, given.slo or ())}"
     with written(given, {"sweep": sweep.name, word: value, "points": points}, text) as parts:
         if given.plot is not None:

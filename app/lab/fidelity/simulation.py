@@ -25,7 +25,7 @@ from app.lab.fidelity.autoscaler import Autoscaler, Life
 from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline, Watch, shared_keys
 from app.lab.load.autoscale import TTFT_SHARES, TTFT_WINDOW_S, Autoscaling, Sample, histogram_quantile
 from app.lab.load.loads import LoadTrace
-from app.lab.load.policies import RANDOM, PrefixAware, make_policy
+from app.lab.load.policies import LEAST_REQUESTS, PREFIX_AWARE, RANDOM, PrefixAware, make_policy
 from config import ConfigError
 from config.profile import EngineLimits, Profile
 
@@ -71,7 +71,7 @@ class SimulationOutcome:
         self.preemptions = 0
         self.cached_tokens = 0
         self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
-        self.transfers: apart.TransferLog | None = None
+        self.transfers: apart.Transfers | None = None
         """Only with disaggregation; `pod` is the decode pod then."""
         self.lives: list[Life] = []
         """Pods of an autoscaled fleet, by number."""
@@ -86,17 +86,15 @@ class Simulation:
         self._load, self._plan, self._progress = load, plan, progress
         self.outcome = out = SimulationOutcome(load)
         grouped, split = bool(load.group or load.session), plan.disaggregation
-        self._transfers: apart.Transfers | None = None
         self._endings: list[tuple[float, int]] = []
         """Heap of the known ends of requests: times and pods."""
-        self._make: Callable[..., Pod] = Pod
         if split is not None:
-            out.transfers = apart.TransferLog(len(load), out.timeline.begin_s)
-            rng = Random(f"{plan.seed}/decode")
-            self._transfers = apart.Transfers(
-                split, plan.policy, rng, out.transfers, self._endings, self._look
-            )
-            self._make = self._transfers.make_pod
+            # Of the policies only prefix-aware looks at more than requests in flight: it is for prompts.
+            name, rng = plan.policy, Random(f"{plan.seed}/decode")
+            policy = make_policy(LEAST_REQUESTS if name == PREFIX_AWARE else name, self._cached, rng)
+            kept = len(load), out.timeline.begin_s, self._endings, self._look
+            out.transfers = apart.Transfers(split, policy.choose, *kept)
+        self._transfers = out.transfers
         self._fixed = grouped, out.timeline, self._ended, watch
         self.pods: list[Pod] = []
         self._counts: dict[int, int] = {}
@@ -104,7 +102,7 @@ class Simulation:
         self._unread: defaultdict[int, list[OfflineRequest]] = defaultdict(list)
         """Requests by pod whose first token is still to be scraped."""
         self._numbers: Sequence[int] = range(plan.pods if split is None else split.prefill_pods)
-        """Pods to which requests are sent."""
+        """Pods that get requests first."""
         if plan.autoscaling is None:
             for _ in range(plan.pods):
                 self._add_pod()
@@ -150,7 +148,8 @@ class Simulation:
     def _add_pod(self) -> None:
         plan, number = self._plan, len(self.pods)
         cost = StepCost(plan.profile.cost) if plan.step_costs is None else plan.step_costs(plan.profile)
-        self.pods.append(self._make(plan.profile, cost, f"{plan.seed}/{number}", *self._fixed))
+        make = Pod if self._transfers is None else self._transfers.make_pod
+        self.pods.append(make(plan.profile, cost, f"{plan.seed}/{number}", *self._fixed))
         self._counts[number] = 0
 
     def _sample(self, number: int, at_s: float) -> Sample:

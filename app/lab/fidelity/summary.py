@@ -6,12 +6,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from app.lab.fidelity.goodput import Goodput, Limits, Price, goodput, price_of
 from app.lab.fidelity.goodput import lines as goodput_lines
+from app.lab.fidelity.pod import Timeline
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
 from app.lab.load import report
 from app.lab.load.loads import COLUMNS, NO_GROUP, SESSION_COLUMNS, LoadTrace
@@ -19,7 +21,9 @@ from config.kinds import parse_duration
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "e2e")
-MOST = {"rate": 1_000_000, "in-flight": 1_000_000, "pods": 10_000}
+SPLIT = "prefill-pods"
+"""Setting of a sweep over P:D, the prefill and decode pods of a number of pods; 0 are ordinary pods."""
+MOST = {"rate": 1_000_000, "in-flight": 1_000_000, "pods": 10_000, SPLIT: 10_000}
 MOST_POINTS = 1000
 CURVE = ("requests/s", "tokens/s", "TTFT p50", "p99", "ITL p50", "p99", "E2E p99") + (
     *("running", "KV peak", "preempted"),
@@ -42,6 +46,27 @@ class Use(Struct, frozen=True):
 
     mean: float
     peak: float
+
+
+class Pool(Struct, frozen=True):
+    """Prefill pods, or decode pods. Blocks are in use while they are computed, pulled, or wait for that."""
+
+    requests_per_pod: tuple[int, ...]
+    kv_cache_usage: Use
+    running: Use
+
+
+class Transferred(Struct, frozen=True):
+    """Figures of disaggregated prefill."""
+
+    prefill: Pool
+    decode: Pool
+    prefill_s: Spread
+    """Time from sending a request to the token of its prefill pod."""
+    waiting_s: Spread
+    """Time until the decode pod has blocks for the prompt, from when its scheduler sees the request."""
+    transfer_s: Spread
+    transferred_bytes: float
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
@@ -73,6 +98,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Hours of all accelerators, from the first request to the last token."""
     goodput: Goodput | None = None
     price: Price | None = None
+    disaggregation: Transferred | UnsetType = UNSET
 
     def latency(self, name: str) -> Spread:
         spread: Spread = getattr(self, f"{name}_s")
@@ -98,12 +124,12 @@ def summarize(
     duration_s = max(outcome.last_s) - min(outcome.send_s)
     per_s = 1 / duration_s if duration_s > 0 else 0.0
     tokens_in, tokens_out = sum(load.input_tokens), sum(load.output_tokens)
-    timeline, capacity = outcome.timeline, plan.profile.engine.num_gpu_blocks - 1
-    pod_seconds_share, per_pod = per_s / plan.pods, Counter(outcome.pod)
-    spreads = [
-        Spread(*(report.four(its) if its else [None] * 4))
-        for its in report.latencies(*columns, load.output_tokens)
-    ]
+    capacity, per_pod = plan.profile.engine.num_gpu_blocks - 1, Counter(outcome.pod)
+    if outcome.transfers is not None:
+        per_pod += Counter(outcome.transfers.prefill_pod)
+    requests_per_pod = tuple(per_pod[pod] for pod in range(plan.pods))
+    its = _pool(outcome.timeline, requests_per_pod, per_s, capacity)
+    spreads = [_spread(values) for values in report.latencies(*columns, load.output_tokens)]
     gpu_hours, limits = plan.pods * plan.profile.devices * duration_s / 3600, judgement.limits
     per_hour = judgement.gpu_hour_price
     return RunSummary(
@@ -121,15 +147,40 @@ def summarize(
         input_tokens=tokens_in,
         output_tokens=tokens_out,
         cached_tokens=outcome.cached_tokens,
-        kv_cache_usage=Use(
-            sum(timeline.blocks) * pod_seconds_share / capacity, timeline.most_blocks / capacity
-        ),
-        running=Use(sum(timeline.sequences) * pod_seconds_share, timeline.most_sequences),
-        requests_per_pod=tuple(per_pod[pod] for pod in range(plan.pods)),
+        kv_cache_usage=its.kv_cache_usage,
+        running=its.running,
+        requests_per_pod=requests_per_pod,
         gpu_hours=gpu_hours,
         goodput=None if limits is None else goodput(load, outcome, limits, duration_s),
         price=None if per_hour is None else price_of(gpu_hours, per_hour, tokens_in, tokens_out),
+        disaggregation=_transferred(plan, outcome, requests_per_pod, per_s),
     )
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(*(report.four(values) if values else [None] * 4))
+
+
+def _pool(timeline: Timeline, requests_per_pod: tuple[int, ...], per_s: float, capacity: int) -> Pool:
+    share = per_s / len(requests_per_pod)
+    blocks = Use(sum(timeline.blocks) * share / capacity, timeline.most_blocks / capacity)
+    return Pool(requests_per_pod, blocks, Use(sum(timeline.sequences) * share, timeline.most_sequences))
+
+
+def _transferred(
+    plan: SimulationPlan, outcome: SimulationOutcome, requests_per_pod: tuple[int, ...], per_s: float
+) -> Transferred | UnsetType:
+    log, split = outcome.transfers, plan.disaggregation
+    if log is None or split is None:
+        return UNSET
+    parts = requests_per_pod[: split.prefill_pods], requests_per_pod[split.prefill_pods :]
+    capacity = plan.profile.engine.num_gpu_blocks - 1
+    prefill, decode = (_pool(*its, per_s, capacity) for its in zip(log.pools, parts, strict=True))
+    spans = (outcome.send_s, log.prefilled_s), (log.seen_s, log.begin_s), (log.begin_s, log.end_s)
+    first, waiting, transfer = (
+        _spread([end - begin for begin, end in zip(*its, strict=True)]) for its in spans
+    )
+    return Transferred(prefill, decode, first, waiting, transfer, log.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +200,11 @@ class Objective:
     def met(self, summary: RunSummary) -> bool:
         seconds: float | None = getattr(summary.latency(self.latency), self.statistic)
         return seconds is None or seconds <= self.limit_s
+
+    def ratio(self, summary: RunSummary) -> float:
+        """Returns the latency as a share of the limit; 0 without one."""
+        seconds: float | None = getattr(summary.latency(self.latency), self.statistic)
+        return 0.0 if seconds is None else seconds / self.limit_s
 
     def __str__(self) -> str:
         return f"{self.latency}_{self.statistic} <= {self.limit_s * 1000:g} ms"
@@ -199,15 +255,31 @@ def read_objectives(text: str) -> tuple[Objective, ...]:
     return tuple(objectives)
 
 
-def best(name: str, points: Sequence[Point]) -> tuple[str, float | None]:
-    """Returns the fewest pods, or the highest other value, that met the objectives, after its word."""
-    met = [point.value for point in points if point.meets_slo]
-    return ("fewest", min(met, default=None)) if name == "pods" else ("highest", max(met, default=None))
+def best(
+    name: str, points: Sequence[Point], objectives: Sequence[Objective] = ()
+) -> tuple[str, float | None]:
+    """Returns the fewest pods, or the highest other value, that met the objectives, after its word.
+
+    The best number of prefill pods has the most goodput, or else the latencies farthest below the objectives.
+    """
+    met = [point for point in points if point.meets_slo or (name == SPLIT and point.meets_slo is None)]
+    if name == SPLIT:
+        ranked = sorted((it for it in met if it.value), key=lambda it: _rank(it.summary, objectives))
+        return "best", ranked[0].value if ranked else None
+    values = [point.value for point in met]
+    return ("fewest", min(values, default=None)) if name == "pods" else ("highest", max(values, default=None))
+
+
+def _rank(its: RunSummary, objectives: Sequence[Objective]) -> tuple[float, float]:
+    return -its.goodput.good if its.goodput else 0, max((it.ratio(its) for it in objectives), default=0.0)
 
 
 def table(its: RunSummary, judgement: Judgement = Judgement()) -> str:
     """Returns the latencies as a Markdown table, then the other figures, a line each."""
     spreads = [(name.upper(), its.latency(name)) for name in LATENCIES]
+    if its.disaggregation is not UNSET:
+        names = ("prefill", "waiting", "transfer")
+        spreads += [(name, getattr(its.disaggregation, f"{name}_s")) for name in names]
     rows = [(name, *(report.milliseconds(getattr(it, part)) for part in STATISTICS)) for name, it in spreads]
     pods = its.requests_per_pod
     lines = [
@@ -221,7 +293,9 @@ def table(its: RunSummary, judgement: Judgement = Judgement()) -> str:
     ]
     if its.cached_tokens:
         lines.append(f"cached: {its.cached_tokens / its.input_tokens:.1%} of the prompts' tokens")
-    if len(pods) > 1:
+    if its.disaggregation is not UNSET:
+        lines += _transfer_lines(its.disaggregation)
+    elif len(pods) > 1:
         lines.append(f"pods: {len(pods)}, with {min(pods):,} to {max(pods):,} requests")
     if its.goodput is not None and judgement.limits is not None:
         lines += goodput_lines(its.goodput, judgement.limits)
@@ -233,17 +307,28 @@ def table(its: RunSummary, judgement: Judgement = Judgement()) -> str:
     return "\n".join(lines)
 
 
+def _transfer_lines(its: Transferred) -> list[str]:
+    lines = []
+    for name, pool in (("prefill", its.prefill), ("decode", its.decode)):
+        pods, cache, running = pool.requests_per_pod, pool.kv_cache_usage, pool.running
+        use = f"KV cache {cache.mean:.1%}, {cache.peak:.1%} at the most"
+        use += f"; running {running.mean:.1f}, {running.peak:.0f} at the most"
+        lines.append(f"{name}: {len(pods)} pods, with {min(pods):,} to {max(pods):,} requests; {use}")
+    size, requests = its.transferred_bytes, sum(its.decode.requests_per_pod)
+    return [*lines, f"transfers: {size / 1e9:,.1f} GB, {size / requests / 1e6:,.1f} MB a request"]
+
+
 def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:
     """Returns the saturation curve as a Markdown table, and the best value that meets the objectives."""
     first = points[0].summary
     extra = ["good"] if first.goodput else []
     extra += ["a million tokens out"] if first.price else []
-    rows = [(name, *CURVE, *extra, *(["meets SLO"] if objectives else []))]
+    rows = [("P:D" if name == SPLIT else name, *CURVE, *extra, *(["meets SLO"] if objectives else []))]
     for point in points:
         its = point.summary
         times = (its.ttft_s.p50, its.ttft_s.p99, its.itl_s.p50, its.itl_s.p99, its.e2e_s.p99)
         row = (
-            f"{point.value:g}",
+            _label(name, point),
             f"{its.requests_per_s:.2f}",
             f"{its.output_tokens_per_s:,.0f}",
             *map(report.milliseconds, times),
@@ -255,11 +340,36 @@ def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -
         )
         rows.append((*row, "yes" if point.meets_slo else "no") if objectives else row)
     lines = [report.markdown(rows)]
-    if objectives:
+    if name == SPLIT and (objectives or first.goodput):
+        lines.append(_best_split(points, objectives))
+    elif objectives:
         (word, value), wanted = best(name, points), ", ".join(map(str, objectives))
         found = f"none meets {wanted}" if value is None else f"{value:g} meets {wanted}"
         lines.append(f"{word} {name}: {found}")
     return "\n".join(lines)
+
+
+def _label(name: str, point: Point) -> str:
+    if name != SPLIT:
+        return f"{point.value:g}"
+    pods = len(point.summary.requests_per_pod)
+    return f"{point.value:g}:{pods - point.value:g}" if point.value else f"{pods} ordinary pods"
+
+
+def _best_split(points: Sequence[Point], objectives: Sequence[Objective]) -> str:
+    """Returns the best P:D, or the nearest to the objectives, beside as many ordinary pods."""
+    (_, value), (ordinary, *splits) = best(SPLIT, points, objectives), points
+    found = [it for it in splits if it.value == value]
+    nearest = found or [min(splits, key=lambda it: _rank(it.summary, objectives))]
+    word = "" if found else f"none meets {', '.join(map(str, objectives))}; nearest is "
+    told = [f"{_label(SPLIT, it)}{_verdict(it.summary, objectives)}" for it in (*nearest, ordinary)]
+    return f"best P:D: {word}{'; '.join(told)}"
+
+
+def _verdict(its: RunSummary, objectives: Sequence[Objective]) -> str:
+    ratio, worst = max(((it.ratio(its), it) for it in objectives), default=(0.0, None), key=itemgetter(0))
+    told = f", {worst.latency}_{worst.statistic} at {ratio:.0%} of its limit" if worst else ""
+    return told + (f", goodput {its.goodput.good / its.goodput.requests:.1%}" if its.goodput else "")
 
 
 def write_requests(path: Path, load: LoadTrace, outcome: SimulationOutcome) -> None:
@@ -294,7 +404,12 @@ _LINES = {
     "p90": {"color": "#d98a1f", "marker": "s"},
     "p99": {"color": report.RED, "marker": "^"},
 }
-_SWEPT = {"rate": "rate (requests/s)", "in-flight": "requests in flight", "pods": "pods"}
+_SWEPT = {
+    "rate": "rate (requests/s)",
+    "in-flight": "requests in flight",
+    "pods": "pods",
+    SPLIT: "prefill pods",
+}
 _LOG_FROM = 20
 """Ratio of the highest to the lowest value of a latency from which its axis is logarithmic."""
 
@@ -359,7 +474,7 @@ def draw_curves(
     axes[3].plot(values, [point.summary.output_tokens_per_s for point in points], **_LINES["p50"])
     axes[3].set(ylabel="output tokens/s")
     report.from_zero(axes[3])
-    word, value = best(name, points)
+    word, value = best(name, points, objectives)
     for its in axes:
         its.set(xlabel=_SWEPT[name])
         if len(values) <= MOST_TICKS:
