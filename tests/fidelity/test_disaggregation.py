@@ -122,7 +122,7 @@ def test_a_sweep_finds_the_best_split(capsys: Capture) -> None:
     assert ["disaggregation" in it["summary"] for it in found["points"]] == [False, True, True, True]
     assert run([*argv, "ttft_p50=1ms"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in table[3:]] == ["4 ordinary pods", "1:3", "2:2", "3:1"]
+    assert [line.split("|")[1].strip() for line in table[3:]] == ["4 ordinary", "1:3", "2:2", "3:1"]
     assert last.startswith("best P:D: none meets ttft_p50 <= 1 ms; nearest is 3:1, ttft_p50 at ")
 
 

@@ -262,12 +262,14 @@ def best(
 
     The best number of prefill pods has the most goodput, or else the latencies farthest below the objectives.
     """
-    met = [point for point in points if point.meets_slo or (name == SPLIT and point.meets_slo is None)]
+    met = [point.value for point in points if point.meets_slo]
     if name == SPLIT:
-        ranked = sorted((it for it in met if it.value), key=lambda it: _rank(it.summary, objectives))
-        return "best", ranked[0].value if ranked else None
-    values = [point.value for point in met]
-    return ("fewest", min(values, default=None)) if name == "pods" else ("highest", max(values, default=None))
+        splits = [
+            it for it in points if it.value and (it.summary.goodput if it.meets_slo is None else it.meets_slo)
+        ]
+        its = min(splits, key=lambda it: _rank(it.summary, objectives), default=None)
+        return "best", its.value if its else None
+    return ("fewest", min(met, default=None)) if name == "pods" else ("highest", max(met, default=None))
 
 
 def _rank(its: RunSummary, objectives: Sequence[Objective]) -> tuple[float, float]:
@@ -353,7 +355,7 @@ def _label(name: str, point: Point) -> str:
     if name != SPLIT:
         return f"{point.value:g}"
     pods = len(point.summary.requests_per_pod)
-    return f"{point.value:g}:{pods - point.value:g}" if point.value else f"{pods} ordinary pods"
+    return f"{point.value:g}:{pods - point.value:g}" if point.value else f"{pods} ordinary"
 
 
 def _best_split(points: Sequence[Point], objectives: Sequence[Objective]) -> str:
@@ -362,7 +364,10 @@ def _best_split(points: Sequence[Point], objectives: Sequence[Objective]) -> str
     found = [it for it in splits if it.value == value]
     nearest = found or [min(splits, key=lambda it: _rank(it.summary, objectives))]
     word = "" if found else f"none meets {', '.join(map(str, objectives))}; nearest is "
-    told = [f"{_label(SPLIT, it)}{_verdict(it.summary, objectives)}" for it in (*nearest, ordinary)]
+    told = [
+        f"{_label(SPLIT, it)}{'' if it.value else ' pods'}{_verdict(it.summary, objectives)}"
+        for it in (*nearest, ordinary)
+    ]
     return f"best P:D: {word}{'; '.join(told)}"
 
 
@@ -408,7 +413,7 @@ _SWEPT = {
     "rate": "rate (requests/s)",
     "in-flight": "requests in flight",
     "pods": "pods",
-    SPLIT: "prefill pods",
+    SPLIT: "prefill pods:decode pods",
 }
 _LOG_FROM = 20
 """Ratio of the highest to the lowest value of a latency from which its axis is logarithmic."""
@@ -478,7 +483,7 @@ def draw_curves(
     for its in axes:
         its.set(xlabel=_SWEPT[name])
         if len(values) <= MOST_TICKS:
-            its.set_xticks(values)
+            its.set_xticks(values, [_label(name, point) for point in points] if name == SPLIT else None)
         if value is not None:
             its.axvline(
                 value,
