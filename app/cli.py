@@ -116,10 +116,13 @@ class Command(NamedTuple):
 
 TOKENIZER_OF = _late("app.wiring.factory", name="tokenizer_of")
 COSTS = _late("app.plugins.registry", name="plugged_costs")
+AUTOSCALERS = _late("app.plugins.registry", name="plugged_autoscalers")
 SIMULATE, DATASET = "app.lab.fidelity.simulate", "app.engine.dataset.command"
 COMMANDS: Mapping[str, Command] = {
     "serve": Command(_serve, "start a server with vLLM's own command line"),
-    "simulate": Command(_late(SIMULATE, COSTS), "say what an engine, or a fleet, would do with a load"),
+    "simulate": Command(
+        _late(SIMULATE, COSTS, AUTOSCALERS), "say what an engine, or a fleet, would do with a load"
+    ),
     "fleet": Command(
         _late("app.lab.fleet.command", TOKENIZER_OF, _policies),
         "start several servers, and show what routing does",

@@ -170,6 +170,7 @@ def datasheet_profile(
         model=f"{shape.architectures[0]}, {count / 1e9:.1f} billion parameters, {stored.kind}",
         device=f"{device.name}, {devices}",
         devices=devices,
+        weight_bytes=_held(shape, stored),
         checked=checked,
         kv_bytes_per_token=devices * token_bytes(shape, devices, stored.cache_bytes),
         engine=replace(filled, **limits),

@@ -21,6 +21,7 @@ from app.engine.core.batch import Batch
 from app.engine.core.request import EngineRequest, ScriptedReply
 from app.engine.core.step_loop import CostModel, StepCost
 from app.lab.fleet.routing import Incoming, Policy, PolicyMaker, Scores
+from app.lab.load.autoscale import AutoscalerStart, Decide, Look
 from app.serving.faults.fault import Fault, RequestFacts
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.errors import ApiError
@@ -36,15 +37,18 @@ __all__ = [
     "API",
     "About",
     "ApiError",
+    "AutoscalerStart",
     "Batch",
     "CostModel",
     "Count",
+    "Decide",
     "Duration",
     "EngineRequest",
     "Fault",
     "FaultHook",
     "Incoming",
     "LengthHook",
+    "Look",
     "MetricsHook",
     "Middleware",
     "NotNegative",
@@ -182,4 +186,9 @@ def routing(host: PluginHost) -> Mapping[str, PolicyMaker] | None:
     """Routing policies of `python -m app fleet`, by name."""
 
 
-HOOKS = ("reply", "length", "step_cost", "fault", "middleware", "routes", "metrics", "routing")
+@hookspec
+def autoscaling(host: PluginHost) -> Mapping[str, AutoscalerStart] | None:
+    """Autoscaling policies of `python -m app simulate --autoscale`, by name."""
+
+
+HOOKS = ("reply", "length", "step_cost", "fault", "middleware", "routes", "metrics", "routing", "autoscaling")

@@ -32,6 +32,7 @@ from app.engine.core.request import EngineRequest, Reply, ScriptedReply
 from app.engine.core.step_loop import CostModel, StepCost
 from app.engine.simulated.corpus import LengthSource, ReplySource
 from app.lab.fleet.routing import Incoming, Policy, PolicyMaker, Scores
+from app.lab.load.autoscale import BUILT_IN, AutoscalerStart, Decide, Look
 from app.lab.load.policies import POLICIES
 from app.plugins import HOOKS, PROJECT, MetricsHook, PluginHost
 from app.serving.faults.fault import Fault, RequestFacts
@@ -198,6 +199,12 @@ class Guard(Struct):
         vars(policy).setdefault("fallbacks", getattr(policy, "fallbacks", 0))
         return policy
 
+    def autoscaler(self, start: AutoscalerStart, pods: int) -> Decide:
+        """Decisions of a plugin's policy; its first failure ends the run."""
+        with _failing(self.plugin, "autoscaling"):
+            decide = start(pods)
+        return self.wrap(lambda look: _instance(decide(look), int), _no_pods, refusals=())
+
     def report(self) -> dict[str, float]:
         counts = {name: getattr(self, name) for name in ("in_use", "calls", "errors", "long_holds")}
         return {**counts, "longest_hold_ms": round(self.longest_hold_s * 1000, 3)}
@@ -349,15 +356,22 @@ class PluginRegistry:
 
     def policies(self) -> dict[str, PolicyMaker]:
         """Name -> routing policy of a fleet. ConfigError for a name in use."""
-        found: dict[str, PolicyMaker] = {}
+        return self._named("routing", POLICIES, lambda guard, make: partial(guard.policy, make))
 
-        def add(given: Mapping[str, PolicyMaker], guard: Guard) -> None:
+    def autoscalers(self) -> dict[str, AutoscalerStart]:
+        """Name -> autoscaling policy. ConfigError for a name in use."""
+        return self._named("autoscaling", BUILT_IN, lambda guard, start: partial(guard.autoscaler, start))
+
+    def _named(self, hook: str, taken: Sequence[str], wrap: Callable[[Guard, Any], T]) -> dict[str, T]:
+        found: dict[str, T] = {}
+
+        def add(given: Mapping[str, Any], guard: Guard) -> None:
             for name, make in given.items():
-                if name in found or name in POLICIES:
-                    raise ConfigError(f"plugin {guard.plugin}: routing policy {name} is there already")
-                found[name] = partial(guard.policy, make)
+                if name in found or name in taken:
+                    raise ConfigError(f"plugin {guard.plugin}: {hook} policy {name} is there already")
+                found[name] = wrap(guard, make)
 
-        self._made("routing", add)
+        self._made(hook, add)
         return found
 
     def report(self) -> dict[str, object]:
@@ -481,5 +495,27 @@ def plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCos
     return None if found is None else (found[0], PluggedCosts(to_plain(settings)))
 
 
+class PluggedAutoscaler(Struct, frozen=True):
+    """Starts an autoscaling policy of the plugins of `settings`. Can be pickled for other processes."""
+
+    settings: dict[str, Any]
+    name: str
+
+    def __call__(self, pods: int) -> Decide:
+        return registry_of(from_plain(self.settings)).autoscalers()[self.name](pods)
+
+
+def plugged_autoscalers(settings: Settings) -> dict[str, PluggedAutoscaler]:
+    """Returns the autoscaling policies of the plugins in the settings, by name."""
+    if not settings.PLUGINS:
+        return {}
+    plain = to_plain(settings)
+    return {name: PluggedAutoscaler(plain, name) for name in registry_of(settings).autoscalers()}
+
+
 def _no_cost(batch: Batch[Any], start_s: float, idle: bool) -> float:
     raise ConfigError("hook step_cost of a plugin failed; the line before says how")
+
+
+def _no_pods(look: Look) -> int:
+    raise ConfigError("hook autoscaling of a plugin failed; the line before says how")

@@ -6,7 +6,7 @@ import argparse
 import gc
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from app.lab.fidelity import simulation
+from app.lab.fidelity import autoscaled, simulation
 from app.lab.fidelity import summary as summaries
 from app.lab.fidelity.disaggregation import Disaggregation
 from app.lab.fidelity.goodput import check_classes, read_limits
 from app.lab.fidelity.traces import read_trace
-from app.lab.load import loads
+from app.lab.load import autoscale, loads
 from app.lab.load.loads import MOST_TOKENS, LoadTrace
 from app.lab.load.policies import POLICIES, RANDOM
 from app.lab.load.report import check_picture, check_target, picture_file, progress_of, whole_file
@@ -48,6 +48,10 @@ TRANSFERS = ("transfer_bandwidth", "transfer_latency", "kv_bytes_per_token")
 STDOUT = Path("-")
 DEFAULT_BANDWIDTH = 50e9
 """Bytes a second of a port of 400 Gbit/s."""
+LEAST_S = 0.1
+"""Shortest time between two looks, or two scrapes, of an autoscaled fleet."""
+Autoscalers = Callable[[Settings], Mapping[str, autoscale.AutoscalerStart]]
+"""Returns the autoscaling policies of the plugins in the settings, by name."""
 Plugged = Callable[[Settings, Profile], tuple[str, simulation.StepCosts] | None]
 """Returns name and step costs of the plugin in the settings that supplies them for a profile, if any."""
 DRAWN = ("rate", "arrivals", "burstiness", "ramp_from", "input_tokens", "output_tokens", "seconds") + (
@@ -80,6 +84,11 @@ class Job:
         self.check_sizes(load)
         if self.judgement.limits is not None:
             check_classes(self.judgement.limits, load)
+        scaling, length_s = self.plan.autoscaling, load.arrival_s[-1] - load.arrival_s[0]
+        if scaling is not None and scaling.cold_start_s >= length_s:
+            raise ConfigError(
+                f"--cold-start {scaling.cold_start_s:g} s must be shorter than the load, {length_s:.6g} s"
+            )
         return load
 
     def check_sizes(self, load: LoadTrace) -> None:
@@ -114,24 +123,33 @@ class Job:
             load = load.replace(f" at {recipe.rate:g}/s", "", 1)
         if plan.in_flight is not None and swept != "in-flight":
             load += f", {plan.in_flight} in flight at most"
+        return f"{self.profile_name}: {load}{self.fleet(swept, '; ')}"
+
+    def fleet(self, swept: str = "", before: str = ", ") -> str:
+        """Returns the fleet for headings, after `before`; nothing for a single pod."""
+        plan = self.plan
+        if plan.autoscaling is not None:
+            return f"{before}pods by {plan.autoscaling.written}, {plan.policy}"
         one = plan.pods == 1 and swept != "pods"
-        fleet = "" if one else f"; {'' if swept == 'pods' else f'{plan.pods} '}pods, {plan.policy}"
+        fleet = "" if one else f"{before}{'' if swept == 'pods' else f'{plan.pods} '}pods, {plan.policy}"
         if (split := plan.disaggregation) is not None:
             pools = "" if swept == summaries.SPLIT else f", {split.prefill_pods} of them prefill"
             fleet += f"{pools}, {split}"
-        return f"{self.profile_name}: {load}{fleet}"
+        return fleet
 
 
-def read(argv: Sequence[str], plugged: Plugged) -> tuple[Job, Namespace]:
+def read(argv: Sequence[str], plugged: Plugged, autoscalers: Autoscalers) -> tuple[Job, Namespace]:
     """Returns the job and the flags. Raises ConfigError, in one line, for wrong values and for conflicts."""
     given, words = parser().parse_beside_settings(argv, plugins_only=True)
-    job = make_job(given, load(words, {}), plugged)
+    job = make_job(given, load(words, {}), plugged, autoscalers)
     if given.profile == AUTO:
         print(f"profile auto: {job.plan.profile.checked}", file=sys.stderr)
     return job, given
 
 
-def make_job(given: Namespace, settings: Settings, plugged: Plugged) -> Job:
+def make_job(
+    given: Namespace, settings: Settings, plugged: Plugged, autoscalers: Autoscalers = lambda settings: {}
+) -> Job:
     """Makes the job of the flags. Raises ConfigError as `read` does."""
     limits = {name: getattr(given, name.replace("-", "_")) for name in (*ENGINE, *SWITCHES)}
     changes = {
@@ -153,6 +171,7 @@ def make_job(given: Namespace, settings: Settings, plugged: Plugged) -> Job:
         in_flight=given.in_flight,
         turnaround_s=given.turnaround or 0.0,
         seed=given.seed,
+        autoscaling=_autoscaling(given, swept, profile.weight_bytes, autoscalers(settings)),
     )
     if (split := _disaggregation(given, swept, profile.kv_bytes_per_token)) is not None:
         plan = replace(plan, disaggregation=split, pods=split.prefill_pods + split.decode_pods)
@@ -199,6 +218,34 @@ def _disaggregation(given: Namespace, swept: str, kv_bytes: float | None) -> Dis
         bytes_per_token=kv_bytes,
         bandwidth=given.transfer_bandwidth or DEFAULT_BANDWIDTH,
         latency_s=given.transfer_latency or 0.0,
+    )
+
+
+def _autoscaling(
+    given: Namespace, swept: str, weight_bytes: float, plugged: Mapping[str, autoscale.AutoscalerStart]
+) -> autoscale.Autoscaling | None:
+    written, cold_start = given.autoscale, given.cold_start
+    if written is None or cold_start is None:
+        if written or cold_start:
+            raise ConfigError("--autoscale and --cold-start go together")
+        return None
+    if given.html is not None or swept in ("pods", summaries.SPLIT) or given.prefill_pods is not None:
+        raise ConfigError("--autoscale goes with neither --html, nor a sweep of pods, nor --prefill-pods")
+    if min(given.autoscale_every, given.scrape_interval) < LEAST_S:
+        raise ConfigError(f"--autoscale-every and --scrape-interval must be at least {LEAST_S} s")
+    name = "autoscale"
+    try:
+        policy = autoscale.read_policy(written, plugged)
+        name = "cold-start"
+        cold_start_s = autoscale.read_cold_start(cold_start, weight_bytes)
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise ConfigError(f"--{name} {error}") from None
+    return autoscale.Autoscaling(
+        policy=policy,
+        written=written,
+        cold_start_s=cold_start_s,
+        every_s=given.autoscale_every,
+        scrape_s=given.scrape_interval,
     )
 
 
@@ -310,6 +357,16 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     size = "keys and values of a token, on all devices of an engine [the profile's]"
     add("--kv-bytes-per-token", type=size_of, metavar="SIZE", help=size)
 
+    title, interval = "Pods that join and leave", duration_of(3600)
+    add = flags.add_argument_group(title).add_argument
+    policies = "hpa:metric=waiting,target=4,min=1,max=16, schedule:0s=2,1h=8 or a plugin's"
+    add("--autoscale", metavar="POLICY", help=policies)
+    cold = "from the start of a pod until it is ready: 90s, 40s+2GB/s or 40s+30GB@2GB/s for weights to read"
+    add("--cold-start", metavar="DURATION", help=cold)
+    add("--autoscale-every", type=interval, default=15.0, metavar="DURATION", help="between two looks [15s]")
+    scrapes = "between two scrapes of a pod's metrics [15s]"
+    add("--scrape-interval", type=interval, default=15.0, metavar="DURATION", help=scrapes)
+
     title = "Limits of the engine, vLLM's: the profile says what is not given"
     add = flags.add_argument_group(title).add_argument
     for name, least in ENGINE.items():
@@ -338,9 +395,13 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
 
 
 @as_command()
-def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) -> int:
-    """Returns the exit status. `plugged` returns step costs from plugins; by default none."""
-    job, given = read(argv, plugged)
+def run(
+    argv: Sequence[str],
+    plugged: Plugged = lambda settings, profile: None,
+    autoscalers: Autoscalers = lambda settings: {},
+) -> int:
+    """Returns the exit status. The functions return step costs and policies of plugins; by default none."""
+    job, given = read(argv, plugged, autoscalers)
     if given.plot is not None:
         check_installed("fleet", "--plot")
     # Millions of objects without reference cycles: collections would find nothing.
@@ -367,7 +428,7 @@ def _run_once(job: Job, given: Namespace) -> None:
     if load.left_out:
         print(f"{load.origin}: {load.left_out:,} rows without an answer are left out", file=sys.stderr)
     title = f"{job.profile_name}: {len(load):,} requests, {'drawn' if trace is None else trace.name}"
-    title += f", {plan.pods} pods, {plan.policy}" if plan.pods > 1 else ""
+    title += job.fleet()
     film = None
     if given.html is not None:
         from app.lab.fidelity.film import Film  # and the console
@@ -376,6 +437,16 @@ def _run_once(job: Job, given: Namespace) -> None:
     with progress_of(sys.stderr, "simulated", len(load), "requests") as progress:
         outcome = simulation.simulate(load, plan, progress, None if film is None else film.watch)
         summary = summaries.summarize(load, plan, outcome, job.profile_name, job.judgement)
+    drawn: tuple[autoscaled.Interval, ...] = ()
+    if plan.autoscaling is not None:
+        late = summaries.missed(load, outcome, job.judgement.limits, given.slo or ())
+        its = outcome.lives, outcome.send_s, late, max(outcome.last_s), plan.profile.devices
+        drawn, constant = (
+            autoscaled.intervals(*its, summaries.BINS),
+            _best_constant(job, load, summary, given),
+        )
+        fleet = autoscaled.fleet_use(outcome.lives, autoscaled.intervals(*its), constant)
+        summary = msgspec.structs.replace(summary, fleet=fleet)
     verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in given.slo or ()]
     with written(
         given, summary, "\n".join([job.head(""), summaries.table(summary, job.judgement), *verdicts])
@@ -387,7 +458,26 @@ def _run_once(job: Job, given: Namespace) -> None:
             parts.enter_context(whole_file(given.html)).write_text(page, "utf-8")
         if given.plot is not None:
             part = parts.enter_context(whole_file(given.plot))
-            summaries.draw_run(load, plan, outcome, title, given.slo or (), part)
+            summaries.draw_run(load, plan, outcome, title, given.slo or (), part, drawn, summary.fleet)
+
+
+def _best_constant(
+    job: Job, load: LoadTrace, own: summaries.RunSummary, given: Namespace
+) -> autoscaled.FleetCost | None:
+    """Finds the fewest constant pods that meet the objectives or, without these, have as much goodput."""
+    assert job.plan.autoscaling is not None
+    good, found, low, high = summaries.cost_of(own).good or 0, None, 1, job.plan.autoscaling.policy.most
+    while low <= high and (given.slo or own.goodput):
+        pods = (low + high) // 2
+        plan = replace(job.plan, pods=pods, autoscaling=None)
+        outcome = simulation.simulate(load, plan)
+        its = summaries.summarize(load, plan, outcome, job.profile_name, job.judgement)
+        cost = summaries.cost_of(its)
+        if all(it.met(its) for it in given.slo) if given.slo else (cost.good or 0) >= good:
+            found, high = cost, pods - 1
+        else:
+            low = pods + 1
+    return found
 
 
 def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.lab.fidelity.goodput import Goodput, Limits, Price, goodput, price_of
+from app.lab.fidelity import autoscaled
+from app.lab.fidelity.goodput import Goodput, Limits, Price, goodput, limit_ratios, price_of
 from app.lab.fidelity.goodput import lines as goodput_lines
 from app.lab.fidelity.pod import Timeline
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
@@ -21,6 +22,8 @@ from config.kinds import parse_duration
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "e2e")
+METRIC_OF = {"ttft": "ttft", "itl": "tpot", "e2e": "e2el"}
+"""Words of goodput for latencies."""
 SPLIT = "prefill-pods"
 """Setting of a sweep over P:D, the prefill and decode pods of a number of pods; 0 are ordinary pods."""
 MOST = {"rate": 1_000_000, "in-flight": 1_000_000, "pods": 10_000, SPLIT: 10_000}
@@ -99,6 +102,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     goodput: Goodput | None = None
     price: Price | None = None
     disaggregation: Transferred | UnsetType = UNSET
+    fleet: autoscaled.FleetUse | UnsetType = UNSET
+    """Only with autoscaling."""
 
     def latency(self, name: str) -> Spread:
         spread: Spread = getattr(self, f"{name}_s")
@@ -127,10 +132,11 @@ def summarize(
     capacity, per_pod = plan.profile.engine.num_gpu_blocks - 1, Counter(outcome.pod)
     if outcome.transfers is not None:
         per_pod += Counter(outcome.transfers.prefill_pod)
-    requests_per_pod = tuple(per_pod[pod] for pod in range(plan.pods))
-    its = _pool(outcome.timeline, requests_per_pod, per_s, capacity)
+    requests_per_pod = tuple(per_pod[pod] for pod in range(len(outcome.lives) or plan.pods))
+    pods = autoscaled.pod_seconds(outcome.lives) * per_s if outcome.lives else plan.pods
+    its = _pool(outcome.timeline, requests_per_pod, per_s, capacity, pods)
     spreads = [_spread(values) for values in report.latencies(*columns, load.output_tokens)]
-    gpu_hours, limits = plan.pods * plan.profile.devices * duration_s / 3600, judgement.limits
+    gpu_hours, limits = pods * plan.profile.devices * duration_s / 3600, judgement.limits
     per_hour = judgement.gpu_hour_price
     return RunSummary(
         profile=profile,
@@ -161,8 +167,11 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(*(report.four(values) if values else [None] * 4))
 
 
-def _pool(timeline: Timeline, requests_per_pod: tuple[int, ...], per_s: float, capacity: int) -> Pool:
-    share = per_s / len(requests_per_pod)
+def _pool(
+    timeline: Timeline, requests_per_pod: tuple[int, ...], per_s: float, capacity: int, pods: float = 0.0
+) -> Pool:
+    """Returns the use of a pool of so many pods on average; by default of all that are counted."""
+    share = per_s / (pods or len(requests_per_pod))
     blocks = Use(sum(timeline.blocks) * share / capacity, timeline.most_blocks / capacity)
     return Pool(requests_per_pod, blocks, Use(sum(timeline.sequences) * share, timeline.most_sequences))
 
@@ -306,6 +315,8 @@ def table(its: RunSummary, judgement: Judgement = Judgement()) -> str:
             f"price: {its.price.total:,.2f} for {its.gpu_hours:,.2f} GPU-hours; of a million tokens"
             f" {its.price.per_million_input_tokens:,.2f} in, {its.price.per_million_output_tokens:,.2f} out"
         )
+    if isinstance(its.fleet, autoscaled.FleetUse):
+        lines += autoscaled.lines(its.fleet, cost_of(its))
     return "\n".join(lines)
 
 
@@ -318,6 +329,31 @@ def _transfer_lines(its: Transferred) -> list[str]:
         lines.append(f"{name}: {len(pods)} pods, with {min(pods):,} to {max(pods):,} requests; {use}")
     size, requests = its.transferred_bytes, sum(its.decode.requests_per_pod)
     return [*lines, f"transfers: {size / 1e9:,.1f} GB, {size / requests / 1e6:,.1f} MB a request"]
+
+
+def cost_of(its: RunSummary) -> autoscaled.FleetCost:
+    return autoscaled.FleetCost(
+        ttft_p99_s=its.ttft_s.p99,
+        good=None if its.goodput is None else its.goodput.good,
+        gpu_hours=its.gpu_hours,
+        price=None if its.price is None else its.price.total,
+        pods=len(its.requests_per_pod),
+    )
+
+
+def missed(
+    load: LoadTrace, outcome: SimulationOutcome, limits: Limits | None, objectives: Sequence[Objective]
+) -> list[bool] | None:
+    """Returns which requests missed a limit: those of goodput, without these the values of the objectives."""
+    if limits is None:
+        own: dict[str, float] = {}
+        for it in objectives:
+            metric = METRIC_OF[it.latency]
+            own[metric] = min(it.limit_s, own.get(metric, math.inf))
+        limits = {"": own}
+    if not any(limits.values()):
+        return None
+    return [max(ratios.values()) > 1 for ratios in limit_ratios(load, outcome, limits)]
 
 
 def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:
@@ -426,13 +462,19 @@ def draw_run(
     title: str,
     objectives: Sequence[Objective],
     path: Path,
+    parts: Sequence[autoscaled.Interval] = (),
+    fleet: autoscaled.FleetUse | UnsetType = UNSET,
 ) -> None:
-    """Writes a picture: latencies by time of sending, sequences in a step, use of the cache."""
+    """Writes a picture: latencies by time of sending, sequences in a step, use of the cache.
+
+    Of an autoscaled run also pods and load of its `parts`.
+    """
     columns = outcome.send_s, outcome.first_s, outcome.last_s
     ttft_s, _, e2e_s = report.latencies(*columns, load.output_tokens)
     begin_s = min(outcome.send_s)
     width_s = max(max(outcome.send_s) - begin_s, 1e-9) / BINS
-    with report.picture_file(path, title) as axes:
+    size, rows = ((8, 7.2), 3) if parts else ((8, 4.8), 2)
+    with report.picture_file(path, title, size, (rows, 2)) as axes:
         for its, latency, values in ((axes[0], "ttft", ttft_s), (axes[1], "e2e", e2e_s)):
             bins: defaultdict[int, list[float]] = defaultdict(list)
             for send_s, value in zip(outcome.send_s, values, strict=True):
@@ -446,12 +488,19 @@ def draw_run(
             _draw_limits(its, latency, objectives)
         timeline, capacity = outcome.timeline, plan.profile.engine.num_gpu_blocks - 1
         times_s = [place * timeline.bin_s for place in range(len(timeline.blocks))]
-        pod_bin_s = timeline.bin_s * plan.pods
-        axes[2].plot(times_s, [it / pod_bin_s for it in timeline.sequences], color=report.BLUE)
-        axes[3].plot(times_s, [it / pod_bin_s / capacity * 100 for it in timeline.blocks], color=report.BLUE)
-        each = ", mean of pods" if plan.pods > 1 else ""
+        pod_bins_s = [timeline.bin_s * plan.pods] * len(times_s)
+        if outcome.lives:
+            phases = autoscaled.pods_over(outcome.lives, timeline.begin_s, timeline.bin_s, len(times_s))
+            pod_bins_s = [timeline.bin_s * max(ready + draining, 1e-9) for _, ready, draining in phases]
+        sequences = [it / pod_s for it, pod_s in zip(timeline.sequences, pod_bins_s, strict=True)]
+        shares = [it / pod_s / capacity * 100 for it, pod_s in zip(timeline.blocks, pod_bins_s, strict=True)]
+        axes[2].plot(times_s, sequences, color=report.BLUE)
+        axes[3].plot(times_s, shares, color=report.BLUE)
+        each = ", mean of pods" if plan.pods > 1 or outcome.lives else ""
         axes[2].set(xlabel="time (s)", ylabel=f"sequences in a step{each}")
         axes[3].set(xlabel="time (s)", ylabel=f"KV cache in use (%){each}")
+        if parts:
+            autoscaled.draw(axes[4:], parts, fleet.constant if fleet else None)
         for its in axes:
             report.from_zero(its)
 

@@ -18,14 +18,16 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from app.base.metrics.families import FIRST_TOKEN
+from config.flags import size_of
 from config.kinds import parse_duration
 
 TTFT_SHARES = {"ttft_p50": 0.5, "ttft_p90": 0.9, "ttft_p99": 0.99}
 TTFT_WINDOW_S = 60.0
 """Time before a scrape whose first tokens count, as in `rate(...[1m])`."""
+BUILT_IN = ("hpa", "schedule")
 METRICS = ("waiting", "running", "kv_cache_usage", *TTFT_SHARES)
 MILLI = 1000
-"""The HPA counts in thousandths: its quantities are whole numbers of them."""
+"""The HPA counts in thousandths: its quantities are whole thousandths."""
 
 Sample = Mapping[str, float]
 """`METRICS` of a pod at a scrape: counts, a share from 0 to 1, and quantiles of the TTFT in seconds."""
@@ -45,6 +47,8 @@ class Look:
 
 Decide = Callable[[Look], int]
 """Returns the wanted number of pods. Called for each look in order."""
+AutoscalerStart = Callable[[int], Decide]
+"""Returns the decisions of a run that starts with so many pods."""
 Pods = Annotated[int, Meta(ge=1, le=10_000)]
 
 
@@ -65,9 +69,10 @@ class ScalingPolicy(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Autoscaling:
-    """A policy and the times of a cluster around it, in seconds."""
+    """A policy and the times of a cluster around it, in seconds; `written` is the policy's text."""
 
     policy: ScalingPolicy
+    written: str = ""
     cold_start_s: float
     every_s: float = 15.0
     """Time between two looks."""
@@ -123,7 +128,7 @@ Change = tuple[float, int]
 
 
 class HorizontalPodAutoscaler(ScalingPolicy, frozen=True, kw_only=True, rename="kebab"):
-    """The HPA's formula and behavior; defaults are those of Kubernetes."""
+    """The HPA's formula and behavior, with the defaults of Kubernetes."""
 
     metric: str
     target: Annotated[float, Meta(ge=0.001, le=1e12)]
@@ -192,13 +197,13 @@ class Schedule(ScalingPolicy, frozen=True, kw_only=True):
 class PluggedPolicy(ScalingPolicy, frozen=True, kw_only=True):
     """A policy of a plugin; `make` makes its decisions."""
 
-    make: Callable[[int], Decide]
+    make: AutoscalerStart
 
     def start(self, pods: int) -> Decide:
         return self.make(pods)
 
 
-def read_policy(text: str, plugged: Mapping[str, Callable[[int], Decide]]) -> ScalingPolicy:
+def read_policy(text: str, plugged: Mapping[str, AutoscalerStart]) -> ScalingPolicy:
     """Reads `hpa:metric=waiting,target=4,min=1,max=16`, `schedule:0s=2,60s=8` or `NAME:min=1,max=16`.
 
     `plugged` are policies of plugins by name. Raises ValueError with the rule.
@@ -217,7 +222,7 @@ def read_policy(text: str, plugged: Mapping[str, Callable[[int], Decide]]) -> Sc
             raise ValueError(f"hpa: metric must be one of {', '.join(METRICS)}")
         return msgspec.convert(given, HorizontalPodAutoscaler, strict=False)
     if name not in plugged:
-        raise ValueError(f"{name[:40]!r} must be one of {', '.join(('hpa', 'schedule', *plugged))}")
+        raise ValueError(f"{name[:40]!r} must be one of {', '.join((*BUILT_IN, *plugged))}")
     bounds = msgspec.convert(given, ScalingPolicy, strict=False)
     return PluggedPolicy(least=bounds.least, most=bounds.most, make=plugged[name])
 
@@ -248,3 +253,23 @@ def _schedule(given: Mapping[str, object]) -> Schedule:
 PREPARED: Mapping[str, Callable[[str], object]] = {
     **{"up": _rates, "down": _rates, "window-up": parse_duration, "window-down": parse_duration},
 }
+
+
+def read_cold_start(text: str, weight_bytes: float) -> float:
+    """Reads durations and readings of weights with `+` between: `90s`, `40s+2GB/s`, `40s+30GB@2GB/s`.
+
+    Weights without a size have `weight_bytes`. Returns seconds; raises ValueError or ArgumentTypeError.
+    """
+    total_s = 0.0
+    for part in text.split("+"):
+        size, _, bandwidth = part.rpartition("@")
+        if not bandwidth.endswith("/s"):
+            total_s += parse_duration(part)
+            continue
+        held = size_of(size) if size else weight_bytes
+        if not held:
+            raise ValueError(f"{part!r} needs the size of the weights, too, such as 30GB@2GB/s")
+        total_s += held / size_of(bandwidth.removesuffix("/s"))
+    if total_s < 0:
+        raise ValueError("must not be negative")
+    return total_s

@@ -1,0 +1,146 @@
+"""Figures of an autoscaled run: load, pods and missed limits over time, beside a constant fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import Struct
+
+from app.lab.fidelity.autoscaler import Life
+from app.lab.load import report
+
+ROWS = 12
+"""Intervals of the table."""
+
+
+class Interval(Struct, frozen=True, kw_only=True):
+    """An equal part of the run; pods are means."""
+
+    begin_s: float
+    requests_per_s: float
+    loading: float
+    ready: float
+    draining: float
+    missed: int | None
+    """Requests sent then that missed a limit; None without limits."""
+    gpu_hours: float
+
+
+class FleetCost(Struct, frozen=True, kw_only=True):
+    """Figures that compare fleets; None where nothing measures them."""
+
+    pods: int
+    ttft_p99_s: float | None
+    good: int | None
+    gpu_hours: float
+    price: float | None
+
+    def cells(self) -> tuple[str, str, str, str]:
+        good = "-" if self.good is None else f"{self.good:,}"
+        price = "-" if self.price is None else f"{self.price:,.2f}"
+        return report.milliseconds(self.ttft_p99_s), good, f"{self.gpu_hours:.2f}", price
+
+
+class FleetUse(Struct, frozen=True, kw_only=True):
+    mean_pods: float
+    most_pods: int
+    intervals: tuple[Interval, ...]
+    constant: FleetCost | None
+    """The smallest constant fleet that does as well; None if there is no such, or no measure."""
+
+
+def pods_over(lives: Sequence[Life], begin_s: float, width_s: float, count: int) -> Iterator[list[float]]:
+    """Yields the mean pods that load, are ready and drain in each interval of `width_s` seconds."""
+    phases = [
+        [(it.begun_s, min(it.ready_s, it.gone_s)) for it in lives],
+        [(it.ready_s, min(it.drain_s, it.gone_s)) for it in lives],
+        [(max(it.drain_s, it.ready_s), it.gone_s) for it in lives],
+    ]
+    for place in range(count):
+        low_s, high_s = begin_s + place * width_s, begin_s + (place + 1) * width_s
+        yield [
+            sum(max(0.0, min(end_s, high_s) - max(start_s, low_s)) for start_s, end_s in spans) / width_s
+            for spans in phases
+        ]
+
+
+def intervals(
+    lives: Sequence[Life],
+    send_s: Sequence[float],
+    missed: Iterable[bool] | None,
+    end_s: float,
+    devices: int,
+    count: int = ROWS,
+) -> tuple[Interval, ...]:
+    """Divides a run that ends at `end_s`; `missed` has a value for each request, None without limits."""
+    begin_s = min(send_s)
+    width_s = max(end_s - begin_s, 1e-9) / count
+    sent, late = [0] * count, [0] * count
+    for at_s, is_late in zip(send_s, missed or [False] * len(send_s), strict=True):
+        place = min(int((at_s - begin_s) / width_s), count - 1)
+        sent[place] += 1
+        late[place] += is_late
+    return tuple(
+        Interval(
+            begin_s=place * width_s,
+            requests_per_s=sent[place] / width_s,
+            loading=pods[0],
+            ready=pods[1],
+            draining=pods[2],
+            missed=None if missed is None else late[place],
+            gpu_hours=sum(pods) * width_s * devices / 3600,
+        )
+        for place, pods in enumerate(pods_over(lives, begin_s, width_s, count))
+    )
+
+
+def fleet_use(lives: Sequence[Life], parts: tuple[Interval, ...], constant: FleetCost | None) -> FleetUse:
+    span_s = max(it.gone_s for it in lives) - lives[0].begun_s
+    return FleetUse(
+        mean_pods=pod_seconds(lives) / max(span_s, 1e-9),
+        most_pods=max(sum(it.begun_s <= at.begun_s < it.gone_s for it in lives) for at in lives),
+        intervals=parts,
+        constant=constant,
+    )
+
+
+def pod_seconds(lives: Iterable[Life]) -> float:
+    """Returns the seconds of all pods, from the start of their loading until they are gone."""
+    return sum(it.gone_s - it.begun_s for it in lives)
+
+
+def lines(its: FleetUse, own: FleetCost) -> list[str]:
+    """Returns two Markdown tables: load, pods and misses over time, and the fleet beside a constant one."""
+    rows: list[tuple[str, ...]] = [
+        ("from", "requests/s", "loading", "ready", "draining", "missed", "GPU-hours"),
+    ]
+    for it in its.intervals:
+        pods = (f"{count:.1f}" for count in (it.loading, it.ready, it.draining))
+        missed = "-" if it.missed is None else f"{it.missed:,}"
+        rows.append(
+            (f"{it.begin_s:,.0f} s", f"{it.requests_per_s:.2f}", *pods, missed, f"{it.gpu_hours:.2f}")
+        )
+    fleets = [("fleet", "pods", "TTFT p99", "good", "GPU-hours", "price")]
+    fleets.append(("autoscaled", f"{its.mean_pods:.1f}, {its.most_pods} at the most", *own.cells()))
+    if its.constant is not None:
+        fleets.append(("best constant", f"{its.constant.pods}", *its.constant.cells()))
+    return [report.markdown(rows), report.markdown(fleets)]
+
+
+def draw(axes: Sequence[report.Axes], parts: Sequence[Interval], constant: FleetCost | None) -> None:
+    """Draws pods by phase and the pods of a constant fleet, then load and misses, over time."""
+    times_s = [it.begin_s for it in parts]
+    phases = {"ready": report.BLUE, "loading": report.GREY, "draining": report.RED}
+    heights = [[getattr(it, phase) for it in parts] for phase in phases]
+    style = {"colors": phases.values(), "labels": [f"{it} pods" for it in phases], "alpha": 0.6}
+    axes[0].stackplot(times_s, heights, step="post", **style)
+    if constant is not None:
+        label = f"best constant fleet: {constant.pods}"
+        axes[0].axhline(constant.pods, color=report.GREEN, linestyle="--", label=label)
+    axes[1].plot(times_s, [it.requests_per_s for it in parts], color=report.BLUE, label="load")
+    if parts[0].missed is not None:
+        width_s = times_s[1] - times_s[0]
+        late = [(it.missed or 0) / width_s for it in parts]
+        axes[1].fill_between(times_s, late, color=report.RED, alpha=0.6, label="missed")
+    axes[0].set(xlabel="time (s)", ylabel="pods")
+    axes[1].set(xlabel="time (s)", ylabel="requests/s")

@@ -1,0 +1,109 @@
+"""`python -m app simulate --autoscale`: its figures, the constant fleet beside it, and bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from app.cli import main
+from app.lab.load.autoscale import read_cold_start
+from tests.fidelity.test_command import figures, refusal
+
+HPA = "hpa:metric=running,target=20,min=1,max=4,window-down=5s"
+LOAD = ["--rate", "25", "--arrivals", "ramp", "--seconds", "60", "--output-tokens", "64"]
+SCALED = [
+    *LOAD,
+    "--autoscale",
+    HPA,
+    "--cold-start",
+    "5s",
+    "--autoscale-every",
+    "2s",
+    "--scrape-interval",
+    "1s",
+]
+POLICY = ["--policy", "least-requests"]
+
+
+def test_pods_count_from_the_start_of_their_loading_until_they_are_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "run.svg"
+    found = figures(
+        capsys, *SCALED, *POLICY, "--goodput", "ttft:300", "--gpu-hour-price", "2", "--plot", str(picture)
+    )
+    fleet, goodput = found["fleet"], found["goodput"]
+    parts = fleet["intervals"]
+    assert sum(it["gpu_hours"] for it in parts) == pytest.approx(found["gpu_hours"])
+    assert found["gpu_hours"] == pytest.approx(fleet["mean_pods"] * found["duration_s"] / 3600)
+    assert found["price"]["total"] == pytest.approx(2 * found["gpu_hours"])
+    assert sum(it["missed"] for it in parts) == goodput["requests"] - goodput["good"]
+    assert 1 < fleet["mean_pods"] < fleet["most_pods"] <= len(found["requests_per_pod"])
+    assert sum(found["requests_per_pod"]) == found["requests"]
+    assert max(it["loading"] for it in parts) > 0
+    assert fleet["constant"]["good"] >= goodput["good"]
+    assert "best constant fleet" in picture.read_text()
+
+
+def test_the_best_constant_fleet_is_the_smallest_that_meets_the_objectives(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    objectives = ["--slo", "ttft_p99=400ms"]
+    pods = figures(capsys, *SCALED, *POLICY, *objectives)["fleet"]["constant"]["pods"]
+    swept = figures(capsys, *LOAD, *POLICY, *objectives, "--sweep", "pods=1:4:1", "--processes", "1")
+    assert pods == swept["fewest"]
+    assert figures(capsys, *SCALED, "--slo", "ttft_p99=1ms")["fleet"]["constant"] is None
+    assert main(["simulate", *SCALED, *POLICY, *objectives]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(f"; pods by {HPA}, least-requests") and lines[-1].startswith(
+        "ttft_p99 <= 400 ms: "
+    )
+    assert [line for line in lines if line.startswith(("| autoscaled ", "| best constant "))] == lines[-3:-1]
+
+
+def test_a_plugin_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "own.py").write_text(
+        "from app.plugins import Look, hookimpl\nAPI = 1\n"
+        "@hookimpl\ndef autoscaling(host):\n"
+        "    return {'more': lambda pods: decide, 'bad': lambda pods: len}\n"
+        "def decide(look: Look) -> int:\n    return 9 if look.at_s > 20 else 2\n"
+    )
+    flags = ["simulate", *LOAD, "--cold-start", "5s", "--plugin", str(path), "--json", "-", "--autoscale"]
+    assert main([*flags, "more:min=1,max=3"]) == 0
+    found = msgspec.json.decode(capsys.readouterr().out)["fleet"]["intervals"]
+    assert [found[place]["ready"] for place in (0, -2)] == pytest.approx([2, 3])
+    assert main([*flags, "bad:min=1,max=3"]) == 1
+    assert "hook autoscaling of a plugin failed" in capsys.readouterr().err
+
+
+def test_a_cold_start_is_a_time_or_a_size_over_a_bandwidth() -> None:
+    assert read_cold_start("1m30s", 0.0) == 90
+    assert read_cold_start("40s+2GB/s", 30e9) == 55
+    assert read_cold_start("30GB@500MB/s", 1.0) == 60
+    for text, rule in (("2GB/s", "needs the size"), ("soon", "must be a duration"), ("-1s", "negative")):
+        with pytest.raises(ValueError, match=rule):
+            read_cold_start(text, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ([*LOAD, "--autoscale", HPA], "--autoscale and --cold-start go together"),
+        ([*LOAD, "--cold-start", "5s"], "--autoscale and --cold-start go together"),
+        ([*SCALED, "--cold-start", "9m"], "--cold-start 540 s must be shorter than the load, 57."),
+        ([*SCALED, "--cold-start", "0/s"], "--cold-start '0' must be a size above 0"),
+        ([*SCALED, "--autoscale", HPA.replace("max=4", "max=0")], "--autoscale Expected `int` >= 1"),
+        ([*SCALED, "--autoscale", HPA.replace("running", "cpu")], "--autoscale hpa: metric must be one of"),
+        (
+            [*SCALED, "--autoscale-every", "0"],
+            "--autoscale-every and --scrape-interval must be at least 0.1 s",
+        ),
+        ([*SCALED, "--sweep", "pods=1:2:1"], "--autoscale goes with neither --html, nor a sweep of pods"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(capsys, *argv).startswith(told)
