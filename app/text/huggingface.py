@@ -3,21 +3,28 @@
 Short ASCII texts are encoded by a cache of the token ids of words. A byte-level BPE like GPT-2's cuts a text
 at added tokens, then into words by a pattern. Each word has the same ids in any text. The cache takes a third
 of the library's time. The library encodes all other texts, long ones in a native thread.
+
+As in vLLM's streams, text that ends with U+FFFD, the sign of an incomplete character, is held back.
+Unlike in vLLM, a tail that stays incomplete is not lost: the last token adds it, as in a plain decode.
 """
 
+from __future__ import annotations
+
+import codecs
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 
 import msgspec
 import tokenizers
 from tokenizers import decoders, models
+from tokenizers.decoders import DecodeStream
 
 from app.base import Bounded
 from app.base.clock.pause import QUICK_BYTES, call_long, call_off_hub
@@ -31,17 +38,117 @@ from app.text.base import (
     not_unicode,
 )
 from app.text.chat_template import ChatTemplates
-from app.text.detokenize import (
-    TokenBytes,
-    TokenTexts,
-    byte_level_pieces,
-    byte_symbols,
-    check_id_range,
-    stream_pieces,
-)
 from app.text.files import DEFAULT_TEMPLATE, TokenizerFolder, fetch, model_config, read_folder, read_info
 from app.text.files import takes_media as media_of
 from config.sections.model import TokenizerSettings
+
+REPLACEMENT = "\ufffd"
+ID_LIMIT = 2**32
+"""Upper bound of ids, which the library keeps in 32 bits; an id below without a token adds nothing."""
+
+
+def check_id_range(ids: Iterable[int]) -> None:
+    """Raises `TokenIdError` for an id that does not fit 32 bits."""
+    for token_id in ids:
+        if not 0 <= token_id < ID_LIMIT:
+            raise TokenIdError(f"Token id {token_id} is out of range.")
+
+
+def byte_symbols() -> dict[str, int]:
+    """Returns the byte of each symbol in a byte-level vocabulary (GPT-2's table).
+
+    Printable Latin-1 bytes are their own symbols, other bytes follow in order from U+0100.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+
+
+class TokenBytes(dict[int, bytes]):
+    """Token id -> its bytes, for byte-level vocabularies; filled at first use."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        super().__init__()
+        self._backend = backend
+        self._symbols = byte_symbols()
+
+    def __missing__(self, token_id: int) -> bytes:
+        check_id_range((token_id,))
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""  # not stored: there are up to 2**32 such ids
+        try:
+            raw = bytes([self._symbols[symbol] for symbol in token])
+        except KeyError:  # an added token with a symbol outside the table, such as a blank
+            raw = token.encode()
+        self[token_id] = raw
+        return raw
+
+
+class TokenTexts(dict[int, str | None]):
+    """Token id -> text that the token adds anywhere, or None if the text depends on its neighbours."""
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        super().__init__()
+        self.token_bytes = token_bytes
+
+    def __missing__(self, token_id: int) -> str | None:
+        raw = self.token_bytes[token_id]
+        text = raw.decode("utf-8", "replace")
+        if not raw:
+            return text
+        self[token_id] = kept = None if REPLACEMENT in text else text
+        return kept
+
+
+def byte_level_pieces(ids: Sequence[int], texts: TokenTexts, skipped: frozenset[int]) -> list[str]:
+    """Returns the pieces of `ids`; those in `skipped` add nothing."""
+    pieces: list[str] = []
+    for token_id in ids:
+        text = "" if token_id in skipped else texts[token_id]
+        if text is None:
+            return pieces + _split_characters(islice(ids, len(pieces), None), texts, skipped)
+        pieces.append(text)
+    return pieces
+
+
+def _split_characters(ids: Iterable[int], texts: TokenTexts, skipped: frozenset[int]) -> list[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    pieces, held, inside = list[str](), "", False
+    for token_id in ids:
+        if token_id in skipped:
+            pieces.append("")
+            continue
+        text = None if inside else texts[token_id]
+        if text is None:
+            held += decoder.decode(texts.token_bytes[token_id])
+            inside = held.endswith(REPLACEMENT) or decoder.getstate()[0] != b""
+            text, held = ("", held) if inside else (held, "")
+        pieces.append(text)
+    pieces[-1] += held + decoder.decode(b"", final=True)
+    return pieces
+
+
+def stream_pieces(ids: Sequence[int], backend: tokenizers.Tokenizer, skip_special_tokens: bool) -> list[str]:
+    """Returns the pieces of `ids` for all other decoders, by the library's window over the last tokens."""
+    if not ids:
+        return []
+    check_id_range(ids)
+    stream, lengths = DecodeStream(skip_special_tokens=skip_special_tokens), list[int]()
+    for token_id in ids:
+        try:
+            added = stream.step(backend, token_id)
+        except Exception:  # the library raises this for text that does not extend its prefix
+            stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+            added = stream.step(backend, token_id)
+        lengths.append(len(added or ""))
+    # The window gives the end of each token's text, except for decoders that change earlier text.
+    # Cutting the whole text at the ends keeps the sum right for them, too.
+    text = backend.decode(ids, skip_special_tokens)
+    ends = [min(end, len(text)) for end in accumulate(lengths)]
+    ends[-1] = len(text)
+    return [text[start:end] for start, end in pairwise([0, *ends])]
+
 
 WORDS = re.compile(
     r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
@@ -161,7 +268,7 @@ class LocalTokenizer(Tokenizer):
         name: str | None = None,
         chat_template: str | None = None,
         takes_media: bool | None = None,
-    ) -> "LocalTokenizer":
+    ) -> LocalTokenizer:
         """Loads a folder with `tokenizer.json`, or such a file.
 
         `chat_template` replaces the folder's templates, `takes_media` the value from `config.json`.

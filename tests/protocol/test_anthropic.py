@@ -7,9 +7,8 @@ import pytest
 
 from app.serving.protocol.anthropic import BILLING_HEADER, Asked, MessagesRequest
 from app.serving.protocol.anthropic import chat_request as to_chat
-from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.chat import ChatCompletionRequest, Message
 from app.serving.protocol.decoding import decode
-from app.serving.protocol.messages import Message
 from tests.protocol.refused import refused
 
 HELLO = {"role": "user", "content": "hi"}

@@ -7,8 +7,8 @@ import pytest
 
 from app.engine.forms.schema import Schemas
 from app.serving.api.chat.parts import tool_calls_of
+from app.serving.protocol.chat import Message
 from app.serving.protocol.decoding import decode
-from app.serving.protocol.messages import Message
 from app.serving.protocol.options import NamedToolChoice
 from app.serving.protocol.response_tools import CUSTOM_PARAMETERS, CalledTool, called_tools
 from app.serving.protocol.responses import ResponsesRequest

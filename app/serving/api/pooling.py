@@ -32,8 +32,8 @@ from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Handler, Route, post
 from app.serving.protocol import pooling as wire
+from app.serving.protocol.chat import Message
 from app.serving.protocol.common import ItemList, Usage, encode
-from app.serving.protocol.messages import Message
 from app.serving.protocol.pooling import ScoreInputs, TokenIds
 from app.serving.protocol.validation import truncate
 from app.text.base import ChatOptions

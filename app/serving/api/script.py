@@ -16,10 +16,9 @@ from app.serving.api.writer import ResponseWriter, UsageOverrides
 from app.serving.faults.injector import FaultInjector, facts_of
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
-from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest
+from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest, content_text
+from app.serving.protocol.chat import Message as WireMessage
 from app.serving.protocol.completions import CompletionRequest
-from app.serving.protocol.messages import Message as WireMessage
-from app.serving.protocol.messages import content_text
 from app.serving.protocol.validation import GenerationRequest
 from app.serving.scripts.action import ScriptedAnswer
 from app.serving.scripts.matching import KNOWN, MatchedRequest, Message

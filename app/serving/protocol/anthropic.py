@@ -14,10 +14,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.serving.http.errors import malformed
 from app.serving.protocol import options
-from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.chat import ChatCompletionRequest, Message
 from app.serving.protocol.coercion import JsonObject, Misfit
 from app.serving.protocol.decoding import Request
-from app.serving.protocol.messages import Message
 
 Name = Annotated[str, Meta(min_length=1)]
 

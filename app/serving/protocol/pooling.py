@@ -14,9 +14,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.serving.http.errors import bad_request
 from app.serving.protocol import rules
+from app.serving.protocol.chat import Message, convert_messages
 from app.serving.protocol.coercion import JsonObject, Misfit, as_it_is, convert_value
 from app.serving.protocol.decoding import RawRequest, Request
-from app.serving.protocol.messages import Message, convert_messages
 from app.serving.protocol.options import CacheSalt, Int64, Natural
 
 MAX_INPUTS = 65_536

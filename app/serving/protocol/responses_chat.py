@@ -10,9 +10,8 @@ from msgspec import convert
 
 from app.serving.http.errors import bad_request
 from app.serving.protocol import options
-from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.chat import ChatCompletionRequest, Message
 from app.serving.protocol.coercion import JsonObject
-from app.serving.protocol.messages import Message
 from app.serving.protocol.response_tools import CUSTOM_INPUT, callable_functions, flat_name
 from app.serving.protocol.responses import Content, InputItem, ResponsesRequest
 

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 
 from app.serving.protocol import rules
+from app.serving.protocol.chat import Message, convert_messages
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.decoding import RawRequest, Request
-from app.serving.protocol.messages import Message, convert_messages
 from app.serving.protocol.options import INT64_MAX, Tool
 
 TOKEN_MAX = 2**32 - 1

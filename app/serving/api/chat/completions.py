@@ -23,9 +23,14 @@ from app.serving.http.response import Response
 from app.serving.http.route import PlainHandler, Route, post
 from app.serving.protocol import chat as wire
 from app.serving.protocol import common
-from app.serving.protocol.chat import BATCH_LATE, BatchChatRequest, ChatCompletionRequest
+from app.serving.protocol.chat import (
+    BATCH_LATE,
+    BatchChatRequest,
+    ChatCompletionRequest,
+    Message,
+    content_text,
+)
 from app.serving.protocol.common import HOLE, encode, template
-from app.serving.protocol.messages import Message, content_text
 from app.serving.protocol.options import NamedToolChoice
 from app.serving.protocol.validation import ValidatedRequest
 

@@ -9,8 +9,8 @@ from typing import TypedDict
 from msgspec import Struct
 
 from app.base.clock.pause import pause_if_possible
+from app.serving.protocol.chat import Message
 from app.serving.protocol.common import ECTransferParams
-from app.serving.protocol.messages import Message
 from app.text.conversation import MODALITIES
 
 FIELDS = {

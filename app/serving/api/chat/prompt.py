@@ -18,10 +18,9 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, get, post
-from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.chat import ChatCompletionRequest, Message, content_text
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.decoding import decode, decode_first
-from app.serving.protocol.messages import Message, content_text
 from app.serving.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
 from app.serving.protocol.validation import fit_prompt
 from app.text.base import PLAIN_CHAT, ChatOptions

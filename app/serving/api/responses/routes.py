@@ -30,10 +30,9 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import EVENT_STREAM, Response, json_response
 from app.serving.http.route import Route, get, post
-from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.chat import ChatCompletionRequest, Message
 from app.serving.protocol.common import encode
 from app.serving.protocol.decoding import decode_query
-from app.serving.protocol.messages import Message
 from app.serving.protocol.response_tools import called_tools
 from app.serving.protocol.responses import ResponseObject, ResponsesRequest
 from app.serving.protocol.responses_chat import ResponsesChat, chat_request, echo_text, go_on
