@@ -110,7 +110,7 @@ def test_the_table_tells_the_pools_apart(capsys: Capture) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("; 3 pods, random, 2 of them prefill, 163.84 kB a token at 50 GB/s")
     assert [line.split("|")[1].strip() for line in lines[6:9]] == ["prefill", "waiting", "transfer"]
-    assert [line.partition(":")[0] for line in lines[-3:]] == ["prefill", "decode", "transfers"]
+    assert [line.partition(":")[0] for line in lines[-3:]] == ["prefill pods", "decode pods", "transfers"]
     assert datasheet_profile(SHAPE, "h100").kv_bytes_per_token == 2 * 2 * 8 * 128 * 36
 
 

@@ -167,7 +167,8 @@ class Simulation:
             if not place % OFTEN:
                 self._progress(self._done)
         while self._due:
-            self._settle(self._due[0][0] + SLICE_S)
+            due_s = self._due[0][0]
+            self._settle(max(due_s + SLICE_S, math.nextafter(due_s, math.inf)))
             self._progress(self._done)
 
     def _play_sessions(self) -> None:

@@ -326,7 +326,7 @@ def _transfer_lines(its: Transferred) -> list[str]:
         pods, cache, running = pool.requests_per_pod, pool.kv_cache_usage, pool.running
         use = f"KV cache {cache.mean:.1%}, {cache.peak:.1%} at the most"
         use += f"; running {running.mean:.1f}, {running.peak:.0f} at the most"
-        lines.append(f"{name}: {len(pods)} pods, with {min(pods):,} to {max(pods):,} requests; {use}")
+        lines.append(f"{name} pods: {len(pods)}, with {min(pods):,} to {max(pods):,} requests; {use}")
     size, requests = its.transferred_bytes, sum(its.decode.requests_per_pod)
     return [*lines, f"transfers: {size / 1e9:,.1f} GB, {size / requests / 1e6:,.1f} MB a request"]
 
