@@ -509,7 +509,11 @@ def draw_curves(
     axes: Sequence[report.Axes], name: str, points: Sequence[Point], objectives: Sequence[Objective] = ()
 ) -> None:
     """Draws latencies and output tokens/s over the swept setting, the objectives, and the best value."""
-    values = [point.value for point in points]
+    labels, values = [_label(name, point) for point in points], [point.value for point in points]
+    if name == SPLIT:  # the ordinary pods stand alone, as their line leads nowhere
+        places, parts = list(map(float, range(len(points)))), [slice(1), slice(1, None)]
+    else:
+        places, parts = values, [slice(None)]
     for its, latency in zip(axes, LATENCIES, strict=False):
         label, per_s = _UNITS[latency]
         wanted = {it.statistic for it in objectives if it.latency == latency}
@@ -518,29 +522,30 @@ def draw_curves(
             seconds = [getattr(point.summary.latency(latency), statistic) for point in points]
             heights = [math.nan if it is None else it * per_s for it in seconds]
             drawn += [it for it in heights if it > 0]
-            its.plot(values, heights, **_LINES[statistic], label=statistic)
+            for part in parts:
+                its.plot(places[part], heights[part], **_LINES[statistic], label=statistic)
         its.set(ylabel=label)
         _draw_limits(its, latency, objectives)
         if drawn and max(drawn) > _LOG_FROM * min(drawn):
             its.set_yscale("log")
         else:
             report.from_zero(its)
-    axes[3].plot(values, [point.summary.output_tokens_per_s for point in points], **_LINES["p50"])
-    axes[3].set(ylabel="output tokens/s")
+    heights = [point.summary.output_tokens_per_s for point in points]
+    goods = [100 * it.good / it.requests for point in points if (it := point.summary.goodput)]
+    axes[3].set(ylabel="good requests (%)" if goods else "output tokens/s")
+    for part in parts:
+        axes[3].plot(places[part], (goods or heights)[part], **_LINES["p50"])
     report.from_zero(axes[3])
     word, value = best(name, points, objectives)
     for its in axes:
         its.set(xlabel=_SWEPT[name])
-        if len(values) <= MOST_TICKS:
-            its.set_xticks(values, [_label(name, point) for point in points] if name == SPLIT else None)
+        if len(places) <= MOST_TICKS:
+            its.set_xticks(places, labels)
         if value is not None:
-            its.axvline(
-                value,
-                color=report.GREEN,
-                linewidth=4,
-                alpha=0.3,
-                label=f"{word} {name} within the SLO: {value:g}",
-            )
+            place = values.index(value)
+            found = f"{word} {'P:D' if name == SPLIT else name}{' within the SLO' if objectives else ''}"
+            style = {"color": report.GREEN, "linewidth": 4, "alpha": 0.3}
+            its.axvline(places[place], **style, label=f"{found}: {labels[place]}")
 
 
 def _draw_limits(axes: report.Axes, latency: str, objectives: Sequence[Objective]) -> None:
