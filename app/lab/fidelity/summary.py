@@ -414,27 +414,16 @@ def _verdict(its: RunSummary, objectives: Sequence[Objective]) -> str:
 
 
 def write_requests(path: Path, load: LoadTrace, outcome: SimulationOutcome) -> None:
-    """Writes a CSV row for each request, in order of the load: the columns of a trace, times and pod."""
-    columns = (load.arrival_s, load.input_tokens, load.output_tokens)
-    moments = zip(outcome.send_s, outcome.first_s, outcome.last_s, strict=True)
-    later, has_sessions = frozenset(load.next_turns().values()), bool(load.session)
-    rows = (
-        (
-            "" if number in later else f"{arrival:.6f}",
-            *(tokens_in, tokens_out, *(f"{moment:.6f}" for moment in its), pod),
-            *(_session_cells(load, number) if has_sessions else ()),
-        )
-        for number, (arrival, tokens_in, tokens_out, its, pod) in enumerate(
-            zip(*columns, moments, outcome.pod, strict=True)
-        )
-    )
-    names = (*COLUMNS, "send_s", "first_s", "last_s", "pod", *(SESSION_COLUMNS if has_sessions else ()))
-    report.write_rows(path, names, rows)
-
-
-def _session_cells(load: LoadTrace, number: int) -> tuple[object, str]:
-    session = load.session[number]
-    return "" if session == NO_GROUP else session, f"{load.think_s[number]:.6f}"
+    """Writes a CSV row for each request, in order of the load: the columns of a trace, then times and pod."""
+    later, seconds = frozenset(load.next_turns().values()), "{:.6f}".format
+    arrivals = ("" if place in later else seconds(at_s) for place, at_s in enumerate(load.arrival_s))
+    moments = (map(seconds, its) for its in (outcome.send_s, outcome.first_s, outcome.last_s))
+    columns = [arrivals, load.input_tokens, load.output_tokens, *moments, outcome.pod]
+    names = [*COLUMNS, "send_s", "first_s", "last_s", "pod"]
+    if load.session:
+        sessions = ("" if session == NO_GROUP else session for session in load.session)
+        columns, names = [*columns, sessions, map(seconds, load.think_s)], [*names, *SESSION_COLUMNS]
+    report.write_rows(path, names, zip(*columns, strict=True))
 
 
 _UNITS = {"ttft": ("TTFT (ms)", 1000), "itl": ("ITL (ms)", 1000), "e2e": ("E2E (s)", 1)}

@@ -14,11 +14,10 @@ import math
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -94,8 +93,7 @@ def _tokens(name: str, text: str, least: int = 1) -> int:
     return int(digits)
 
 
-@dataclass(frozen=True, slots=True)
-class CsvFormat:
+class CsvFormat(NamedTuple):
     columns: tuple[str, str, str]
     """Names of the columns of time, prompt tokens and answer tokens."""
     seconds: Callable[[str, str], float]
@@ -185,13 +183,12 @@ class _CsvRows:
         """Returns the number of the turn that this one follows; None for a first one."""
         load, turns = self._load, self._turns
         name, think = (row[place].strip() for place in self._session)
-        before = turns.get(name)
+        before = turns.get(name) if name else None
         load.think_s.append(0.0 if before is None else _seconds(SESSION_COLUMNS[1], think, MOST_THINK_S))
-        if not name:
-            load.session.append(NO_GROUP)
-            return None
-        load.session.append(len(turns) if before is None else load.session[before])
-        turns[name] = len(load)
+        known = len(turns) if before is None else load.session[before]
+        load.session.append(known if name else NO_GROUP)
+        if name:
+            turns[name] = len(load)
         return before
 
     def _share_prefix(self, row: Sequence[str], count_in: int, before: int | None) -> None:
