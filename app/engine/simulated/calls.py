@@ -136,9 +136,10 @@ def _told(pieces: Sequence[str], calls: Sequence[CallSpan], raw: str) -> tuple[l
         known = Part("call", part.number, part.name, raw, part.id)
         unknown = Part("call", part.number, "", raw)
         while len(texts) < len(pieces) and (at < until or part is calls[-1].part):
-            piece = pieces[len(texts)]
-            texts.append(piece[max(0, start - at) : max(0, end - at)])
+            piece, before = pieces[len(texts)], at
             at += len(piece)
+            is_shown = before < end and at > start
+            texts.append(piece[max(0, start - before) : end - before] if is_shown else "")
             belongs = known if at >= named else unknown
             if spans and spans[-1][1] is belongs:
                 spans[-1] = len(texts), belongs
