@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.forms.schema import SchemaError, Schemas
-from app.engine.forms.schema.refusals import untaken
+from app.engine.forms.schema import SchemaError, Schemas, untaken
 from config.settings import ToolSettings
 from tests.schema.drawing import check_schema, sample
 

@@ -1,11 +1,13 @@
 """Values that satisfy a JSON Schema, and texts that match a regular expression.
 
-`Schemas` is a cache of compiled schemas; the compiler is imported at its first use.
+`Schemas` is a cache of compiled schemas; the compiler is imported at its first use. vLLM's structured outputs
+refuse some valid schemas: its first backend, xgrammar, lacks keywords; a schema with one of these goes to
+llguidance, which refuses the keywords that it lacks. A third backend takes `patternProperties`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from random import Random
 from threading import Lock
@@ -16,10 +18,10 @@ from cachetools import LRUCache
 from gevent._hub_local import get_hub_if_exists
 
 from app.base.clock.pause import Slices, call_off_hub
+from app.engine.forms.schema.bounds import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS, WorkBudget
 from app.engine.forms.schema.bounds import SchemaError as SchemaError
 from app.engine.forms.schema.bounds import Size as Size
 from app.engine.forms.schema.bounds import Unsatisfiable as Unsatisfiable
-from app.engine.forms.schema.bounds import WorkBudget
 
 if TYPE_CHECKING:
     from app.engine.forms.schema.draw import CompiledSchema
@@ -103,3 +105,81 @@ def _canonical(schema: object) -> bytes:
     if len(text) > MOST_BYTES:
         raise SchemaError(f"a schema of more than {MOST_BYTES} bytes is too large")
     return text
+
+
+RawSchema = Mapping[str, object]
+
+MISSED_OF_ARRAYS = frozenset(["uniqueItems", "contains", "minContains", "maxContains"])
+COMMON_FORMATS = frozenset(
+    ["email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri"]
+)
+"""Formats of texts that both backends support."""
+FIRST_FORMATS = COMMON_FORMATS | {"uri-reference", "uri-template", "json-pointer", "relative-json-pointer"}
+"""Formats of texts that the first backend supports."""
+UNIMPLEMENTED = (
+    *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties"),
+    *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "if", "then", "else", "not"),
+)
+"""Keywords that the second backend refuses."""
+
+
+def untaken(schema: object) -> str | None:
+    """Returns the keyword for which vLLM refuses `schema`, which has been compiled; None without one."""
+    schemas = list(_schemas(schema))
+    if not any(map(_is_missed, schemas)) or any("patternProperties" in each for each in schemas):
+        return None
+    for each in schemas:
+        if "format" in each and each["format"] not in COMMON_FORMATS:
+            return "format"
+        if (keyword := next(filter(each.__contains__, UNIMPLEMENTED), None)) is not None:
+            return keyword
+    return None
+
+
+def _schemas(schema: object) -> Iterator[RawSchema]:
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, dict):
+            yield each
+            for keyword, value in each.items():
+                if keyword in MAPS_OF_SCHEMAS and isinstance(value, dict):
+                    waiting += value.values()
+                elif keyword in SCHEMAS or keyword in LISTS_OF_SCHEMAS:
+                    waiting.append(value)
+
+
+def _is_missed(schema: RawSchema) -> bool:
+    kind, all_of = schema.get("type"), schema.get("allOf")
+    types = kind if isinstance(kind, list) else (kind,)
+    return (
+        ("integer" in types or "number" in types)
+        and "multipleOf" in schema
+        or "array" in types
+        and not MISSED_OF_ARRAYS.isdisjoint(schema)
+        or "string" in types
+        and ("format" in schema and schema["format"] not in FIRST_FORMATS or _is_bounded_pattern(schema))
+        or "object" in types
+        and _misses_names(schema)
+        or isinstance(all_of, list)
+        and len(all_of) > 1
+    )
+
+
+def _is_bounded_pattern(schema: RawSchema) -> bool:
+    return ("pattern" in schema or "format" in schema) and ("minLength" in schema or "maxLength" in schema)
+
+
+def _misses_names(schema: RawSchema) -> bool:
+    names, patterns = schema.get("propertyNames"), schema.get("patternProperties")
+    if "propertyNames" in schema and (
+        isinstance(names, dict)
+        and _is_bounded_pattern(names)
+        or "patternProperties" in schema
+        or "properties" in schema
+        or schema.get("unevaluatedProperties", True) is not True
+    ):
+        return True
+    return isinstance(patterns, dict) and ("properties" in schema or len(patterns) > 1)

@@ -8,9 +8,8 @@ from typing import Literal, cast
 
 from app.base.clock.pause import pause_if_possible
 from app.engine.core.request import Constraint, JsonSchema, ToolCalls, ToolFunction
-from app.engine.forms.schema import SchemaError, Schemas
+from app.engine.forms.schema import SchemaError, Schemas, untaken
 from app.engine.forms.schema.derivation import Grammar
-from app.engine.forms.schema.refusals import untaken
 from app.serving.http.errors import bad_request
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
