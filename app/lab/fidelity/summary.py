@@ -6,7 +6,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 
 from msgspec import UNSET, Struct, UnsetType
@@ -271,18 +270,22 @@ def best(
 
     The best number of prefill pods has the most goodput, or else the latencies farthest below the objectives.
     """
-    met = [point.value for point in points if point.meets_slo]
     if name == SPLIT:
-        splits = [
-            it for it in points if it.value and (it.summary.goodput if it.meets_slo is None else it.meets_slo)
-        ]
-        its = min(splits, key=lambda it: _rank(it.summary, objectives), default=None)
-        return "best", its.value if its else None
+        its = _best_split(points, objectives)
+        judged = its.summary.goodput if its.meets_slo is None else its.meets_slo
+        return "best", its.value if judged else None
+    met = [point.value for point in points if point.meets_slo]
     return ("fewest", min(met, default=None)) if name == "pods" else ("highest", max(met, default=None))
 
 
-def _rank(its: RunSummary, objectives: Sequence[Objective]) -> tuple[float, float]:
-    return -its.goodput.good if its.goodput else 0, max((it.ratio(its) for it in objectives), default=0.0)
+def _best_split(points: Sequence[Point], objectives: Sequence[Objective]) -> Point:
+    """Returns the best P:D, or the nearest to the objectives if none meets them."""
+
+    def rank(it: Point) -> tuple[bool, float, float]:
+        good, ratios = it.summary.goodput, (its.ratio(it.summary) for its in objectives)
+        return it.meets_slo is False, -good.good if good else 0, max(ratios, default=0.0)
+
+    return min((it for it in points if it.value), key=rank)
 
 
 def table(its: RunSummary, judgement: Judgement = Judgement()) -> str:
@@ -378,10 +381,13 @@ def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -
         )
         rows.append((*row, "yes" if point.meets_slo else "no") if objectives else row)
     lines = [report.markdown(rows)]
+    wanted = ", ".join(map(str, objectives))
     if name == SPLIT and (objectives or first.goodput):
-        lines.append(_best_split(points, objectives))
+        split = _best_split(points, objectives)
+        found = f"none meets {wanted}; nearest is " if split.meets_slo is False else ""
+        lines.append(f"best P:D: {found}{_verdict(split, objectives)}; {_verdict(points[0], objectives)}")
     elif objectives:
-        (word, value), wanted = best(name, points), ", ".join(map(str, objectives))
+        word, value = best(name, points)
         found = f"none meets {wanted}" if value is None else f"{value:g} meets {wanted}"
         lines.append(f"{word} {name}: {found}")
     return "\n".join(lines)
@@ -394,23 +400,14 @@ def _label(name: str, point: Point) -> str:
     return f"{point.value:g}:{pods - point.value:g}" if point.value else f"{pods} ordinary"
 
 
-def _best_split(points: Sequence[Point], objectives: Sequence[Objective]) -> str:
-    """Returns the best P:D, or the nearest to the objectives, beside as many ordinary pods."""
-    (_, value), (ordinary, *splits) = best(SPLIT, points, objectives), points
-    found = [it for it in splits if it.value == value]
-    nearest = found or [min(splits, key=lambda it: _rank(it.summary, objectives))]
-    word = "" if found else f"none meets {', '.join(map(str, objectives))}; nearest is "
-    told = [
-        f"{_label(SPLIT, it)}{'' if it.value else ' pods'}{_verdict(it.summary, objectives)}"
-        for it in (*nearest, ordinary)
-    ]
-    return f"best P:D: {word}{'; '.join(told)}"
-
-
-def _verdict(its: RunSummary, objectives: Sequence[Objective]) -> str:
-    ratio, worst = max(((it.ratio(its), it) for it in objectives), default=(0.0, None), key=itemgetter(0))
-    told = f", {worst.latency}_{worst.statistic} at {ratio:.0%} of its limit" if worst else ""
-    return told + (f", goodput {its.goodput.good / its.goodput.requests:.1%}" if its.goodput else "")
+def _verdict(point: Point, objectives: Sequence[Objective]) -> str:
+    its, parts = point.summary, [_label(SPLIT, point) + ("" if point.value else " pods")]
+    if objectives:
+        worst = max(objectives, key=lambda it: it.ratio(its))
+        parts.append(f"{worst.latency}_{worst.statistic} at {worst.ratio(its):.0%} of its limit")
+    if its.goodput:
+        parts.append(f"goodput {its.goodput.good / its.goodput.requests:.1%}")
+    return ", ".join(parts)
 
 
 def write_requests(path: Path, load: LoadTrace, outcome: SimulationOutcome) -> None:
