@@ -4,87 +4,61 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.lab.fidelity.disaggregation import Disaggregation
 from app.lab.fidelity.film import Film
+from app.lab.fidelity.record import prompts
 from app.lab.fidelity.simulation import Simulation, SimulationPlan, simulate
 from app.lab.fidelity.summary import write_requests
 from app.lab.fidelity.traces import read_trace
-from app.lab.load.loads import NO_GROUP, LoadTrace
+from app.lab.load.loads import Between, Recipe, draw_load
 from app.lab.load.policies import POLICIES
 from tests.fidelity.test_simulation import ENGINE, PLAIN, REAL, REQUESTS, load_of, moments
 from tests.kvcache.caches import check_pool
 
-Turn = tuple[float, int, int]
-"""Think time, own input and output tokens."""
-SPLIT = Disaggregation(prefill_pods=1, decode_pods=2, bytes_per_token=1e5, bandwidth=1e9)
-SESSIONS = st.lists(
-    st.lists(
-        st.tuples(st.sampled_from([0.0, 0.004, 0.05, 1.0]), st.integers(1, 25), st.integers(1, 15)),
-        min_size=1,
-        max_size=3,
-    ),
-    min_size=1,
-    max_size=8,
+ROOMY = msgspec.structs.replace(
+    PLAIN, engine=msgspec.structs.replace(ENGINE, num_gpu_blocks=2000, block_size=16, max_model_len=4000)
 )
-
-
-def sessions_of(sessions: Sequence[Sequence[Turn]], gap_s: float = 0.01, apart: bool = True) -> LoadTrace:
-    """All first turns come first; a session of one turn has no session. Even sessions share a beginning."""
-    load = LoadTrace("test")
-    known = [0] * len(sessions)
-    for turn in range(max(map(len, sessions))):
-        for session, turns in enumerate(sessions):
-            if turn >= len(turns):
-                continue
-            think_s, own, output = turns[turn]
-            load.arrival_s.append(session * gap_s if not turn else len(sessions) * gap_s)
-            load.input_tokens.append(known[session] + own)
-            load.output_tokens.append(output)
-            known[session] += own + output
-            load.session.append(session if len(turns) > 1 else NO_GROUP)
-            load.think_s.append(think_s if turn else 0.0)
-            if not apart:
-                load.group.append(0 if session % 2 == 0 else NO_GROUP)
-                load.prefix_tokens.append(min(turns[0][1], 9) if session % 2 == 0 else 0)
-    return load
+SPLIT = Disaggregation(prefill_pods=1, decode_pods=2, bytes_per_token=1e5, bandwidth=1e9)
+FLEETS = (
+    [{"pods": pods, "policy": policy} for pods in (1, 3) for policy in POLICIES]
+    + [{"pods": 3, "in_flight": places} for places in (1, 4)]
+    + [{"pods": 3, "disaggregation": SPLIT, "policy": "prefix-aware"}]
+)
+SESSIONS = st.builds(
+    Recipe,
+    input_tokens=st.just(Between(1, 25)),
+    output_tokens=st.just(Between(1, 15)),
+    rate=st.sampled_from([2.0, 300.0]),
+    requests=st.integers(1, 8),
+    turns=st.integers(2, 4),
+    think_s=st.sampled_from([0.0, 0.01, 1.0]),
+    prefix_groups=st.sampled_from([0, 2]),
+    prefix_tokens=st.just(9),
+    seed=st.integers(0, 1000),
+)
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    SESSIONS,
-    st.sampled_from(POLICIES),
-    st.sampled_from([(1, None), (3, None), (3, SPLIT)]),
-    st.none() | st.integers(1, 4),
-    st.booleans(),
-)
-def test_a_turn_comes_when_its_answer_has_been_thought_about(
-    sessions: list[list[Turn]],
-    policy: str,
-    fleet: tuple[int, Disaggregation | None],
-    places: int | None,
-    apart: bool,
-) -> None:
-    load = sessions_of(sessions, apart=apart)
-    profile = msgspec.structs.replace(REAL, engine=msgspec.structs.replace(ENGINE, max_model_len=120))
-    plan = SimulationPlan(
-        profile=profile, pods=fleet[0], policy=policy, in_flight=places, disaggregation=fleet[1]
-    )
+@given(SESSIONS, st.sampled_from(FLEETS))
+def test_a_turn_comes_when_its_answer_has_been_thought_about(recipe: Recipe, fleet: dict[str, Any]) -> None:
+    load = draw_load(recipe, 100)
+    plan = SimulationPlan(profile=REAL, **fleet)
     simulation = Simulation(load, plan, lambda done: None)
     out = simulation.run()
-    later = load.next_turns()
-    for number, (send_s, first_s, last_s) in enumerate(zip(out.send_s, out.first_s, out.last_s, strict=True)):
-        assert load.arrival_s[number] <= send_s < first_s <= last_s or number in later.values()
-        if (turn := later.get(number)) is not None:
-            due_s = last_s + load.think_s[turn]
-            assert out.send_s[turn] == due_s if places is None else out.send_s[turn] >= due_s
+    assert all(0 <= send_s < first_s <= last_s for send_s, first_s, last_s in moments(out))
+    for number, turn in load.next_turns().items():
+        due_s = out.last_s[number] + load.think_s[turn]
+        assert out.send_s[turn] == due_s if plan.in_flight is None else out.send_s[turn] >= due_s
     for pod in simulation.pods:
         assert pod.blocks.free == pod.blocks.capacity
         check_pool(pod.blocks.pool, [])
@@ -92,13 +66,12 @@ def test_a_turn_comes_when_its_answer_has_been_thought_about(
 
 @settings(max_examples=25, deadline=None)
 @given(SESSIONS)
-def test_a_turn_finds_the_whole_blocks_of_its_conversation(sessions: list[list[Turn]]) -> None:
-    load = sessions_of(sessions)
-    roomy = msgspec.structs.replace(ENGINE, num_gpu_blocks=2000, max_model_len=4000)
-    out = simulate(load, SimulationPlan(profile=msgspec.structs.replace(PLAIN, engine=roomy)))
+def test_a_turn_finds_the_whole_blocks_of_its_conversation(recipe: Recipe) -> None:
+    load = draw_load(replace(recipe, prefix_groups=0, prefix_tokens=0), 400)
+    out = simulate(load, SimulationPlan(profile=ROOMY))
     # The last token of an answer is computed with the turn that follows it.
-    told = (load.input_tokens[it] + load.output_tokens[it] - 1 for it in load.next_turns())
-    assert out.cached_tokens == sum(tokens // ENGINE.block_size * ENGINE.block_size for tokens in told)
+    known = (load.input_tokens[it] + load.output_tokens[it] - 1 for it in load.next_turns())
+    assert out.cached_tokens == sum(tokens // 16 * 16 for tokens in known)
 
 
 @settings(max_examples=50, deadline=None)
@@ -113,11 +86,9 @@ def test_a_session_of_one_turn_is_a_request(requests: list[tuple[float, int, int
 
 
 def test_a_router_sees_conversations() -> None:
-    turns = [(1.0, 80, 40)] * 4
-    load = sessions_of([turns] * 6, gap_s=0.5)
-    roomy = msgspec.structs.replace(ENGINE, num_gpu_blocks=2000, max_model_len=4000)
-    profile = msgspec.structs.replace(PLAIN, engine=roomy)
-    out = simulate(load, SimulationPlan(profile=profile, pods=3, policy="prefix-aware"))
+    recipe = Recipe(input_tokens=Between(400, 500), requests=6, rate=2.0, turns=4, think_s=1.0)
+    load = draw_load(recipe, 4000)
+    out = simulate(load, SimulationPlan(profile=ROOMY, pods=3, policy="prefix-aware"))
     assert len(set(out.pod)) > 1
     assert all(out.pod[number] == out.pod[turn] for number, turn in load.next_turns().items())
 
@@ -134,24 +105,29 @@ def test_cached_tokens_of_a_tree_are_those_counted_by_hand(tmp_path: Path) -> No
         (2000, [0, 1, 3, 9], 1536),
     ]
     lines = (
-        json.dumps({"timestamp": 9000 * place, "input_length": tokens, "output_length": 2, "hash_ids": ids})
+        f'{{"timestamp": {9000 * place}, "input_length": {tokens}, "output_length": 2, "hash_ids": {ids}}}\n'
         for place, (tokens, ids, _) in enumerate(rows)
     )
-    (path := tmp_path / "tree.jsonl").write_text("\n".join(lines))
-    roomy = msgspec.structs.replace(ENGINE, num_gpu_blocks=2000, block_size=16, max_model_len=4000)
-    plan = SimulationPlan(profile=msgspec.structs.replace(PLAIN, engine=roomy))
-    assert simulate(read_trace(path), plan).cached_tokens == sum(cached for *_, cached in rows)
+    (path := tmp_path / "tree.jsonl").write_text("".join(lines))
+    load = read_trace(path)
+    assert simulate(load, SimulationPlan(profile=ROOMY)).cached_tokens == sum(cached for *_, cached in rows)
+    sent = [json.loads(it.body)["prompt"] for it in prompts(load, "m", range(1000), seed=1)]
+    assert [len(prompt) for prompt in sent] == [tokens for tokens, *_ in rows]
+    assert sent[1][:1024] == sent[0][:1024] and sent[1][1024:1100] != sent[0][1024:]
 
 
 @settings(max_examples=15, deadline=None)
 @given(SESSIONS)
-def test_what_a_run_writes_is_the_load_again(sessions: list[list[Turn]]) -> None:
-    load, plan = sessions_of(sessions), SimulationPlan(profile=PLAIN)
+def test_what_a_run_writes_is_the_load_again(recipe: Recipe) -> None:
+    load, plan = draw_load(recipe, 100), SimulationPlan(profile=PLAIN)
     film = Film(load, plan, "sessions")
     out = simulate(load, plan, watch=film.watch)
     with TemporaryDirectory() as folder:
         write_requests(path := Path(folder) / "requests.csv", load, out)
         again = read_trace(path)
-    assert (list(again.think_s), again.next_turns()) == (list(load.think_s), load.next_turns())
-    assert simulate(again, plan).last_s == out.last_s
+    assert (again.input_tokens, again.output_tokens) == (load.input_tokens, load.output_tokens)
+    assert max(map(sum, zip(load.input_tokens, load.output_tokens, strict=True))) <= 100
+    assert again.next_turns() == load.next_turns()
+    assert list(again.think_s) == pytest.approx(list(load.think_s), abs=1e-6)
+    assert list(again.arrival_s) == pytest.approx(list(load.arrival_s), abs=1e-6)
     assert len(list(film.frames(out))) >= 60

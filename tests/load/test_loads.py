@@ -1,4 +1,4 @@
-"""Loads that are drawn: arrivals, lengths, sessions; wrong lengths are refused."""
+"""Loads that are drawn: arrivals and lengths; wrong lengths are refused."""
 
 from __future__ import annotations
 
@@ -86,18 +86,3 @@ def test_drawn_lengths_are_cut_to_what_fits_and_given_ones_are_not() -> None:
     load = drawn(100, input_tokens=wide, output_tokens=wide, requests=500)
     assert max(map(sum, zip(load.input_tokens, load.output_tokens, strict=True))) == 100
     assert drawn(100, input_tokens=Between(200, 200), requests=1).input_tokens[0] == 200
-
-
-def test_turns_of_a_session_hold_its_conversation_and_fit() -> None:
-    wide = read_lengths("90:lognormal:1", "input")
-    shared = {"prefix_groups": 2, "prefix_tokens": 30}
-    load = drawn(400, input_tokens=wide, output_tokens=wide, requests=50, turns=4, think_s=2.0, **shared)
-    later = load.next_turns()
-    assert len(set(load.session)) == 50 < len(load) < 200
-    assert all(
-        load.input_tokens[turn] > load.input_tokens[number] + load.output_tokens[number]
-        and load.group[turn] == load.group[number]
-        for number, turn in later.items()
-    )
-    assert fmean(load.think_s[turn] for turn in later.values()) == pytest.approx(2.0, rel=0.3)
-    assert max(map(sum, zip(load.input_tokens, load.output_tokens, strict=True))) <= 400
