@@ -117,12 +117,11 @@ def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_equal_runs_draw_equal_files(tmp_path: Path) -> None:
-    for ending, magic in (("png", b"\x89PNG"), ("SVG", b"<?xml")):
-        pictures = [tmp_path / f"{name}.{ending}" for name in "ab"]
-        for picture in pictures:
-            assert run([*DRAWN, "--slo", "ttft_p99=1s", "--plot", str(picture)]) == 0
-        first, second = (picture.read_bytes() for picture in pictures)
-        assert first == second and first.startswith(magic)
+    pictures = [tmp_path / name for name in ("a.svg", "b.SVG")]
+    for picture in pictures:
+        assert run([*DRAWN, "--slo", "ttft_p99=1s", "--plot", str(picture)]) == 0
+    first, second = (picture.read_bytes() for picture in pictures)
+    assert first == second and first.startswith(b"<?xml")
 
 
 def test_groups_share_their_beginnings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -428,7 +428,7 @@ _UNITS = {"ttft": ("TTFT (ms)", 1000), "itl": ("ITL (ms)", 1000), "e2e": ("E2E (
 _LINES = {
     "mean": {"color": report.GREY, "marker": "D"},
     "p50": {"color": report.BLUE, "marker": "o"},
-    "p90": {"color": "#d98a1f", "marker": "s"},
+    "p90": {"color": report.ORANGE, "marker": "s"},
     "p99": {"color": report.RED, "marker": "^"},
 }
 _SWEPT = {
@@ -479,12 +479,14 @@ def draw_run(
             phases = autoscaled.pods_over(outcome.lives, timeline.begin_s, timeline.bin_s, len(times_s))
             pod_bins_s = [timeline.bin_s * max(ready + draining, 1e-9) for _, ready, draining in phases]
         sequences = [it / pod_s for it, pod_s in zip(timeline.sequences, pod_bins_s, strict=True)]
-        shares = [it / pod_s / capacity * 100 for it, pod_s in zip(timeline.blocks, pod_bins_s, strict=True)]
+        # A step belongs to the bin of its start, so a short bin may get more than its time.
+        used = [it / pod_s for it, pod_s in zip(timeline.blocks, pod_bins_s, strict=True)]
+        shares = [min(100.0, it / capacity * 100) for it in used]
         axes[2].plot(times_s, sequences, color=report.BLUE)
         axes[3].plot(times_s, shares, color=report.BLUE)
-        each = ", mean of pods" if plan.pods > 1 or outcome.lives else ""
-        axes[2].set(xlabel="time (s)", ylabel=f"sequences in a step{each}")
-        axes[3].set(xlabel="time (s)", ylabel=f"KV cache in use (%){each}")
+        of = "of a pod" if plan.pods > 1 or outcome.lives else "in use"
+        axes[2].set(xlabel="time (s)", ylabel=f"sequences {of}")
+        axes[3].set(xlabel="time (s)", ylabel=f"KV cache {of} (%)")
         if parts:
             autoscaled.draw(axes[4:], parts, fleet.constant if fleet else None)
         for its in axes:

@@ -20,7 +20,7 @@ TIMES = ("TTFT", "ITL", "E2E")
 QUANTILES = (0.5, 0.9, 0.99)
 NAMES = tuple(f"{time} {figure}" for time in TIMES for figure in ("mean", "p50", "p90", "p99"))
 """Names of the twelve figures, in their fixed order."""
-BLUE, RED, GREY, GREEN = "#2b6ca3", "#c8374a", "#8a8a8a", "#2e8b57"
+BLUE, RED, GREY, GREEN, ORANGE = "#2b6ca3", "#c8374a", "#8a8a8a", "#2e8b57", "#d98a1f"
 Axes = Any
 """Axes of matplotlib, which is optional."""
 ENDINGS = (".png", ".svg")
