@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
 import pytest
 import yaml
 
+from app.lab.load.autoscale import HorizontalPodAutoscaler, read_policy
 from config import VERSION
 from config.loader import load
 from config.settings import BY_NAME
@@ -41,6 +43,10 @@ def ports(name: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("described", OBJECTS, ids=lambda it: f"{it['kind']}-{it['metadata']['name']}")
 def test_it_fits_the_schemas_of_kubernetes(described: dict[str, Any]) -> None:
+    check_schema(described)
+
+
+def check_schema(described: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         import kubernetes_validate
@@ -61,7 +67,7 @@ def test_a_server_takes_its_settings(name: str) -> None:
 def test_every_file_is_listed() -> None:
     listed = {*KUSTOMIZATION["resources"], "kustomization.yaml", "pod-monitor.yaml"}
     assert {file.name for file in FOLDER.iterdir()} == listed
-    assert set(DEPLOYMENTS) == set(SERVICES) and len(DEPLOYMENTS) == 5 + 1
+    assert set(DEPLOYMENTS) == set(SERVICES) and len(DEPLOYMENTS) == 6 + 1
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
@@ -93,6 +99,43 @@ def test_a_service_and_the_monitor_find_its_pods(name: str) -> None:
     assert set(monitor["podTargetLabels"]) <= set(labels)
     [endpoint] = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in ports(name) and endpoint["path"] == "/metrics"
+
+
+def test_the_autoscaler_is_the_policy_that_the_comment_simulates() -> None:
+    text = (FOLDER / "autoscaled.yaml").read_text()
+    found = re.search(r"--autoscale (\S+) --cold-start (\S+)\n", text)
+    assert found is not None
+    policy = read_policy(found[1], {})
+    assert isinstance(policy, HorizontalPodAutoscaler)
+    [spec] = [each["spec"] for each in OBJECTS if each["kind"] == "HorizontalPodAutoscaler"]
+    assert spec["scaleTargetRef"]["name"] in DEPLOYMENTS
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (policy.least, policy.most)
+    [pods] = [metric["pods"] for metric in spec["metrics"]]
+    assert pods["metric"]["name"] == f"vllm_num_requests_{policy.metric}"
+    assert float(pods["target"]["averageValue"]) == policy.target
+    windows = policy.window_up, policy.window_down
+    ways = zip(("scaleUp", "scaleDown"), (policy.up, policy.down), windows, strict=True)
+    for name, rates, window_s in ways:
+        behavior = spec["behavior"][name]
+        assert behavior["stabilizationWindowSeconds"] == window_s and behavior["selectPolicy"] == "Max"
+        given = [(it["value"], it["type"] == "Percent", it["periodSeconds"]) for it in behavior["policies"]]
+        assert given == [(it.value, it.is_percent, it.period_s) for it in rates]
+    given = {each["name"]: each.get("value") for each in container("understudy-autoscaled")["env"]}
+    assert given["SIM_STARTUP_DURATION"] == found[2]
+    assert "replicas" not in DEPLOYMENTS["understudy-autoscaled"]["spec"]
+
+
+def test_the_chart_autoscales_when_it_is_told_to() -> None:
+    values = yaml.safe_load((helm_chart.CHART / "values.yaml").read_text())
+    assert "kind: HorizontalPodAutoscaler" in (
+        text := (helm_chart.CHART / "templates" / "autoscaler.yaml").read_text()
+    )
+    assert not helm_chart.rendered(text, values).strip()
+    [spec] = [each["spec"] for each in OBJECTS if each["kind"] == "HorizontalPodAutoscaler"]
+    own = {key: spec[key] for key in spec if key != "scaleTargetRef"}
+    made = yaml.safe_load(helm_chart.rendered(text, values | {"autoscaling": own}))
+    assert made["spec"].pop("scaleTargetRef")["name"] == helm_chart.RELEASE and made["spec"] == own
+    check_schema(made | {"spec": spec})
 
 
 def test_the_chart_takes_other_values() -> None:
