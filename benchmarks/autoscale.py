@@ -26,7 +26,7 @@ from app.lab.fidelity.simulation import SimulationPlan, simulate
 from app.lab.fleet.fleet import HOST, MODULE, Processes, ServerProcess
 from app.lab.load.autoscale import Autoscaling, Sample, read_policy
 from app.lab.load.loads import RAMP, Between, LoadTrace, Recipe, draw_load
-from app.lab.load.policies import LEAST_REQUESTS, make_policy
+from app.lab.load.policies import LEAST_REQUESTS, PrefixAware
 from app.serving.http.client import COMPLETIONS, exchange
 from benchmarks.report import number, share, show, show_machine
 from config.profile import DEFAULT_PROFILE, read_profile
@@ -51,7 +51,7 @@ class LiveFleet:
         self._pods: list[ServerProcess] = []
         self._in_flight: Counter[int] = Counter()
         self.answered = 0
-        self._policy = make_policy(plan.policy, lambda request: {}, Random(f"{plan.seed}/live"))
+        self._policy = PrefixAware[None, int](lambda request: {}, Random(f"{plan.seed}/live"))
         scaling, begin_s = plan.autoscaling, load.arrival_s[0]
         self.scaler = Autoscaler(scaling, plan.pods, begin_s, plan.seed, self._start, self._sample)
 

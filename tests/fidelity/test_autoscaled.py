@@ -43,7 +43,7 @@ def test_pods_count_from_the_start_of_their_loading_until_they_are_gone(
     assert 1 < fleet["mean_pods"] < fleet["most_pods"] <= len(found["requests_per_pod"])
     assert sum(found["requests_per_pod"]) == found["requests"]
     assert max(it["loading"] for it in parts) > 0
-    assert fleet["constant"]["good"] >= goodput["good"]
+    assert fleet["constant"]["goodput"]["good"] >= goodput["good"]
     assert "best constant fleet" in picture.read_text()
 
 
@@ -51,7 +51,7 @@ def test_the_best_constant_fleet_is_the_smallest_that_meets_the_objectives(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     objectives = ["--slo", "ttft_p99=400ms"]
-    pods = figures(capsys, *SCALED, *POLICY, *objectives)["fleet"]["constant"]["pods"]
+    pods = len(figures(capsys, *SCALED, *POLICY, *objectives)["fleet"]["constant"]["requests_per_pod"])
     swept = figures(capsys, *LOAD, *POLICY, *objectives, "--sweep", "pods=1:4:1", "--processes", "1")
     assert pods == swept["fewest"]
     assert figures(capsys, *SCALED, "--slo", "ttft_p99=1ms")["fleet"]["constant"] is None

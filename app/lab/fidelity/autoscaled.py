@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 
 from msgspec import Struct
 
@@ -26,29 +27,6 @@ class Interval(Struct, frozen=True, kw_only=True):
     gpu_hours: float
 
 
-class FleetCost(Struct, frozen=True, kw_only=True):
-    """Figures that compare fleets; None where nothing measures them."""
-
-    pods: int
-    ttft_p99_s: float | None
-    good: int | None
-    gpu_hours: float
-    price: float | None
-
-    def cells(self) -> tuple[str, str, str, str]:
-        good = "-" if self.good is None else f"{self.good:,}"
-        price = "-" if self.price is None else f"{self.price:,.2f}"
-        return report.milliseconds(self.ttft_p99_s), good, f"{self.gpu_hours:.2f}", price
-
-
-class FleetUse(Struct, frozen=True, kw_only=True):
-    mean_pods: float
-    most_pods: int
-    intervals: tuple[Interval, ...]
-    constant: FleetCost | None
-    """The smallest constant fleet that does as well; None if there is no such, or no measure."""
-
-
 def pods_over(lives: Sequence[Life], begin_s: float, width_s: float, count: int) -> Iterator[list[float]]:
     """Yields the mean pods that load, are ready and drain in each interval of `width_s` seconds."""
     phases = [
@@ -65,18 +43,13 @@ def pods_over(lives: Sequence[Life], begin_s: float, width_s: float, count: int)
 
 
 def intervals(
-    lives: Sequence[Life],
-    send_s: Sequence[float],
-    missed: Iterable[bool] | None,
-    end_s: float,
-    devices: int,
-    count: int = ROWS,
+    lives: Sequence[Life], send_s: Sequence[float], missed: Sequence[bool], devices: int, count: int = ROWS
 ) -> tuple[Interval, ...]:
-    """Divides a run that ends at `end_s`; `missed` has a value for each request, None without limits."""
+    """Divides a run; `missed` has a value for each request, or is empty without limits."""
     begin_s = min(send_s)
-    width_s = max(end_s - begin_s, 1e-9) / count
+    width_s = max(max(it.gone_s for it in lives) - begin_s, 1e-9) / count
     sent, late = [0] * count, [0] * count
-    for at_s, is_late in zip(send_s, missed or [False] * len(send_s), strict=True):
+    for at_s, is_late in zip(send_s, missed or repeat(False), strict=False):
         place = min(int((at_s - begin_s) / width_s), count - 1)
         sent[place] += 1
         late[place] += is_late
@@ -87,20 +60,10 @@ def intervals(
             loading=pods[0],
             ready=pods[1],
             draining=pods[2],
-            missed=None if missed is None else late[place],
+            missed=late[place] if missed else None,
             gpu_hours=sum(pods) * width_s * devices / 3600,
         )
         for place, pods in enumerate(pods_over(lives, begin_s, width_s, count))
-    )
-
-
-def fleet_use(lives: Sequence[Life], parts: tuple[Interval, ...], constant: FleetCost | None) -> FleetUse:
-    span_s = max(it.gone_s for it in lives) - lives[0].begun_s
-    return FleetUse(
-        mean_pods=pod_seconds(lives) / max(span_s, 1e-9),
-        most_pods=max(sum(it.begun_s <= at.begun_s < it.gone_s for it in lives) for at in lives),
-        intervals=parts,
-        constant=constant,
     )
 
 
@@ -109,25 +72,21 @@ def pod_seconds(lives: Iterable[Life]) -> float:
     return sum(it.gone_s - it.begun_s for it in lives)
 
 
-def lines(its: FleetUse, own: FleetCost) -> list[str]:
-    """Returns two Markdown tables: load, pods and misses over time, and the fleet beside a constant one."""
+def table(parts: Sequence[Interval]) -> str:
+    """Returns a Markdown table: load, pods and misses over time."""
     rows: list[tuple[str, ...]] = [
         ("from", "requests/s", "loading", "ready", "draining", "missed", "GPU-hours"),
     ]
-    for it in its.intervals:
+    for it in parts:
         pods = (f"{count:.1f}" for count in (it.loading, it.ready, it.draining))
         missed = "-" if it.missed is None else f"{it.missed:,}"
         rows.append(
             (f"{it.begin_s:,.0f} s", f"{it.requests_per_s:.2f}", *pods, missed, f"{it.gpu_hours:.2f}")
         )
-    fleets = [("fleet", "pods", "TTFT p99", "good", "GPU-hours", "price")]
-    fleets.append(("autoscaled", f"{its.mean_pods:.1f}, {its.most_pods} at the most", *own.cells()))
-    if its.constant is not None:
-        fleets.append(("best constant", f"{its.constant.pods}", *its.constant.cells()))
-    return [report.markdown(rows), report.markdown(fleets)]
+    return report.markdown(rows)
 
 
-def draw(axes: Sequence[report.Axes], parts: Sequence[Interval], constant: FleetCost | None) -> None:
+def draw(axes: Sequence[report.Axes], parts: Sequence[Interval], constant: int | None) -> None:
     """Draws pods by phase and the pods of a constant fleet, then load and misses, over time."""
     times_s = [it.begin_s for it in parts]
     phases = {"ready": report.BLUE, "loading": report.GREY, "draining": report.ORANGE}
@@ -135,8 +94,8 @@ def draw(axes: Sequence[report.Axes], parts: Sequence[Interval], constant: Fleet
     style = {"colors": phases.values(), "labels": [f"{it} pods" for it in phases], "alpha": 0.6}
     axes[0].stackplot(times_s, heights, step="post", **style)
     if constant is not None:
-        label = f"best constant fleet: {constant.pods}"
-        axes[0].axhline(constant.pods, color=report.GREEN, linestyle="--", label=label)
+        label = f"best constant fleet: {constant}"
+        axes[0].axhline(constant, color=report.GREEN, linestyle="--", label=label)
     axes[1].plot(times_s, [it.requests_per_s for it in parts], color=report.BLUE, label="load")
     if parts[0].missed is not None:
         width_s = times_s[1] - times_s[0]

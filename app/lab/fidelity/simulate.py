@@ -437,15 +437,15 @@ def _run_once(job: Job, given: Namespace) -> None:
     with progress_of(sys.stderr, "simulated", len(load), "requests") as progress:
         outcome = simulation.simulate(load, plan, progress, None if film is None else film.watch)
         summary = summaries.summarize(load, plan, outcome, job.profile_name, job.judgement)
-    drawn: tuple[autoscaled.Interval, ...] = ()
+    drawn, constant = tuple[autoscaled.Interval, ...](), None
     if plan.autoscaling is not None:
-        late = summaries.missed(load, outcome, job.judgement.limits, given.slo or ())
-        its = outcome.lives, outcome.send_s, late, max(outcome.last_s), plan.profile.devices
+        columns = outcome.send_s, summaries.missed(load, outcome, job.judgement.limits, given.slo or ())
+        its = outcome.lives, *columns, plan.profile.devices
         drawn, constant = (
             autoscaled.intervals(*its, summaries.BINS),
             _best_constant(job, load, summary, given),
         )
-        fleet = autoscaled.fleet_use(outcome.lives, autoscaled.intervals(*its), constant)
+        fleet = summaries.fleet_use(outcome, autoscaled.intervals(*its), constant)
         summary = msgspec.structs.replace(summary, fleet=fleet)
     verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in given.slo or ()]
     with written(
@@ -458,23 +458,23 @@ def _run_once(job: Job, given: Namespace) -> None:
             parts.enter_context(whole_file(given.html)).write_text(page, "utf-8")
         if given.plot is not None:
             part = parts.enter_context(whole_file(given.plot))
-            summaries.draw_run(load, plan, outcome, title, given.slo or (), part, drawn, summary.fleet)
+            summaries.draw_run(load, plan, outcome, title, given.slo or (), part, drawn, constant)
 
 
 def _best_constant(
     job: Job, load: LoadTrace, own: summaries.RunSummary, given: Namespace
-) -> autoscaled.FleetCost | None:
+) -> summaries.RunSummary | None:
     """Finds the fewest constant pods that meet the objectives or, without these, have as much goodput."""
     assert job.plan.autoscaling is not None
-    good, found, low, high = summaries.cost_of(own).good or 0, None, 1, job.plan.autoscaling.policy.most
+    found, low, high = None, 1, job.plan.autoscaling.policy.most
     while low <= high and (given.slo or own.goodput):
         pods = (low + high) // 2
         plan = replace(job.plan, pods=pods, autoscaling=None)
         outcome = simulation.simulate(load, plan)
         its = summaries.summarize(load, plan, outcome, job.profile_name, job.judgement)
-        cost = summaries.cost_of(its)
-        if all(it.met(its) for it in given.slo) if given.slo else (cost.good or 0) >= good:
-            found, high = cost, pods - 1
+        is_good = its.goodput and own.goodput and its.goodput.good >= own.goodput.good
+        if all(it.met(its) for it in given.slo) if given.slo else is_good:
+            found, high = its, pods - 1
         else:
             low = pods + 1
     return found

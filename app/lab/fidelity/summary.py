@@ -71,6 +71,15 @@ class Transferred(Struct, frozen=True):
     transferred_bytes: float
 
 
+class FleetUse(Struct, frozen=True, kw_only=True):
+    """Pods of an autoscaled run. `constant` is the smallest constant fleet that does as well, if any."""
+
+    mean_pods: float
+    most_pods: int
+    intervals: tuple[autoscaled.Interval, ...]
+    constant: RunSummary | None
+
+
 class RunSummary(Struct, frozen=True, kw_only=True):
     """Figures of a run, with the names and units of `--json`."""
 
@@ -101,7 +110,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     goodput: Goodput | None = None
     price: Price | None = None
     disaggregation: Transferred | UnsetType = UNSET
-    fleet: autoscaled.FleetUse | UnsetType = UNSET
+    fleet: FleetUse | UnsetType = UNSET
     """Only with autoscaling."""
 
     def latency(self, name: str) -> Spread:
@@ -318,8 +327,8 @@ def table(its: RunSummary, judgement: Judgement = Judgement()) -> str:
             f"price: {its.price.total:,.2f} for {its.gpu_hours:,.2f} GPU-hours; of a million tokens"
             f" {its.price.per_million_input_tokens:,.2f} in, {its.price.per_million_output_tokens:,.2f} out"
         )
-    if isinstance(its.fleet, autoscaled.FleetUse):
-        lines += autoscaled.lines(its.fleet, cost_of(its))
+    if isinstance(its.fleet, FleetUse):
+        lines += [autoscaled.table(its.fleet.intervals), _fleets(its, its.fleet)]
     return "\n".join(lines)
 
 
@@ -334,19 +343,33 @@ def _transfer_lines(its: Transferred) -> list[str]:
     return [*lines, f"transfers: {size / 1e9:,.1f} GB, {size / requests / 1e6:,.1f} MB a request"]
 
 
-def cost_of(its: RunSummary) -> autoscaled.FleetCost:
-    return autoscaled.FleetCost(
-        ttft_p99_s=its.ttft_s.p99,
-        good=None if its.goodput is None else its.goodput.good,
-        gpu_hours=its.gpu_hours,
-        price=None if its.price is None else its.price.total,
-        pods=len(its.requests_per_pod),
-    )
+def fleet_use(
+    outcome: SimulationOutcome, parts: tuple[autoscaled.Interval, ...], constant: RunSummary | None
+) -> FleetUse:
+    lives = outcome.lives
+    span_s = max(it.gone_s for it in lives) - lives[0].begun_s
+    mean = autoscaled.pod_seconds(lives) / max(span_s, 1e-9)
+    most = max(sum(it.begun_s <= at.begun_s < it.gone_s for it in lives) for at in lives)
+    return FleetUse(mean_pods=mean, most_pods=most, intervals=parts, constant=constant)
+
+
+def _fleets(its: RunSummary, fleet: FleetUse) -> str:
+    """Returns a Markdown table of an autoscaled fleet beside the best constant one."""
+    rows = [("fleet", "pods", "TTFT p99", "good", "GPU-hours", "price")]
+    both = {"autoscaled": (its, f"{fleet.mean_pods:.1f}, {fleet.most_pods} at the most")}
+    if fleet.constant is not None:
+        both["best constant"] = fleet.constant, f"{len(fleet.constant.requests_per_pod)}"
+    for name, (run, pods) in both.items():
+        good = "-" if run.goodput is None else f"{run.goodput.good:,}"
+        price = "-" if run.price is None else f"{run.price.total:,.2f}"
+        ttft = report.milliseconds(run.ttft_s.p99)
+        rows.append((name, pods, ttft, good, f"{run.gpu_hours:.2f}", price))
+    return report.markdown(rows)
 
 
 def missed(
     load: LoadTrace, outcome: SimulationOutcome, limits: Limits | None, objectives: Sequence[Objective]
-) -> list[bool] | None:
+) -> list[bool]:
     """Returns which requests missed a limit: those of goodput, without these the values of the objectives."""
     if limits is None:
         own: dict[str, float] = {}
@@ -355,7 +378,7 @@ def missed(
             own[metric] = min(it.limit_s, own.get(metric, math.inf))
         limits = {"": own}
     if not any(limits.values()):
-        return None
+        return []
     return [max(ratios.values()) > 1 for ratios in limit_ratios(load, outcome, limits)]
 
 
@@ -449,7 +472,7 @@ def draw_run(
     objectives: Sequence[Objective],
     path: Path,
     parts: Sequence[autoscaled.Interval] = (),
-    fleet: autoscaled.FleetUse | UnsetType = UNSET,
+    constant: RunSummary | None = None,
 ) -> None:
     """Writes a picture: latencies by time of sending, sequences in a step, use of the cache.
 
@@ -488,7 +511,8 @@ def draw_run(
         axes[2].set(xlabel="time (s)", ylabel=f"sequences {of}")
         axes[3].set(xlabel="time (s)", ylabel=f"KV cache {of} (%)")
         if parts:
-            autoscaled.draw(axes[4:], parts, fleet.constant if fleet else None)
+            pods = None if constant is None else len(constant.requests_per_pod)
+            autoscaled.draw(axes[4:], parts, pods)
         for its in axes:
             report.from_zero(its)
 
