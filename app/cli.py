@@ -123,6 +123,9 @@ COMMANDS: Mapping[str, Command] = {
     "simulate": Command(
         _late(SIMULATE, COSTS, AUTOSCALERS), "say what an engine, or a fleet, would do with a load"
     ),
+    "plan": Command(
+        _late("app.lab.plan.command", COSTS), "find the cheapest fleet that meets an SLO under a load"
+    ),
     "fleet": Command(
         _late("app.lab.fleet.command", TOKENIZER_OF, _policies),
         "start several servers, and show what routing does",

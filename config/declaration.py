@@ -57,7 +57,7 @@ class UsageError(ConfigError):
     status = 2
 
 
-Extra = Literal["calibrate", "engine", "fleet", "grpc", "tracing"]
+Extra = Literal["calibrate", "engine", "fleet", "grpc", "plan", "tracing"]
 """Optional part: an extra of pyproject.toml, and a requirements file."""
 
 IS_CLONE = (Path(__file__).resolve().parent.parent / "requirements.txt").is_file()
@@ -68,6 +68,7 @@ PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "engine": ("torch", "safetensors", "llguidance"),
     "fleet": ("matplotlib",),
     "grpc": ("smg_grpc_proto", "grpc_health", "grpc_reflection", "h2"),
+    "plan": ("joblib", "distributed"),
     "tracing": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 """Optional part -> modules that it imports."""

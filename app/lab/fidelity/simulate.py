@@ -175,10 +175,10 @@ def make_job(
     )
     if (split := _disaggregation(given, swept, profile.kv_bytes_per_token)) is not None:
         plan = replace(plan, disaggregation=split, pods=split.prefill_pods + split.decode_pods)
-    recipe, name = _recipe(given, swept == "rate"), given.profile
+    recipe, name = make_recipe(given, swept == "rate"), given.profile
     if settings.PLUGINS and (found := plugged(settings, profile)):
         name, plan = f"{name}, steps by {found[0]}", replace(plan, step_costs=found[1])
-    _check_files(given)
+    check_files(given)
     try:
         goodput = None if given.goodput is None else read_limits(given.goodput)
     except ValueError as error:
@@ -249,7 +249,7 @@ def _autoscaling(
     )
 
 
-def _recipe(given: Namespace, rate_is_swept: bool) -> loads.Recipe | None:
+def make_recipe(given: Namespace, rate_is_swept: bool) -> loads.Recipe | None:
     flags = {name: value for name in DRAWN if (value := getattr(given, name)) is not None}
     if given.trace is not None:
         if flags or rate_is_swept:
@@ -288,7 +288,7 @@ def _check_drawn(flags: Set[str], arrivals: str | None, rate_is_swept: bool) -> 
             raise UsageError(rule)
 
 
-def _check_files(given: Namespace) -> None:
+def check_files(given: Namespace) -> None:
     for name in ("requests", "html"):
         if given.sweep is not None and getattr(given, name) is not None:
             raise UsageError(f"--{name} is of one run, not of --sweep")

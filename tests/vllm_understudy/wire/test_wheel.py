@@ -222,5 +222,6 @@ def test_dependencies_are_those_that_are_pinned() -> None:
         "engine": written("requirements-engine.txt"),
         "fleet": written("requirements-fleet.txt"),
         "grpc": written("requirements-grpc.txt"),
+        "plan": written("requirements-plan.txt"),
         "tracing": written("requirements-tracing.txt"),
     }

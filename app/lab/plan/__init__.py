@@ -1,0 +1,1 @@
+"""The planner: the cheapest fleet that meets an SLO."""

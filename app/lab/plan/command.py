@@ -1,0 +1,296 @@
+"""`python -m app plan`: the cheapest fleet that meets an SLO under a load, by simulation."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import sys
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from app.lab.fidelity import simulate, simulation, summary
+from app.lab.fidelity.simulate import Job
+from app.lab.load import report
+from app.lab.load.loads import MOST_TOKENS, LoadTrace
+from app.lab.plan.search import Engine, Fleet, Group, Search, Slo, Verdict, run_fleet
+from config import ConfigError, UsageError
+from config.datasheet import AUTO
+from config.declaration import check_installed, suggestion
+from config.flags import FlagParser, as_argument, as_command, number_of, whole_number
+from config.loader import load as load_settings
+from config.settings import Settings
+from config.shapes import DEVICES
+
+ABOUT = """\
+Find the cheapest fleet that meets an SLO (docs/planning.md): device, tensor-parallel size, pods and limits of
+the engine, for each load. Bounds exclude what cannot meet the SLO or is too dear; the rest is simulated.
+Loads are described as for simulate.
+"""
+CONSIDERED = {
+    "tensor-parallel-size": (1, 2, 4, 8),
+    "max-num-seqs": (256, 64, 1024),
+    "max-num-batched-tokens": (8192, 2048, 16384),
+}
+"""Values of the engine's flags; the first ones are tried first, the others where they may save a pod."""
+NOT_OF_PLAN = ("profile", "pods", "prefill-pods", "decode-pods", "autoscale", "cold-start") + (
+    *("autoscale-every", "scrape-interval", "sweep", "requests", "html", "gpu-hour-price"),
+)
+"""Flags of simulate that plan sets or leaves out."""
+MOST_DRAWN = 1000
+"""Greatest latency in a picture, in % of its limit."""
+DASK = "dask="
+CONNECT_S = 10.0
+Simulate = Callable[[Iterable[tuple[LoadTrace, Job, Slo]]], Generator[Verdict, None, None]]
+
+
+def parser() -> FlagParser:
+    """Makes the parser: flags of simulate, of which some take several values and some are refused."""
+    flags = simulate.parser("plan", ABOUT)
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    for name in NOT_OF_PLAN:
+        flags.add_argument(f"--{name}", type=as_argument(_refuse), **hidden)
+    add = flags.add_argument_group("Plan").add_argument
+    prices = f"price of an hour of each device to consider: {', '.join(DEVICES)}"
+    add("--device", required=True, nargs="+", type=as_argument(_price), metavar="DEVICE=PRICE", help=prices)
+    add("--model-config", required=True, metavar="PATH", help="the model's config.json, or its folder")
+    for name, values in CONSIDERED.items():
+        text, kind = f"to consider [{' '.join(map(str, values))}]", whole_number(1, MOST_TOKENS)
+        add(f"--{name}", nargs="+", type=kind, default=values, metavar="N", help=text)
+    rates = number_of(0, summary.MOST["rate"])
+    add("--rate", nargs="+", type=rates, help="requests a second; each value is a load")
+    add("--trace", nargs="+", type=Path, metavar="FILE", help="traces; each is a load")
+    share = "share of requests that meet the limits of --goodput [0.99]"
+    add("--attainment", type=number_of(0, 1), default=0.99, metavar="SHARE", help=share)
+    pods = whole_number(1, summary.MOST["pods"])
+    add("--max-pods", type=pods, default=64, metavar="N", help="most pods to consider [64]")
+    picture = "price and latency of the fleets, with their Pareto front"
+    add("--plot", type=Path, metavar="FILE.png|FILE.svg", help=picture)
+    where = "simulate on a Dask cluster instead of this machine"
+    add("--backend", type=as_argument(_backend), metavar=f"{DASK}HOST:PORT", help=where)
+    return flags
+
+
+def _refuse(text: str) -> None:
+    raise ValueError("is not of plan, which finds or sets it itself")
+
+
+def _price(text: str) -> tuple[str, float]:
+    name, equals, price = text.lower().partition("=")
+    if name not in DEVICES:
+        raise ValueError(f"must be DEVICE=PRICE with one of {', '.join(DEVICES)}{suggestion(name, DEVICES)}")
+    if not equals:
+        raise ValueError(f"has no price: give {name}=PRICE, for an hour of one device")
+    return name, number_of(0, 1_000_000)(price)
+
+
+def _backend(text: str) -> str:
+    if not text.startswith(DASK) or not text.rpartition(":")[2].isdecimal():
+        raise ValueError(f"must be {DASK}HOST:PORT")
+    return text.removeprefix(DASK)
+
+
+@as_command()
+def run(argv: Sequence[str], plugged: simulate.Plugged = lambda settings, profile: None) -> int:
+    """Returns the exit status: 1 also if no fleet meets the SLO under one of the loads."""
+    own, words = parser().parse_beside_settings(argv, plugins_only=True)
+    given = Namespace(**{**vars(simulate.parser().parse_args([])), "profile": AUTO, **vars(own)})
+    if not given.goodput and not given.slo:
+        raise UsageError("an SLO is missing: give --goodput or --slo")
+    check_installed("plan", "plan")
+    if given.plot is not None:
+        check_installed("fleet", "--plot")
+    searches, slo = _searches(given, load_settings(words, {}), plugged)
+    with _workers(given) as work, report.progress_of(sys.stderr, "planned", 0, "fleets") as progress:
+        done = 0
+        while fleets := [(search, fleet) for search in searches.values() for fleet in search.wanted()]:
+            with closing(work((search.load, fleet.job, slo) for search, fleet in fleets)) as runs:
+                for (search, fleet), verdict in zip(fleets, runs, strict=True):
+                    search.learn(fleet, verdict)
+                    progress(done := done + 1)
+    return _report(given, slo, searches)
+
+
+def _searches(
+    given: Namespace, settings: Settings, plugged: simulate.Plugged
+) -> tuple[dict[str, Search], Slo]:
+    """Returns the searches by the names of their loads. Raises ConfigError if no engine can be made."""
+    loads = [{"trace": path, "rate": given.rate and given.rate[0]} for path in given.trace or ()]
+    loads = loads or [{"trace": None, "rate": rate} for rate in given.rate or (None,)]
+
+    def make_job(engine: dict[str, object]) -> Job:
+        return simulate.make_job(_with(given, engine | loads[0]), settings, plugged)
+
+    jobs, reasons = _engines(given, make_job)
+    every = [job for own in jobs.values() for job in own]
+    widest = max(every, key=lambda job: simulation.longest_tokens(job.plan.profile.engine))
+    slo = Slo(widest.judgement.limits or {}, given.attainment, given.slo or ())
+    searches = {}
+    for its in loads:
+        simulate.check_files(_with(given, its))
+        recipe = simulate.make_recipe(_with(given, its), rate_is_swept=False)
+        load = replace(widest, trace=its["trace"], recipe=recipe).load()
+        if load.left_out:
+            print(f"{load.origin}: {load.left_out:,} rows without an answer are left out", file=sys.stderr)
+        groups = [_group(name, own, load, reasons.get(name, "")) for name, own in jobs.items()]
+        name = str(its["trace"] or (f"{its['rate']:.12g}/s" if its["rate"] else recipe))
+        searches[name] = Search(load, slo, groups, given.max_pods)
+    return searches, slo
+
+
+def _with(given: Namespace, its: Mapping[str, object]) -> Namespace:
+    return Namespace(**{**vars(given), **its})
+
+
+def _engines(
+    given: Namespace, make_job: Callable[[dict[str, object]], Job]
+) -> tuple[dict[str, list[Job]], dict[str, str]]:
+    """Returns the engines of each device and size, and reasons for which there are none."""
+    jobs: dict[str, list[Job]] = {}
+    reasons: dict[str, str] = {}
+    flags = ("device", *(name.replace("-", "_") for name in CONSIDERED))
+    for its in product(given.device, *(getattr(given, flag) for flag in flags[1:])):
+        (device, price), size = its[:2]
+        if dict(given.device)[device] != price:
+            raise UsageError(f"--device: {device} has two prices")
+        own = jobs.setdefault(name := f"{device} tp {size}", [])
+        try:
+            engine = dict(zip(flags, (device, *its[1:]), strict=True))
+            own.append(make_job({**engine, "gpu_hour_price": price}))
+        except UsageError:
+            raise
+        except ConfigError as error:
+            reasons.setdefault(name, str(error))
+    if not any(jobs.values()):
+        raise ConfigError(next(iter(reasons.values())))
+    return jobs, reasons
+
+
+def _group(name: str, jobs: Sequence[Job], load: LoadTrace, reason: str) -> Group:
+    engines = []
+    for job in jobs:
+        try:
+            job.check_sizes(load)
+        except ConfigError as error:
+            reason = str(error)
+        else:
+            price = (job.judgement.gpu_hour_price or 0.0) * job.plan.profile.devices
+            engines.append(Engine(name, job, price))
+    return Group(name, engines, "" if engines else re.split("[;,]", reason)[0].partition(": ")[2])
+
+
+@contextmanager
+def _workers(given: Namespace) -> Iterator[Simulate]:
+    """Yields a function that simulates fleets in processes, of this machine or of a Dask cluster."""
+    joblib = import_module("joblib")
+    try:
+        with ExitStack() as stack, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # runs that are left when one fails
+            if given.backend is not None:
+                distributed = import_module("distributed")
+                for name in ("distributed", "distributed.client"):
+                    logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # errors come as exceptions
+                client = stack.enter_context(distributed.Client(f"tcp://{given.backend}", timeout=CONNECT_S))
+                stack.enter_context(joblib.parallel_config(backend="dask", client=client))
+            parallel = stack.enter_context(joblib.Parallel(n_jobs=given.processes, return_as="generator"))
+            yield lambda work: parallel(joblib.delayed(run_fleet)(*its) for its in work)
+    except BrokenExecutor as error:
+        raise ConfigError(f"a process of --processes ended: {str(error).partition('.')[0]}") from None
+    except Exception as error:
+        if given.backend is None or isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"--backend {DASK}{given.backend}: {type(error).__name__}: {error}") from None
+
+
+def _report(given: Namespace, slo: Slo, searches: Mapping[str, Search]) -> int:
+    missed = [
+        f"{name}: nothing meets {slo}; nearest: {search.nearest()}"
+        for name, search in searches.items()
+        if search.cheapest() is None
+    ]
+    if len(missed) == len(searches):
+        raise ConfigError("; ".join(missed))
+    text = "\n\n".join(_table(name, slo, search) for name, search in searches.items())
+    figures = {"slo": str(slo), "loads": [_figures(name, search) for name, search in searches.items()]}
+    engines = [its for search in searches.values() for group in search.groups for its in group.engines]
+    for line in dict.fromkeys(f"{its.device}: {its.job.plan.profile.checked}" for its in engines):
+        print(line, file=sys.stderr)
+    with simulate.written(given, figures, text) as parts:
+        if given.plot is not None:
+            _draw(searches, parts.enter_context(report.whole_file(given.plot)))
+    for line in missed:
+        print(f"error: {line}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _table(name: str, slo: Slo, search: Search) -> str:
+    """Returns the best fleet of each device and size as a Markdown table, then the answer."""
+    rows = [("", "price/h", *(f"{its.upper()} p99" for its in summary.LATENCIES), "of the limit", "")]
+    for group in search.groups:
+        cells = ["-"] * 5
+        if best := group.best():
+            p99 = (best.verdict.summary.latency(its).p99 for its in summary.LATENCIES)
+            cells = [f"{best.price:,.2f}", *map(report.milliseconds, p99), f"{best.verdict.slo_share:.0%}"]
+        rows.append((str(best or group.name), *cells, group.why(search.cheapest())))
+    answer = search.ranking() or [f"nearest: {search.nearest()}"]
+    return "\n".join([f"{name}: {len(search.load):,} requests; {slo}", report.markdown(rows), *answer])
+
+
+def _figures(name: str, search: Search) -> dict[str, object]:
+    cheapest = search.cheapest()
+    return {
+        "load": name,
+        "cheapest": cheapest and _fleet_figures(cheapest),
+        "nearest": None if cheapest else search.nearest(),
+        "reasons": {group.name: group.why(cheapest) for group in search.groups},
+        "front": [_fleet_figures(its) for its in search.front()],
+        "simulated": [_fleet_figures(its) for its in search.fleets()],
+    }
+
+
+def _fleet_figures(fleet: Fleet) -> dict[str, object]:
+    profile, verdict = fleet.engine.job.plan.profile, fleet.verdict
+    return {
+        "device": fleet.engine.device,
+        "tensor_parallel_size": profile.devices,
+        "pods": fleet.pods,
+        "max_num_seqs": profile.engine.max_num_seqs,
+        "max_num_batched_tokens": profile.engine.max_num_batched_tokens,
+        "price_per_hour": fleet.price,
+        "slo_share": verdict.slo_share,
+        "misses": verdict.misses,
+        "summary": verdict.summary,
+    }
+
+
+def _draw(searches: Mapping[str, Search], path: Path) -> None:
+    """Draws a panel for each load: price and worst latency of all fleets, their front, the cheapest."""
+    columns = min(2, len(searches))
+    rows = -(-len(searches) // columns)
+    title = "Price and worst latency of fleets, as a share of its limit"
+    with report.picture_file(path, title, (4.4 * columns, 3 * rows), (rows, columns)) as panels:
+        for axes, (name, search) in zip(panels, searches.items(), strict=False):
+            for fleets, label, style in (
+                (search.fleets(), "simulated", {"color": report.GREY, "marker": ".", "linestyle": ""}),
+                (search.front(), "Pareto front", {"color": report.BLUE, "drawstyle": "steps-post"}),
+                (
+                    [search.cheapest()],
+                    "cheapest within the SLO",
+                    {"color": report.GREEN, "marker": "o", "linestyle": ""},
+                ),
+            ):
+                points = [(its.price, 100 * its.verdict.slo_share) for its in fleets if its]
+                axes.plot(*zip(*points, strict=True) if points else ((), ()), **style, label=label)
+            axes.axhline(100, color=report.RED, linestyle="--", linewidth=1, label="SLO")
+            best = search.cheapest()
+            axes.set(title=f"{name}: {best}" if best else name, xlabel="price an hour")
+            axes.set(ylabel="% of the limit", yscale="log")
+            axes.set_ylim(top=min(MOST_DRAWN, axes.get_ylim()[1]))
