@@ -85,7 +85,8 @@ class Job:
         if self.judgement.limits is not None:
             check_classes(self.judgement.limits, load)
         scaling, length_s = self.plan.autoscaling, load.arrival_s[-1] - load.arrival_s[0]
-        if scaling is not None and scaling.cold_start_s >= length_s:
+        # How long sessions take depends on their answers.
+        if scaling is not None and scaling.cold_start_s >= length_s and not load.session:
             raise ConfigError(
                 f"--cold-start {scaling.cold_start_s:g} s must be shorter than the load, {length_s:.6g} s"
             )
