@@ -31,6 +31,8 @@ TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, *range(128, 4096, 128), *range
 SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Sequences of a step for which the output layer is computed."""
 ROUTER_US = 2.5
+HOT_TOKENS = 8192
+"""Tokens of a step at which a device gets hot."""
 
 
 class Rates(Struct, frozen=True):
@@ -65,7 +67,7 @@ class Product(Struct, frozen=True):
 
 
 class Experts(Struct, frozen=True):
-    """The experts of a layer, as a product; `prefill` is a factor of steps with more than 512 tokens."""
+    """The experts of a layer, as a product; two constants are of steps with more than 512 tokens."""
 
     t0_us: float
     memory: float
@@ -74,6 +76,9 @@ class Experts(Struct, frozen=True):
     token_ns: float = 0.0
     """For each row of 4,096 numbers."""
     prefill: float = 1.0
+    """Factor of such steps."""
+    routed_ns: float = 0.0
+    """For each row of 4,096 numbers in such steps: routing, gathering and summing, on every device."""
 
     def seconds(
         self, rows: int, width: float, inner: float, chosen: tuple[int, int], weight_bytes: float, at: Rates
@@ -105,7 +110,8 @@ class AllReduce(Struct, frozen=True):
     once_us: tuple[float, float, float]
     ring_us: tuple[float, float, float]
     once: tuple[float, float, float] = (3.5, 6.0, 6.7)
-    ring: tuple[float, float, float] = (1.61, 2.07, 2.36)
+    ring: tuple[float, float, float] = (1.61, 2.07, 2.05)
+    """At 8 devices of Hopper the switch sums."""
 
     def seconds(self, size: float, devices: int, link: float) -> float:
         """Seconds for `size` bytes over `link` bytes per second; 0 for one device."""
@@ -150,8 +156,8 @@ ASYNCHRONOUS = EngineOverhead(0.6e-3, 12e-6)
 SYNCHRONOUS = EngineOverhead(1.2e-3, 40e-6)
 """vLLM up to 0.13, which schedules a step when the one before has ended."""
 FUSED = EngineOverhead(0.16e-3, 28e-6, 50e-3, layer_us=5.2, casts=0, slowdown=0.09)
-HOPPER = 1.75
-"""Factor of prefill with experts: measured servers beside tables of operators, which load all alike."""
+HOPPER = {"prefill": 1.6, "routed_ns": 120.0}
+"""Prefill with experts at measured servers, beside tables of operators, which load all experts alike."""
 _RING = (7.0, 10.2, 16.3)
 
 KERNELS: Mapping[str, Kernels] = {
@@ -163,9 +169,9 @@ KERNELS: Mapping[str, Kernels] = {
             "fp8-block": Product(14.5, 0.77, 0.52, 8, 1.0, 0.70),
         },
         {
-            "bf16": Experts(31, 0.80, 0.55, 1.8, 9, HOPPER),
-            "mxfp4": Experts(33, 0.99, 0.46, 1.03, prefill=HOPPER),
-            "fp8-block": Experts(80, 0.99, 0.25, 1.25, prefill=HOPPER),
+            "bf16": Experts(31, 0.80, 0.55, 1.8, 9, **HOPPER),
+            "mxfp4": Experts(33, 0.99, 0.46, 1.03, **HOPPER),
+            "fp8-block": Experts(80, 0.99, 0.25, 1.25, **HOPPER),
         },
         Attention(10, 0.90, 2.6e12, 0.045, 0.66, 15),
         AllReduce((4.3, 4.7, 5.4), _RING),
@@ -178,9 +184,9 @@ KERNELS: Mapping[str, Kernels] = {
             "fp8-block": Product(14.2, 0.68, 0.515, 8, 1.0, 0.66),
         },
         {
-            "bf16": Experts(34, 0.80, 0.59, 1.6, 9, HOPPER),
-            "mxfp4": Experts(33, 0.69, 0.46, 1.03, prefill=HOPPER),
-            "fp8-block": Experts(80, 0.99, 0.25, 1.25, prefill=HOPPER),
+            "bf16": Experts(34, 0.80, 0.59, 1.6, 9, **HOPPER),
+            "mxfp4": Experts(33, 0.69, 0.46, 1.03, **HOPPER),
+            "fp8-block": Experts(80, 0.99, 0.25, 1.25, **HOPPER),
         },
         Attention(10, 0.87, 2.7e12, 0.045, 0.66, 15),
         AllReduce((4.4, 4.7, 5.2), _RING),
@@ -194,11 +200,11 @@ KERNELS: Mapping[str, Kernels] = {
             "nvfp4": Product(6.1, 0.61, 0.55, 2.3, 1.0, 0.69),
         },
         {
-            "mxfp4": Experts(23.8, 1.0, 0.59, 1.06, prefill=0.3),
-            "fp8-block": Experts(56, 0.94, 0.35, 1.9, prefill=1.4),
+            "mxfp4": Experts(23.8, 1.0, 0.59, 1.06, prefill=0.3, routed_ns=60),
+            "fp8-block": Experts(56, 0.94, 0.35, 1.9, prefill=1.2, routed_ns=60),
         },
         Attention(9, 0.90, 6.9e12, 0.018, 0.40, 15),
-        AllReduce((7.0, 7.3, 8.0), (11.2, 16.3, 26.1)),
+        AllReduce((7.0, 7.3, 8.0), (11.2, 16.3, 26.1), ring=(1.8, 2.3, 2.5)),
         FUSED,
         follows_cache_scheme=True,
     ),
@@ -207,7 +213,7 @@ KERNELS: Mapping[str, Kernels] = {
         {"bf16": Product(5.4, 0.794, 0.83, 2.1, 0.36, 0.13)},
         {},
         Attention(18, 0.72, 0, 0.06, 0.52, 20),
-        AllReduce((5.1, 5.6, 6.6), (10.5, 15.3, 24.5)),
+        AllReduce((5.1, 5.6, 6.6), (10.5, 15.3, 24.5), ring=(1.61, 2.07, 2.36)),
     ),
     "l40s": Kernels(
         142,
@@ -246,6 +252,8 @@ class KernelSum:
             rate = min(rate, attention.fp8_rate)
         pair_ops = 4 * shape.num_attention_heads * shape.head_size / self._devices
         casts = engine.casts if self._weights in EIGHT_BITS else 0
+        # A hot device computes at a lower clock; its links to the others are as fast as before.
+        summed = layers * self._all_reduces(HOT_TOKENS) / self._layers(HOT_TOKENS)
         return CostConstants(
             base=engine.base + layers * (engine.layer_us + casts * engine.cast_us) * US,
             products=_table(self._layers, TOKENS),
@@ -258,7 +266,7 @@ class KernelSum:
             per_attention=layers * pair_ops / (device.flops * attention.compute),
             window=shape.window,
             window_share=shape.sliding_share,
-            slowdown=engine.slowdown,
+            slowdown=engine.slowdown * (1 - summed),
             tau=engine.tau,
         )
 
@@ -266,12 +274,11 @@ class KernelSum:
         """Seconds of all that depends on the tokens of a step alone."""
         shape, devices, width = self._shape, self._devices, self._shape.hidden_size
         projected = shape.num_attention_heads * shape.head_size / devices
-        summed = self._kernels.all_reduce.seconds(2 * tokens * width, devices, self._device.link)
         elementwise = 22 * tokens * width / self._device.bandwidth
         layer = (
             self._product(tokens, projected + self._keys, width)
             + self._product(tokens, width, projected)
-            + 2 * summed
+            + self._all_reduces(tokens)
             + elementwise
         )
         inner, layers, sparse = (
@@ -287,6 +294,11 @@ class KernelSum:
         if shared := shape.shared_expert_intermediate_size:
             seconds += sparse * self._network(tokens, shared / devices)
         return seconds
+
+    def _all_reduces(self, tokens: int) -> float:
+        """Seconds of a layer's two sums over the devices."""
+        size = 2 * tokens * self._shape.hidden_size
+        return 2 * self._kernels.all_reduce.seconds(size, self._devices, self._device.link)
 
     def _network(self, tokens: int, inner: float) -> float:
         """Seconds of a layer's feed-forward network with `inner` numbers on a device."""
@@ -309,7 +321,9 @@ class KernelSum:
         width, inner = shape.hidden_size, shape.expert_size / self._devices
         chosen = shape.experts, shape.experts_a_token
         seconds = its.seconds(tokens, width, inner, chosen, BYTES[self._weights], self._at(self._weights))
-        seconds *= 1 + (its.prefill - 1) * min(1.0, max(0.0, (tokens - 128) / 384))
+        share = min(1.0, max(0.0, (tokens - 128) / 384))
+        seconds *= 1 + (its.prefill - 1) * share
+        seconds += its.routed_ns * NS * tokens * width / 4096 * share
         routed = 2 * width * shape.experts + 2 * tokens * (width + shape.experts)
         return seconds + ROUTER_US * US + routed / self._device.bandwidth
 

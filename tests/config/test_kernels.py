@@ -12,7 +12,7 @@ from app.engine.core.batch import Batch, SequenceState
 from app.engine.core.step_loop import StepCost, between
 from benchmarks.cells import cells, errors
 from config.datasheet import datasheet_profile
-from config.kernels import KERNELS, norm
+from config.kernels import ASYNCHRONOUS, HOPPER, KERNELS, norm
 from config.profile import CostConstants, Profile
 from tests.config.test_datasheet import MIXTRAL, QWEN
 from tests.needs import RECORDING
@@ -81,6 +81,19 @@ def test_an_expert_that_all_tokens_share_is_computed_beside_the_others() -> None
         made(devices=4, **experts, shared_expert_intermediate_size=size).cost.products for size in (0, 5632)
     )
     assert alone and all(more > less for (_, less), (_, more) in zip(alone, beside, strict=True))
+
+
+def test_a_row_is_routed_on_every_device_and_links_do_not_get_hot() -> None:
+    sparse = {
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 4,
+    }
+    one, eight = (dict(made(devices=count, **sparse).cost.products)[8192] for count in (1, 8))
+    assert eight > one / 8 + 4 * 8192 * HOPPER["routed_ns"] * 1e-9 * 5120 / 4096 * 7 / 8
+    slowdowns = [made(devices=count).cost.slowdown for count in (1, 2, 8)]
+    assert slowdowns == sorted(slowdowns, reverse=True) and slowdowns[0] == ASYNCHRONOUS.slowdown
 
 
 def test_the_version_chooses_the_scheduler() -> None:
