@@ -41,8 +41,8 @@ EndRow = tuple[int, str, float, int, int, float | None, float | None, float | No
 """Number, finish reason, end, tokens, cached tokens; times of the first schedule, first and last token."""
 StepRow = tuple[float, float, int, int, int] | tuple[float, float, int, int, int, int]
 """Start, duration, prefill tokens, decode tokens, sequences; in a simulated fleet also the pod."""
-PodRow = tuple[int, int, float, float]
-"""Running and waiting requests, used share of the KV cache, cached share of the prompts' tokens so far."""
+PodRow = tuple[int, int, float, float, str]
+"""Running and waiting requests, used share of the KV cache, cached share of prompt tokens so far, state."""
 EventRow = tuple[str, int, int, int, str, str]
 """Kind, message number, blocks, tokens, hash of the first block, adapter."""
 

@@ -100,7 +100,7 @@ def test_a_cold_start_is_a_time_or_a_size_over_a_bandwidth() -> None:
             [*SCALED, "--autoscale-every", "0"],
             "--autoscale-every and --scrape-interval must be at least 0.1 s",
         ),
-        ([*SCALED, "--sweep", "pods=1:2:1"], "--autoscale goes with neither --html, nor a sweep of pods"),
+        ([*SCALED, "--sweep", "pods=1:2:1"], "--autoscale goes with neither a sweep of pods nor"),
     ],
 )
 def test_bad_input_is_told_in_one_line(

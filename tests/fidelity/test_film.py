@@ -33,7 +33,7 @@ def filmed(pods: int = 1, **engine: Any) -> tuple[LoadTrace, SimulationOutcome, 
     film = Film(load, plan, TOLD)
     outcome = simulate(load, plan, watch=film.watch)
     page = Page()
-    page.take(film.picture())
+    page.take(film.picture(outcome))
     for frame in film.frames(outcome):
         page.take(frame)
     return load, outcome, film, page
@@ -70,7 +70,7 @@ def test_a_fleet_has_a_lane_a_pod_and_counts_a_shared_block_once() -> None:
     frames = list(film.frames(outcome))
     for frame in frames:
         page.take(frame)
-        running, waiting, used, _ = (sum(column) for column in zip(*frame.pods, strict=True))
+        running, waiting, used = (sum(column) for column in list(zip(*frame.pods, strict=True))[:3])
         assert (running, waiting) == (page.figures["running"], page.figures["waiting"])
         assert used / 3 == pytest.approx(page.figures["cache_usage"], abs=1e-4)
         assert page.figures["cache_usage"] * capacity < 100 * 5 * 3 + running * 10  # prefixes, and the rest
@@ -78,7 +78,7 @@ def test_a_fleet_has_a_lane_a_pod_and_counts_a_shared_block_once() -> None:
     assert page.figures["hits"] == page.figures["cached"] == outcome.cached_tokens > 0
     assert page.figures["queries"] == sum(load.input_tokens)
     assert sum(row[4] for row in page.ended.values()) == outcome.cached_tokens
-    assert film.picture().began is None
+    assert film.picture(outcome).began is None
 
 
 def test_pods_of_prefill_and_of_decode_have_lanes_too() -> None:
@@ -95,6 +95,20 @@ def test_pods_of_prefill_and_of_decode_have_lanes_too() -> None:
     assert len(page.ended) == len(load) and (page.figures["running"], page.figures["waiting"]) == (0, 0)
 
 
+def test_pods_of_an_autoscaled_fleet_load_and_get_ready(tmp_path: Path) -> None:
+    page = tmp_path / "run.html"
+    load = ["--rate", "30", "--arrivals", "ramp", "--seconds", "60", "--policy", "least-requests"]
+    scaled = ["--autoscale", "hpa:metric=running,target=5,min=1,max=3", "--cold-start", "20s"]
+    assert run([*load, *scaled, "--html", str(page)]) == 0
+    recording = page.read_text("utf-8").partition('id="recording">')[2].partition("</script>")[0]
+    frames = [json.loads(line)["pods"] for line in recording.splitlines()[1:]]
+    states = [[pods[number][4].strip(" ()") for pods in frames] for number in range(3)]
+    assert [list(dict.fromkeys(its)) for its in states] == [
+        ["ready"],
+        *[["not there yet", "loading", "ready"]] * 2,
+    ]
+
+
 def test_large_ones_are_thinned_out_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(films, "MOST_BARS", 50)
     monkeypatch.setattr(films, "MOST_STEPS", 100)
@@ -102,12 +116,15 @@ def test_large_ones_are_thinned_out_and_say_so(monkeypatch: pytest.MonkeyPatch) 
     assert len(page.bars) <= 50 and len(page.steps) <= 101
     assert page.figures["length"] == len(load)
     assert page.figures["preemptions"] == outcome.preemptions > 0
-    assert "has a bar" in film.picture().server["told"] and "step is shown" in film.picture().server["told"]
+    assert (
+        "has a bar" in film.picture(outcome).server["told"]
+        and "step is shown" in film.picture(outcome).server["told"]
+    )
 
 
 def test_the_page_stands_alone_and_no_text_ends_its_script(tmp_path: Path) -> None:
     _, outcome, film, _ = filmed()
-    html = report_of(film.picture(), film.frames(outcome))
+    html = report_of(film.picture(outcome), film.frames(outcome))
     recording = re.search(r'<script type="application/json" id="recording">(.*?)\n', html, re.DOTALL)
     assert recording and json.loads(recording[1])["server"]["model"] == TOLD
     assert not re.search(r'<script[^>]*src=|<link rel="stylesheet"|alert\(1\)</script>', html)

@@ -32,11 +32,10 @@ class StepsView {
   }
 
   lanes(model, all) {
-    // Of a simulated fleet: a lane a pod.
     const seconds = Number($("span").value), from = model.at - seconds * 1000, points = all.filter((point) => point.at > from);
     const [pen, width] = surface(this.canvas, model.pods.length * LANE), x = (at) => (at - from) / (seconds * 1000) * width;
     const most = Math.max(1, ...points.map((point) => Math.max(...point.pods.map((row) => row[0] + row[1]))));
-    model.pods.forEach(([running, waiting, used, cached], pod) => {
+    model.pods.forEach(([running, waiting, used, cached, state], pod) => {
       const low = (pod + 1) * LANE - 12, curve = (value) => {
         pen.beginPath();
         for (const point of points) pen.lineTo(x(point.at), low - (LANE - STRIP_HEAD - 14) * value(point.pods[pod]));
@@ -59,7 +58,7 @@ class StepsView {
       pen.stroke();
       pen.fillStyle = COLOURS.text;
       pen.textAlign = "left";
-      pen.fillText(`pod ${pod}: ${running} running, ${waiting} waiting, KV cache ${whole(used * 100)} %, prompts cached ${whole(cached * 100)} %`, 4, pod * LANE + 8);
+      pen.fillText(`pod ${pod}${state}: ${running} running, ${waiting} waiting, KV cache ${whole(used * 100)} %, prompts cached ${whole(cached * 100)} %`, 4, pod * LANE + 8);
     });
     $("steps-title").textContent = "Pods";
     $("steps-last").textContent = `up to ${most} requests; last ${seconds} s`;

@@ -8,11 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
 from app.console.bars import FIGURES, Frame, Picture
 from app.console.page import report_of
 from app.engine.core.batch import Batch, Phase
+from app.lab.fidelity.autoscaler import Life
 from app.lab.fidelity.pod import OfflineRequest, Pod
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
 from app.lab.load.loads import LoadTrace
@@ -65,6 +67,16 @@ class PodFigures:
     cached: int = 0
 
 
+def state_of(life: Life, at_s: float) -> str:
+    if at_s < life.begun_s:
+        return "not there yet"
+    if life.drain_s < inf and at_s >= life.gone_s:
+        return "gone"
+    if at_s < life.ready_s:
+        return "loading"
+    return "ready" if at_s < life.drain_s else "draining"
+
+
 class Film:
     """Records the steps of a simulation (as `watch` of `Simulation`), and makes frames of the record."""
 
@@ -74,8 +86,9 @@ class Film:
         self._cached = array("i", [0]) * len(load)
         """Prompt tokens found in the prefix cache."""
         self._lanes: dict[Pod, PodLane] = {}
-        self._most_steps = max(2, MOST_STEPS // plan.pods)
-        self._pods = [PodFigures() for _ in range(plan.pods)]
+        scaling = plan.autoscaling
+        self._most_steps = max(2, MOST_STEPS // (plan.pods if scaling is None else scaling.policy.most))
+        self._pods: list[PodFigures] = []
         self._every = max(1, -(-len(load) // MOST_BARS))
         self._lost_s: list[float] = []
         self._chunks: list[tuple[float, int]] = []
@@ -105,18 +118,18 @@ class Film:
         lane.add((start_s, end_s - start_s, *sizes, pod.blocks.capacity - pod.blocks.free), self._most_steps)
 
     def page(self, outcome: SimulationOutcome) -> str:
-        return report_of(self.picture(), self.frames(outcome))
+        return report_of(self.picture(outcome), self.frames(outcome))
 
-    def picture(self) -> Picture:
-        at, plan, every = self._plan.profile.engine, self._plan, self._every
+    def picture(self, outcome: SimulationOutcome) -> Picture:
+        at, pods, every = self._plan.profile.engine, self._count(outcome), self._every
         stride = max((lane.stride for lane in self._lanes.values()), default=1)
         steps = f"at least every {stride}th step is shown" if stride > 1 else ""
-        lanes = f"the first {MOST_LANES} of {plan.pods} pods have a lane" if plan.pods > MOST_LANES else ""
+        lanes = f"the first {MOST_LANES} of {pods} pods have a lane" if pods > MOST_LANES else ""
         bars = f"every {every}th request has a bar" if every > 1 else ""
         server = {
             "version": VERSION, "model": self._title, "task": "generate", "rank": 0, "ranks": {},
-            "max_model_len": at.max_model_len, "places": at.max_num_seqs * plan.pods, "shared_steps": True,
-            "budget": at.max_num_batched_tokens, "blocks": (at.num_gpu_blocks - 1) * plan.pods,
+            "max_model_len": at.max_model_len, "places": at.max_num_seqs * pods, "shared_steps": True,
+            "budget": at.max_num_batched_tokens, "blocks": (at.num_gpu_blocks - 1) * pods,
             "numbered": False, "block_size": at.block_size, "adapter_slots": 0, "publishes": False,
             "index": False, "told": ", ".join(filter(None, ("simulated", lanes, steps, bars))),
         }  # fmt: skip
@@ -127,6 +140,7 @@ class Film:
 
     def frames(self, outcome: SimulationOutcome) -> Iterator[Frame]:
         out, begin_s = outcome, min(outcome.send_s)
+        self._pods = [PodFigures() for _ in range(self._count(out))]
         columns = (out.send_s, self._admitted_s, out.first_s, out.last_s)
         events = [
             (deque(sorted(range(len(its)), key=its.__getitem__)), its, handle)
@@ -158,7 +172,7 @@ class Film:
                 end_s, number = chunks.popleft()
                 frame.chunks += (number + 1, ms(end_s))
             self._figures["preemptions"] = bisect_right(lost_s, at_s)
-            self._count_pods(frame)
+            self._count_pods(frame, out, at_s)
             frame.figures = [round(self._figures[name], 5) for name in FIGURES]
             frame.ttft, frame.itl = list(self._ttft), list(self._itl)
             yield frame
@@ -187,7 +201,11 @@ class Film:
         if number % self._every == 0:
             frame.phases.append((number + 1, int(Phase.TRANSFER), ms[-1], 0))
 
-    def _count_pods(self, frame: Frame) -> None:
+    def _count(self, out: SimulationOutcome) -> int:
+        """Returns the number of pods; of an autoscaled fleet all that ever were."""
+        return len(out.lives) or self._plan.pods
+
+    def _count_pods(self, frame: Frame, out: SimulationOutcome, at_s: float) -> None:
         """Writes the state of each pod; an idle one, which makes no steps, holds no blocks."""
         capacity = self._plan.profile.engine.num_gpu_blocks - 1
         shares = [it.used / capacity if it.running else 0.0 for it in self._pods]
@@ -195,14 +213,15 @@ class Film:
         self._figures["waiting"] = sum(it.waiting for it in self._pods)
         self._figures["running"] = sum(it.running for it in self._pods)
         if len(shares) > 1:
+            states = [f" ({state_of(life, at_s)})" for life in out.lives] or [""] * len(shares)
             frame.pods = [
-                (it.running, it.waiting, round(share, 4), round(it.cached / max(1, it.prompt), 4))
-                for it, share in zip(self._pods[:MOST_LANES], shares, strict=False)
+                (it.running, it.waiting, round(share, 4), round(it.cached / max(1, it.prompt), 4), state)
+                for it, share, state in zip(self._pods[:MOST_LANES], shares, states, strict=False)
             ]
 
     def _sent(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
         if number % self._every == 0:
-            pod = f"pod {out.pod[number]}" if self._plan.pods > 1 else ""
+            pod = f"pod {out.pod[number]}" if len(self._pods) > 1 else ""
             if out.transfers is not None:
                 pod = f"pod {out.transfers.prefill_pod[number]}, then {out.pod[number]}"
             sizes = self._load.input_tokens[number], self._load.output_tokens[number]

@@ -230,8 +230,8 @@ def _autoscaling(
         if written or cold_start:
             raise ConfigError("--autoscale and --cold-start go together")
         return None
-    if given.html is not None or swept in ("pods", summaries.SPLIT) or given.prefill_pods is not None:
-        raise ConfigError("--autoscale goes with neither --html, nor a sweep of pods, nor --prefill-pods")
+    if swept in ("pods", summaries.SPLIT) or given.prefill_pods is not None:
+        raise ConfigError("--autoscale goes with neither a sweep of pods nor --prefill-pods")
     if min(given.autoscale_every, given.scrape_interval) < LEAST_S:
         raise ConfigError(f"--autoscale-every and --scrape-interval must be at least {LEAST_S} s")
     name = "autoscale"
