@@ -12,6 +12,7 @@ import pytest
 from app.serving.api.chat.completions import ChatResponseOptions
 from app.serving.api.plain import PlainChat, PlainCompletion, PlainGeneration, Recognised
 from app.serving.protocol.validation import ModelLimits
+from app.text.memo import KnownPrompts
 from config.loader import load
 
 CHAT = [{"role": "user", "content": "hi"}]
@@ -23,9 +24,8 @@ def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> 
     """The fast path of one family, for a model with a context of `length` tokens."""
     limits, models = ModelLimits(max_model_len=length, vocab_size=4096), SimpleNamespace(names=["m"])
     pipeline: Any = SimpleNamespace(limits=limits, models=models, settings=load((), {}))
-    known: Any = SimpleNamespace(ids=prompt_ids)
-    options = partial(ChatResponseOptions, prompt_ids=())
-    found: PlainGeneration = PlainGeneration(pipeline, kind, "", known, options, cast(Any, None))
+    known, options = KnownPrompts(prompt_ids), partial(ChatResponseOptions, prompt_ids=())
+    found = PlainGeneration(pipeline, kind, "", known, options, lambda *asked: asked[0], cast(Any, None))
     found._names = frozenset(names)
     return found
 

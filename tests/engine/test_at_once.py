@@ -52,7 +52,7 @@ def outcome(asked: list[dict[str, Any]], mode: str, fails_at: int | None, longer
         assert handle.future.done()
     assert harness.is_idle() and not harness.engine._active
     told = [(type(it), it.index, str(it.error)) if isinstance(it, Failed) else _plain(it) for it in outputs]
-    clocked = r"(?m)^(\S+_created|vllm:lora_requests_info|vllm:e2e_request_latency_seconds_sum)\{.*$"
+    clocked = r"(?m)^(\S+_created|vllm:lora_requests_info|vllm:e2e_request_latency_seconds_(sum|bucket))\{.*$"
     return told, re.sub(clocked, "", harness.recorder.render())
 
 

@@ -167,10 +167,13 @@ def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: 
     try:
         emit(Started(request.index, at_s, 0, reply.prompt_logprobs))
         begun, start, last = True, 0, len(reply.texts)
-        for end, part in reply.spans or ((last, None),):
-            texts, ids = reply.texts[start:end], reply.ids[start:end]
-            start, tokens = end, tokens + len(ids)
-            emit(Tokens(request.index, texts, ids, at_s, None, reply.finish if end == last else None, part))
+        if not reply.spans:
+            tokens = len(reply.ids)
+            emit(Tokens(request.index, reply.texts, reply.ids, at_s, None, reply.finish))
+        for end, part in reply.spans:
+            finish, of = reply.finish if end == last else None, slice(start, end)
+            start, tokens = end, min(end, len(reply.ids))
+            emit(Tokens(request.index, reply.texts[of], reply.ids[of], at_s, None, finish, part))
         reason = COUNTED_AS[reply.finish.reason]
     except Exception as error:
         log.exception("a sequence failed at its start")

@@ -102,9 +102,11 @@ class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_
 
 class Recognised(Struct, frozen=True):
     request: PlainRequest
+    prompt_key: bytes
     prompt_ids: Sequence[int]
     max_tokens: int
     limited: bool
+    options: ResponseOptions
 
 
 class PlainGeneration:
@@ -119,12 +121,13 @@ class PlainGeneration:
         id_prefix: str,
         known: KnownPrompts,
         options: Callable[..., ResponseOptions],
-        writer: Callable[[ResponseMeta, Any, Sequence[int], bool], ResponseWriter],
+        own_options: Callable[[Any, Sequence[int], bool], ResponseOptions],
+        writer: Callable[[ResponseMeta, Any], ResponseWriter],
     ) -> None:
-        """`options` adds the family's own to those that all share; `writer` gets them with the prompt and
-        whether the usage is told."""
+        """`options` adds the family's own to those that all share; `own_options` adds a request's prompt and
+        whether its usage is told."""
         self.known, self._id_prefix, self._options_of, self._writer = known, id_prefix, options, writer
-        self._pipeline = pipeline
+        self._pipeline, self._own_options = pipeline, own_options
         self._decode = msgspec.json.Decoder(kind).decode
         self._prompt_ids = known.ids
         self._model = pipeline.models.names[0]
@@ -169,7 +172,14 @@ class PlainGeneration:
 
     def recognise(self, body: bytes) -> Recognised | None:
         """Returns the request in `body`; None, with nothing drawn or counted, when not plain."""
-        return self._bodies.get(body) or self._read(body)
+        if (known := self._bodies.get(body)) is not None:
+            return known
+        recognised = self._read(body)
+        if recognised is not None and len(body) <= BODY_BYTES and recognised.prompt_key in self.known:
+            if len(self._bodies) >= MOST_BODIES:
+                self._bodies.clear()
+            self._bodies[body] = recognised
+        return recognised
 
     def _read(self, body: bytes) -> Recognised | None:
         try:
@@ -193,12 +203,10 @@ class PlainGeneration:
             limit is not None or request.ignore_eos or request.min_tokens > MOST_TOKENS
         ):
             return None
-        recognised = Recognised(request, ids, most, limit is not None)
-        if len(body) <= BODY_BYTES and key in self.known:
-            if len(self._bodies) >= MOST_BODIES:
-                self._bodies.clear()
-            self._bodies[body] = recognised
-        return recognised
+        wanted = request.stream_options
+        usage = self._forced_usage or (wanted is not None and wanted.include_usage)
+        options = self._own_options(self._options, ids, usage)
+        return Recognised(request, key, ids, most, limit is not None, options)
 
     def answer(self, context: RequestContext, recognised: Recognised) -> Response | PendingResponse:
         pipeline, request = self._pipeline, recognised.request
@@ -225,9 +233,7 @@ class PlainGeneration:
             cache_hit_threshold=self._least_hit_rate,
             observers=context.observers,
         )
-        stream_options = request.stream_options
-        usage = self._forced_usage or (stream_options is not None and stream_options.include_usage)
-        writer = self._writer(meta, self._options, recognised.prompt_ids, usage)
+        writer = self._writer(meta, recognised.options)
         return pipeline.responder.respond_soon((wanted,), writer, bool(request.stream), context)
 
 
@@ -236,18 +242,19 @@ def plain_chats(pipeline: RequestPipeline) -> PlainGeneration:
         role, parses = pipeline.settings.api.response_role, pipeline.limits.parses
         return ChatResponseOptions(**shared, prompt_ids=(), role=role, parses=parses)
 
-    def writer(meta: ResponseMeta, shared: Any, ids: Sequence[int], usage: bool) -> ChatWriter:
-        return ChatWriter(meta, replace(shared, prompt_ids=ids, include_usage=usage))
+    def own(shared: ChatResponseOptions, ids: Sequence[int], usage: bool) -> ChatResponseOptions:
+        return replace(shared, prompt_ids=ids, include_usage=usage)
 
-    return PlainGeneration(pipeline, PlainChat, "chatcmpl", known_chats(pipeline.tokenizer), options, writer)
+    known = known_chats(pipeline.tokenizer)
+    return PlainGeneration(pipeline, PlainChat, "chatcmpl", known, options, own, ChatWriter)
 
 
 def plain_completions(pipeline: RequestPipeline) -> PlainGeneration:
     def options(**shared: Any) -> CompletionResponseOptions:
         return CompletionResponseOptions(**shared, prompts=())
 
-    def writer(meta: ResponseMeta, shared: Any, ids: Sequence[int], usage: bool) -> CompletionWriter:
-        return CompletionWriter(meta, replace(shared, prompts=(EchoedPrompt(ids),), include_usage=usage))
+    def own(shared: CompletionResponseOptions, ids: Sequence[int], usage: bool) -> CompletionResponseOptions:
+        return replace(shared, prompts=(EchoedPrompt(ids),), include_usage=usage)
 
     known = known_texts(pipeline.tokenizer)
-    return PlainGeneration(pipeline, PlainCompletion, "cmpl", known, options, writer)
+    return PlainGeneration(pipeline, PlainCompletion, "cmpl", known, options, own, CompletionWriter)

@@ -44,15 +44,11 @@ class Segment(Struct):
 
     @property
     def kind(self) -> str:
-        return kind_of(self.part)
+        return "text" if self.part is None else self.part.kind
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
-
-
-def kind_of(part: Part | None) -> str:
-    return "text" if part is None else part.kind
 
 
 class ChoiceState(Struct):
@@ -86,8 +82,8 @@ class ChoiceState(Struct):
         """Adds the tokens to their segment, perhaps a new one; returns None when they show nothing."""
         self.count(output)
         part = output.part
-        segment = self.current(part)
-        if segment is None:
+        segment = self.segments[-1] if self.segments else None
+        if segment is None or segment.part != part:
             begins = output.logprobs is not None if part is None else part.name != ""
             if not begins and not any(output.texts):
                 return None
@@ -124,7 +120,7 @@ class ChoiceState(Struct):
         """Returns the reply's text of each kind; "text" is always there."""
         said = {"text": ""}
         for segment in self.segments:
-            kind = kind_of(segment.part)
+            kind = "text" if segment.part is None else segment.part.kind
             said[kind] = said.get(kind, "") + "".join(segment.texts)
         return said
 

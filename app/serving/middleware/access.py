@@ -197,10 +197,9 @@ class Cors(Middleware):
 
     def end(self, context: RequestContext, response: Response) -> None:
         """Adds the allowed origin to answers other than preflights and 401."""
-        if response.status == 401 or response.headers.get("Vary") == PREFLIGHT_VARY:
+        headers, vary = response.headers, response.headers.get("Vary")
+        if response.status == 401 or vary == PREFLIGHT_VARY:
             return
-        headers = response.headers
-        vary = headers.get("Vary")
         if vary is None:
             headers["Vary"] = "Origin"
         elif "origin" not in vary.lower():

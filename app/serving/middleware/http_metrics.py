@@ -108,9 +108,10 @@ class HttpMetrics(Middleware):
             return
         # Clients must not create series with invented methods.
         key = (context.method if context.method in METHODS else "other", label, response.status)
-        if key not in self._rows:
-            self._rows[key] = None if _EXCLUDED.search(label) else []
-        rows = self._rows[key]
+        try:
+            rows = self._rows[key]
+        except KeyError:
+            rows = self._rows[key] = None if _EXCLUDED.search(label) else []
         if rows is None:
             return
         body = response.body

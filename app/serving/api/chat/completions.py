@@ -219,7 +219,13 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
 
     def _message(self, choice: ChoiceState) -> wire.ChatMessage:
         options, said = self._options, choice.said()
-        message = wire.ChatMessage(options.role, self._content(choice, said))
+        text = said["text"] if options.echo is None else options.echo + said["text"]
+        message = wire.ChatMessage(options.role, text)
+        if "image" in said:
+            image = wire.ContentBlock("image_url", image_url={"url": said["image"]})
+            message.content = [wire.ContentBlock("text", text), image] if text else [image]
+        elif not text and options.echo is None and not options.forced_tool:
+            message.content = None if choice.called or options.reasons else text
         if choice.called:
             message.tool_calls = [
                 wire.ToolCall(
@@ -233,18 +239,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if options.show_reasoning:
             message.reasoning = said.get("reasoning") or None
         return message
-
-    def _content(self, choice: ChoiceState, said: Mapping[str, str]) -> wire.Content | None:
-        options, text = self._options, said["text"]
-        if options.echo is not None:
-            text = options.echo + text
-        if "image" in said:
-            blocks = [wire.ContentBlock("text", text)] if text else []
-            return [*blocks, wire.ContentBlock("image_url", image_url={"url": said["image"]})]
-        is_open = options.echo is None and not options.forced_tool
-        if is_open and not text and (choice.called or options.reasons):
-            return None
-        return text
 
 
 def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list[Route]:
