@@ -241,13 +241,7 @@ def _autoscaling(
         cold_start_s = autoscale.read_cold_start(cold_start, weight_bytes)
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise ConfigError(f"--{name} {error}") from None
-    return autoscale.Autoscaling(
-        policy=policy,
-        written=written,
-        cold_start_s=cold_start_s,
-        every_s=given.autoscale_every,
-        scrape_s=given.scrape_interval,
-    )
+    return autoscale.Autoscaling(policy, cold_start_s, given.autoscale_every, given.scrape_interval, written)
 
 
 def make_recipe(given: Namespace, rate_is_swept: bool) -> loads.Recipe | None:

@@ -71,7 +71,7 @@ class Transferred(Struct, frozen=True):
     transferred_bytes: float
 
 
-class FleetUse(Struct, frozen=True, kw_only=True):
+class FleetUse(Struct, frozen=True):
     """Pods of an autoscaled run. `constant` is the smallest constant fleet that does as well, if any."""
 
     mean_pods: float
@@ -346,11 +346,9 @@ def _transfer_lines(its: Transferred) -> list[str]:
 def fleet_use(
     outcome: SimulationOutcome, parts: tuple[autoscaled.Interval, ...], constant: RunSummary | None
 ) -> FleetUse:
-    lives = outcome.lives
-    span_s = max(it.gone_s for it in lives) - lives[0].begun_s
-    mean = autoscaled.pod_seconds(lives) / max(span_s, 1e-9)
+    lives, span_s = outcome.lives, max(outcome.last_s) - min(outcome.send_s)
     most = max(sum(it.begun_s <= at.begun_s < it.gone_s for it in lives) for at in lives)
-    return FleetUse(mean_pods=mean, most_pods=most, intervals=parts, constant=constant)
+    return FleetUse(autoscaled.pod_seconds(lives) / max(span_s, 1e-9), most, parts, constant)
 
 
 def _fleets(its: RunSummary, fleet: FleetUse) -> str:
@@ -372,11 +370,9 @@ def missed(
 ) -> list[bool]:
     """Returns which requests missed a limit: those of goodput, without these the values of the objectives."""
     if limits is None:
-        own: dict[str, float] = {}
-        for it in objectives:
-            metric = METRIC_OF[it.latency]
-            own[metric] = min(it.limit_s, own.get(metric, math.inf))
-        limits = {"": own}
+        # Of two objectives of a latency the stricter value holds.
+        ordered = sorted(objectives, key=lambda it: -it.limit_s)
+        limits = {"": {METRIC_OF[it.latency]: it.limit_s for it in ordered}}
     if not any(limits.values()):
         return []
     return [max(ratios.values()) > 1 for ratios in limit_ratios(load, outcome, limits)]

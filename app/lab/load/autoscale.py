@@ -67,17 +67,17 @@ class ScalingPolicy(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Autoscaling:
     """A policy and the times of a cluster around it, in seconds; `written` is the policy's text."""
 
     policy: ScalingPolicy
-    written: str = ""
     cold_start_s: float
     every_s: float = 15.0
     """Time between two looks."""
     scrape_s: float = 15.0
     """Time between two scrapes of a pod."""
+    written: str = ""
 
 
 def histogram_quantile(share: float, values: Sequence[float]) -> float:
@@ -111,14 +111,8 @@ def _ratio(values: Sequence[float], target: float) -> float:
     return sum(int(value * MILLI) for value in values) // len(values) / round(target * MILLI)
 
 
-class Rate(Struct, frozen=True):
-    """A change that is allowed within a period: pods, or a percentage of the pods at its beginning."""
-
-    value: Annotated[int, Meta(ge=1)]
-    is_percent: bool
-    period_s: Annotated[float, Meta(gt=0, le=1800)]
-
-
+Rate = tuple[Annotated[int, Meta(ge=1)], bool, Annotated[float, Meta(gt=0, le=1800)]]
+"""A change that is allowed within seconds: pods or, if true, a percentage of the pods at their beginning."""
 Select = Literal["max", "min", "disabled"]
 LONGEST_S = 3600
 """Longest stabilization window of Kubernetes; no period is longer."""
@@ -133,8 +127,8 @@ class HorizontalPodAutoscaler(ScalingPolicy, frozen=True, kw_only=True, rename="
     metric: str
     target: Annotated[float, Meta(ge=0.001, le=1e12)]
     tolerance: Annotated[float, Meta(ge=0)] = 0.1
-    up: tuple[Rate, ...] = (Rate(100, True, 15.0), Rate(4, False, 15.0))
-    down: tuple[Rate, ...] = (Rate(100, True, 15.0),)
+    up: tuple[Rate, ...] = ((100, True, 15.0), (4, False, 15.0))
+    down: tuple[Rate, ...] = ((100, True, 15.0),)
     select_up: Select = "max"
     select_down: Select = "max"
     window_up: Window = 0.0
@@ -174,11 +168,10 @@ class HorizontalPodAutoscaler(ScalingPolicy, frozen=True, kw_only=True, rename="
         if select == "disabled":
             return current
         limits = []
-        for rate in rates:
-            begun = current - sum(change for at_s, change in changes if at_s > now_s - rate.period_s)
-            share = begun * (1 + sign * rate.value / 100)
-            percent = math.ceil(share) if up else int(share)
-            limits.append(percent if rate.is_percent else begun + sign * rate.value)
+        for value, is_percent, period_s in rates:
+            begun = current - sum(change for at_s, change in changes if at_s > now_s - period_s)
+            share = begun * (1 + sign * value / 100)
+            limits.append((math.ceil(share) if up else int(share)) if is_percent else begun + sign * value)
         limit = max(limits) if up == (select == "max") else min(limits)
         if up:
             return min(wanted, max(limit, current), self.most)
@@ -227,23 +220,17 @@ def read_policy(text: str, plugged: Mapping[str, AutoscalerStart]) -> ScalingPol
     return PluggedPolicy(least=bounds.least, most=bounds.most, make=plugged[name])
 
 
-def _rates(text: str) -> list[dict[str, object]]:
+def _rates(text: str) -> list[Rate]:
     """Reads rates such as `100%/15s+4/15s`. Raises ValueError with the rule."""
     found = [re.fullmatch(r"(\d{1,5})(%?)/(\w+)", part, re.ASCII) for part in text.split("+")]
     if not all(found):
         raise ValueError(f"rates must be such as 100%/15s+4/15s, not {text[:40]!r}")
-    return [
-        {"value": int(it[1]), "is_percent": bool(it[2]), "period_s": parse_duration(it[3])}
-        for it in found
-        if it
-    ]
+    return [(int(it[1]), bool(it[2]), parse_duration(it[3])) for it in found if it]
 
 
 def _schedule(given: Mapping[str, object]) -> Schedule:
-    moments = {parse_duration(at): pods for at, pods in given.items()}
-    steps = msgspec.convert(
-        sorted(moments.items()), tuple[tuple[Annotated[float, Meta(ge=0)], Pods], ...], strict=False
-    )
+    moments = sorted((parse_duration(at), pods) for at, pods in given.items())
+    steps = msgspec.convert(moments, tuple[tuple[Annotated[float, Meta(ge=0)], Pods], ...], strict=False)
     if steps[0][0]:
         raise ValueError("schedule: it must begin with 0s=PODS")
     counts = [pods for _, pods in steps]
