@@ -28,7 +28,13 @@ DPI = 130
 _INK = "#1f1f1f"
 _COLORED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 STYLE = {
-    **{"font.size": 9, "axes.labelsize": 9, "axes.linewidth": 0.6, **dict.fromkeys(_COLORED, _INK)},
+    **{
+        "font.size": 9,
+        "axes.labelsize": 9,
+        "axes.titlesize": 9,
+        "axes.linewidth": 0.6,
+        **dict.fromkeys(_COLORED, _INK),
+    },
     **{"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
     **{"axes.grid": True, "axes.grid.axis": "y", "grid.alpha": 0.35, "grid.linewidth": 0.6},
     **{"lines.linewidth": 1.4, "lines.markersize": 3.5, "savefig.dpi": DPI, "svg.hashsalt": "understudy"},
@@ -116,13 +122,22 @@ def picture_file(
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 labelled.setdefault(label, handle)
         if labelled:
-            below = {"loc": "outside lower center", "ncols": min(6, len(labelled)), "frameon": False}
-            figure.legend(labelled.values(), labelled.keys(), **below)
+            below = {"loc": "outside lower center", "frameon": False}
+            figure.legend(labelled.values(), labelled, **below, ncols=_columns(list(labelled), size[0]))
         form = Path(path.name.removesuffix(PART)).suffix[1:].lower()
         figure.savefig(path, format=form, metadata={"Date": None} if form == "svg" else None)
     if form == "png":
         with import_module("PIL.Image").open(path) as image:  # a third of the size with a palette
             image.convert("RGB").quantize(128).save(path, "PNG", optimize=True, dpi=(DPI, DPI))
+
+
+def _columns(labels: Sequence[str], inches: float) -> int:
+    """Returns the most columns of a legend that fit; a character is about 0.08 inches wide."""
+    for rows in range(1, len(labels)):
+        widths = [max(map(len, labels[place : place + rows])) for place in range(0, len(labels), rows)]
+        if sum(0.08 * width + 0.7 for width in widths) <= inches:
+            return len(widths)
+    return 1
 
 
 def from_zero(axes: Axes) -> None:
