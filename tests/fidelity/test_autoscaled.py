@@ -10,6 +10,7 @@ import pytest
 from app.cli import main
 from app.lab.load.autoscale import read_cold_start
 from tests.fidelity.test_command import figures, refusal
+from tests.running_server import ROOT
 
 HPA = "hpa:metric=running,target=20,min=1,max=4,window-down=5s"
 LOAD = ["--rate", "25", "--arrivals", "ramp", "--seconds", "60", "--output-tokens", "64"]
@@ -64,17 +65,20 @@ def test_the_best_constant_fleet_is_the_smallest_that_meets_the_objectives(
 
 
 def test_a_plugin_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (path := tmp_path / "own.py").write_text(
-        "from app.plugins import Look, hookimpl\nAPI = 1\n"
-        "@hookimpl\ndef autoscaling(host):\n"
-        "    return {'more': lambda pods: decide, 'bad': lambda pods: len}\n"
-        "def decide(look: Look) -> int:\n    return 9 if look.at_s > 20 else 2\n"
+    example = ROOT / "examples" / "plugins" / "look_ahead.py"
+    flags = ["simulate", *SCALED, *POLICY, "--json", "-", "--plugin"]
+    starts = []
+    for policy in (HPA, "look-ahead:min=1,max=4"):
+        own = ["--look-ahead-target", "20", "--look-ahead-ahead", "30s", "--autoscale", policy]
+        assert main([*flags, str(example), *own]) == 0
+        parts = msgspec.json.decode(capsys.readouterr().out)["fleet"]["intervals"]
+        starts.append(next(it["begin_s"] for it in parts if it["loading"]))
+    assert starts[1] < starts[0]
+    (bad := tmp_path / "bad.py").write_text(
+        "from app.plugins import hookimpl\nAPI = 1\n"
+        "@hookimpl\ndef autoscaling(host):\n    return {'bad': lambda pods: len}\n"
     )
-    flags = ["simulate", *LOAD, "--cold-start", "5s", "--plugin", str(path), "--json", "-", "--autoscale"]
-    assert main([*flags, "more:min=1,max=3"]) == 0
-    found = msgspec.json.decode(capsys.readouterr().out)["fleet"]["intervals"]
-    assert [found[place]["ready"] for place in (0, -2)] == pytest.approx([2, 3])
-    assert main([*flags, "bad:min=1,max=3"]) == 1
+    assert main([*flags, str(bad), "--autoscale", "bad:min=1,max=3"]) == 1
     assert "hook autoscaling of a plugin failed" in capsys.readouterr().err
 
 
