@@ -95,6 +95,11 @@ def test_nothing_is_told_of_a_call_before_its_name_is_known() -> None:
     assert made["function"] == {"name": "look", "arguments": "{}"}
 
 
+def test_a_usage_in_the_midst_counts_the_tokens_of_markup_up_to_its_chunk() -> None:
+    usages = [chunk["usage"]["completion_tokens"] for chunk in chunks(MARKED_UP, continuous_usage=True)]
+    assert usages == [0, 1, 3, 4, 6, 7, 8]
+
+
 CUT = [
     tokens(["", "", ""], Part("call", 0, "", '<tool_call>{"na')),
     tokens(["", '{"a', '": "so'], Part("call", 0, "look", '<tool_call>{"name": "look", {"a": "so')),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from app.engine.core.outputs import EngineOutput, Failed, Part, Started, Tokens
-from app.engine.core.request import EngineRequest
+from app.engine.core.request import EngineRequest, ToolCalls, ToolFunction
 from config.profile import Profile, SpeculationRates
 from tests.engine.harness import Harness, engine_request
 from tests.engine.stepped import PROFILE
@@ -25,6 +25,7 @@ FIELDS = st.fixed_dictionaries(
         "stop": st.sampled_from([(), ("a",), ("the", "o")]),
         "prompt_logprobs": st.none() | st.integers(0, 2),
         "reasoning": st.booleans(),
+        "tool_calls": st.sampled_from([None, ToolCalls(tools=(ToolFunction("look"),), least=1)]),
         "echo_text": st.sampled_from(["", "What goes in comes out."]),
     }
 )
@@ -72,7 +73,7 @@ def _values(output: Any) -> list[Any]:
     mode=st.sampled_from(["random", "echo"]),
     fails_at=st.none() | st.integers(0, 3),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_outputs_and_numbers_are_those_of_the_longer_way(
     asked: list[dict[str, Any]], mode: str, fails_at: int | None
 ) -> None:
