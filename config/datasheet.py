@@ -155,10 +155,11 @@ def datasheet_profile(
             stored = replace(stored, cache_bytes=BF16_BYTES)
         its = KernelSum(shape, kind, kernels, device, devices, stored.cache_bytes)
         cost, front, asynchronous = its.constants(engine), front_costs(engine), engine is not SYNCHRONOUS
+    tokens = limits.get("max_num_batched_tokens", device.max_num_batched_tokens)
     defaults = EngineLimits(
         num_gpu_blocks=2,
-        max_num_seqs=device.max_num_seqs,
-        max_num_batched_tokens=device.max_num_batched_tokens,
+        max_num_seqs=min(device.max_num_seqs, tokens),
+        max_num_batched_tokens=tokens,
         async_scheduling=asynchronous,
     )
     batch = replace(defaults, **limits)
@@ -240,8 +241,9 @@ def _blocks(
     blocks = kv_blocks(shape, device, devices, limits, use, held, stored.cache_bytes)
     if blocks < 2:
         raise ConfigError(
-            f"{named}: weights of {held / 1e9:.0f} GB a device leave no room for a KV cache in"
-            f" {use.utilization:.0%} of {device.name}'s memory; a larger tensor-parallel-size would"
+            f"{named}: weights of {held / 1e9:.0f} GB a device, beside steps of max-num-batched-tokens"
+            f" {limits.max_num_batched_tokens} and max-num-seqs {limits.max_num_seqs}, leave no room for a KV"
+            f" cache in {use.utilization:.0%} of {device.name}'s memory; a larger tensor-parallel-size would"
         )
     return blocks
 

@@ -66,6 +66,8 @@ def test_blocks_are_what_the_memory_has_left() -> None:
 def test_limits_are_the_defaults_of_vllm_on_the_device(device: str, batch: tuple[int, int]) -> None:
     engine = made(QWEN, device).engine
     assert (engine.max_num_batched_tokens, engine.max_num_seqs) == batch
+    few = datasheet_profile(QWEN, device, limits={"max_num_batched_tokens": 128}).engine
+    assert few.max_num_seqs == 128
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -69,7 +69,7 @@ class StepCost:
             pairs -= share * (pairs - min(pairs, window * (batch.tokens - decodes)))
         cost = its.base + gemm + its.per_context * context + its.per_sequence * batch.sequences
         if its.outputs:
-            cost += self._output(batch.sequences)
+            cost += self._outputs.get(batch.sequences) or self._output(batch.sequences)
         if decodes:
             cost += its.decodes + its.per_decode * decodes
         if batch.prefills:
@@ -79,9 +79,7 @@ class StepCost:
         return cost + its.wake if idle else cost
 
     def _output(self, sequences: int) -> float:
-        cost = self._outputs.get(sequences)
-        if cost is None:
-            cost = self._outputs[sequences] = between(self._constants.outputs, sequences)
+        cost = self._outputs[sequences] = between(self._constants.outputs, sequences)
         return cost
 
     def _products(self, tokens: int) -> float:
