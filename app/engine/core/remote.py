@@ -123,7 +123,7 @@ class RemoteSequence(Sequence):
     __slots__ = ("_held", "_held_logprobs", "_names", "_part", "_reader", "is_computed", "key")
 
     def __init__(self, engine: RemoteEngine, request: EngineRequest, key: int, handle: Handle) -> None:
-        """Where the engine has a reader of the request, text is emitted by parts."""
+        """Emits text by parts if the engine has a reader for the request."""
         now, recorder = engine.clock.now, engine.recorder
         super().__init__(request, request.max_tokens, now, recorder, handle, engine.leave)
         self.key = key

@@ -121,7 +121,7 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
 
 
 class SequenceOutcome(Struct, frozen=True, kw_only=True, gc=False):
-    """Outcome of one sequence, with monotonic seconds; None for what it has not reached."""
+    """Outcome of one sequence, with monotonic seconds; None for phases that it did not reach."""
 
     reason: str
     """`stop`, `length`, `abort` (the client disconnected) or `error`."""

@@ -259,7 +259,7 @@ NO_KEYS = ExtraKeys(1)
 
 
 class Prompt(Struct, gc=False, frozen=True):
-    """A prompt; without `hashes` nothing of it is cached or found, without `reads` nothing is found."""
+    """A prompt; without `hashes` none of its blocks are cached or found, without `reads` none are found."""
 
     token_ids: Sequence[int]
     keys: ExtraKeys

@@ -57,7 +57,7 @@ UNSEARCHED: dict[str, object] = {
 
 
 def too_long(max_model_len: int, problem: str, param: str | None = None) -> ApiError:
-    """Returns an error with the phrase by which clients, such as litellm, know a prompt that is too long."""
+    """Returns an error with the phrase that clients, such as litellm, read as a prompt that is too long."""
     return bad_request(f"This model's maximum context length is {max_model_len} tokens{problem}", param)
 
 

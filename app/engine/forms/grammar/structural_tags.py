@@ -1,4 +1,4 @@
-"""Grammars and structural tags of requests: how tags are read, and what is compiled of both.
+"""Grammars and structural tags of requests: the reader of tags, and the compiler of both.
 
 A structural tag is ``{"type": "structural_tag", "format": ...}``, or the older ``{"structures": [...],
 "triggers": [...]}``: text around tags, each with content in its own format, as in vLLM and xgrammar.

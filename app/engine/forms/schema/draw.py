@@ -60,7 +60,7 @@ def draw_array(draw: Draw, merged: MergedSchema, depth: int, name: str) -> list[
     for index in range(_array_length(draw, merged, depth, max(fewest, sum(missing)))):
         wanted = [schema["contains"] for schema, count in zip(containing, missing, strict=True) if count > 0]
         limited = [] if wanted else [each["contains"] for each in containing if "maxContains" in each]
-        # An item that all missing `contains` accept, if possible, else one of them, else none.
+        # An item that all missing `contains` accept, if possible, else any single one, else none.
         for wish in [wanted, *([each] for each in wanted), []] if wanted else [wanted]:
             try:
                 item = new_item(index, wish, limited)

@@ -99,7 +99,7 @@ def _patterns_in(operand: Any) -> Iterator[Tokens]:
 
 
 def shares(widths: Sequence[tuple[int, int]], length: int, rng: Random) -> Iterator[int]:
-    """Divides `length` at random among consecutive parts, each of which has a least and a most length."""
+    """Divides `length` at random among consecutive parts; `widths` has their least and most lengths."""
     room = sum(most - least for least, most in widths)
     spare = min(length - sum(least for least, _ in widths), room)
     for least, most in widths:

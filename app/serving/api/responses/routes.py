@@ -153,7 +153,7 @@ def invalid(message: str, param: str, status: int = 400) -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class Background(Responder):
-    """Responds with the present state of `kept`, to which the engine's outputs are added as they come."""
+    """Responds with the present state of `kept`; the engine's outputs are added there as they come."""
 
     kept: KeptResponse
     store: ResponseStore
