@@ -14,8 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from app.lab.fidelity.pictures import draw_curves  # noqa: E402
 from app.lab.fidelity.simulation import SimulationPlan, cores, each, longest_tokens, simulate, worker_pool  # noqa: E402
-from app.lab.fidelity.summary import LATENCIES, Point, RunSummary, draw_curves, summarize  # noqa: E402
+from app.lab.fidelity.summary import LATENCIES, Point, RunSummary, summarize  # noqa: E402
 from app.lab.load.loads import Between, Lognormal, Recipe, draw_load  # noqa: E402
 from app.lab.load.report import BLUE, RED, picture_file, progress_of  # noqa: E402
 from config.profile import DEFAULT_PROFILE, read_profile  # noqa: E402

@@ -81,7 +81,7 @@ def table(parts: Sequence[Interval]) -> str:
 def draw(axes: Sequence[report.Axes], parts: Sequence[Interval], constant: int | None) -> None:
     """Draws pods by phase and the pods of a constant fleet, then load and misses, over time."""
     times_s = [it.begin_s for it in parts]
-    phases = {"ready": report.BLUE, "loading": report.GREY, "draining": report.RED}
+    phases = {"ready": report.BLUE, "loading": report.GREY, "draining": report.ORANGE}
     heights = [[getattr(it, phase) for it in parts] for phase in phases]
     style = {"colors": phases.values(), "labels": [f"{it} pods" for it in phases], "alpha": 0.6}
     axes[0].stackplot(times_s, heights, step="post", **style)

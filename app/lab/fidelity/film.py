@@ -89,6 +89,8 @@ class Film:
         scaling = plan.autoscaling
         self._most_steps = max(2, MOST_STEPS // (plan.pods if scaling is None else scaling.policy.most))
         self._pods: list[PodFigures] = []
+        self._first_pod = array("i")
+        """Pod of each request that computes its prompt."""
         self._every = max(1, -(-len(load) // MOST_BARS))
         self._lost_s: list[float] = []
         self._chunks: list[tuple[float, int]] = []
@@ -141,14 +143,17 @@ class Film:
     def frames(self, outcome: SimulationOutcome) -> Iterator[Frame]:
         out, begin_s = outcome, min(outcome.send_s)
         self._pods = [PodFigures() for _ in range(self._count(out))]
+        self._first_pod = out.pod if out.transfers is None else out.transfers.prefill_pod
         columns = (out.send_s, self._admitted_s, out.first_s, out.last_s)
         events = [
             (deque(sorted(range(len(its)), key=its.__getitem__)), its, handle)
             for its, handle in self._events(out)
         ]
         chunks, lost_s = deque(sorted(self._chunks)), sorted(self._lost_s)
-        before = out.pod if out.transfers is None else out.transfers.prefill_pod
-        lanes = [((before if it.prefills else out.pod)[it.request], it.steps) for it in self._lanes.values()]
+        lanes = [
+            ((self._first_pod if it.prefills else out.pod)[it.request], it.steps)
+            for it in self._lanes.values()
+        ]
         steps = deque(sorted((*step, pod) for pod, its in lanes for step in its))
 
         def ms(moment_s: float) -> float:
@@ -182,7 +187,7 @@ class Film:
         yield from ((out.send_s, self._sent), (self._admitted_s, self._admitted))
         log, stays = out.transfers, [(out.pod, out.send_s, self._admitted_s, out.last_s)]
         if log is not None:
-            before = (log.prefill_pod, out.send_s, self._admitted_s, log.prefilled_s)
+            before = (self._first_pod, out.send_s, self._admitted_s, log.prefilled_s)
             stays = [before, (out.pod, log.seen_s, log.begin_s, out.last_s)]
             yield log.prefilled_s, self._prefilled
         for pods, *times in stays:  # a request waits in a pod, runs, and leaves
@@ -221,16 +226,14 @@ class Film:
 
     def _sent(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
         if number % self._every == 0:
-            pod = f"pod {out.pod[number]}" if len(self._pods) > 1 else ""
-            if out.transfers is not None:
-                pod = f"pod {out.transfers.prefill_pod[number]}, then {out.pod[number]}"
+            pods = dict.fromkeys((self._first_pod[number], out.pod[number]))
+            pod = f"pod {', then '.join(map(str, pods))}" if len(self._pods) > 1 else ""
             sizes = self._load.input_tokens[number], self._load.output_tokens[number]
             frame.new.append((number + 1, f"#{number + 1}", 0, *sizes, ms[0], None, pod, 1))
 
     def _admitted(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
         tokens, cached = self._load.input_tokens[number], self._cached[number]
-        before = out.pod if out.transfers is None else out.transfers.prefill_pod
-        pod = self._pods[before[number]]
+        pod = self._pods[self._first_pod[number]]
         pod.prompt, pod.cached = pod.prompt + tokens, pod.cached + cached
         self._figures["cached"] += cached
         if self._load.group or self._load.session:  # else no prompts share anything

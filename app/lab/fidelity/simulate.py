@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from app.lab.fidelity import autoscaled, simulation
+from app.lab.fidelity import autoscaled, pictures, simulation
 from app.lab.fidelity import summary as summaries
 from app.lab.fidelity.disaggregation import Disaggregation
 from app.lab.fidelity.goodput import check_classes, read_limits
@@ -437,7 +437,7 @@ def _run_once(job: Job, given: Namespace) -> None:
         columns = outcome.send_s, summaries.missed(load, outcome, job.judgement.limits, given.slo or ())
         its = outcome.lives, *columns, plan.profile.devices
         drawn, constant = (
-            autoscaled.intervals(*its, summaries.BINS),
+            autoscaled.intervals(*its, pictures.BINS),
             _best_constant(job, load, summary, given),
         )
         fleet = summaries.fleet_use(outcome, autoscaled.intervals(*its), constant)
@@ -453,7 +453,7 @@ def _run_once(job: Job, given: Namespace) -> None:
             parts.enter_context(whole_file(given.html)).write_text(page, "utf-8")
         if given.plot is not None:
             part = parts.enter_context(whole_file(given.plot))
-            summaries.draw_run(load, plan, outcome, title, given.slo or (), part, drawn, constant)
+            pictures.draw_run(load, plan, outcome, title, given.slo or (), part, drawn, constant)
 
 
 def _best_constant(
@@ -495,7 +495,7 @@ def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
             profile = job.plan.profile
             of = f"{profile.model}, on {profile.device}" if job.profile_name == AUTO else job.profile_name
             with picture_file(part, job.head(sweep.name).replace(job.profile_name, of, 1)) as axes:
-                summaries.draw_curves(axes, sweep.name, points, given.slo or ())
+                pictures.draw_curves(axes, sweep.name, points, given.slo or ())
 
 
 def _summary(job: Job) -> summaries.RunSummary:

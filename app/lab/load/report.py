@@ -40,8 +40,10 @@ STYLE = {
     **{"lines.linewidth": 1.4, "lines.markersize": 3.5, "savefig.dpi": DPI, "svg.hashsalt": "understudy"},
 }
 """Settings of matplotlib for every picture. The salt gives equal SVG files equal bytes."""
-TITLE_WIDTH = 112
-"""Most characters in a line of a title."""
+TITLE_WIDTH = 14
+"""Most characters of a title in an inch."""
+COLUMN_INCHES = 1.6
+"""Width of a legend's column."""
 PART = ".part"
 """Suffix of a file that is not complete yet."""
 QUIET_S = 1.0
@@ -113,7 +115,9 @@ def picture_file(
     # Imported when needed: matplotlib is optional, and takes a second.
     with import_module("matplotlib").rc_context(STYLE):
         figure = import_module("matplotlib.figure").Figure(figsize=size, layout="constrained")
-        figure.suptitle(fill(title, TITLE_WIDTH), fontsize=9, x=0.01, horizontalalignment="left")
+        figure.suptitle(
+            fill(title, int(TITLE_WIDTH * size[0])), fontsize=9, x=0.01, horizontalalignment="left"
+        )
         yield list(figure.subplots(*grid, width_ratios=widths, squeeze=False).flat)
         labelled: dict[str, object] = {}
         for axes in figure.axes:
@@ -122,22 +126,13 @@ def picture_file(
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 labelled.setdefault(label, handle)
         if labelled:
-            below = {"loc": "outside lower center", "frameon": False}
-            figure.legend(labelled.values(), labelled, **below, ncols=_columns(list(labelled), size[0]))
+            below = {"loc": "outside lower center", "frameon": False, "ncols": int(size[0] / COLUMN_INCHES)}
+            figure.legend(labelled.values(), labelled, **below)
         form = Path(path.name.removesuffix(PART)).suffix[1:].lower()
         figure.savefig(path, format=form, metadata={"Date": None} if form == "svg" else None)
     if form == "png":
         with import_module("PIL.Image").open(path) as image:  # a third of the size with a palette
             image.convert("RGB").quantize(128).save(path, "PNG", optimize=True, dpi=(DPI, DPI))
-
-
-def _columns(labels: Sequence[str], inches: float) -> int:
-    """Returns the most columns of a legend that fit; a character is about 0.08 inches wide."""
-    for rows in range(1, len(labels)):
-        widths = [max(map(len, labels[place : place + rows])) for place in range(0, len(labels), rows)]
-        if sum(0.08 * width + 0.7 for width in widths) <= inches:
-            return len(widths)
-    return 1
 
 
 def from_zero(axes: Axes) -> None:
