@@ -436,10 +436,8 @@ def _run_once(job: Job, given: Namespace) -> None:
     if plan.autoscaling is not None:
         columns = outcome.send_s, summaries.missed(load, outcome, job.judgement.limits, given.slo or ())
         its = outcome.lives, *columns, plan.profile.devices
-        drawn, constant = (
-            autoscaled.intervals(*its, pictures.BINS),
-            _best_constant(job, load, summary, given),
-        )
+        drawn = autoscaled.intervals(*its, pictures.BINS)
+        constant = _best_constant(job, load, summary, given)
         fleet = summaries.fleet_use(outcome, autoscaled.intervals(*its), constant)
         summary = msgspec.structs.replace(summary, fleet=fleet)
     verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in given.slo or ()]
@@ -461,17 +459,19 @@ def _best_constant(
 ) -> summaries.RunSummary | None:
     """Finds the fewest constant pods that meet the objectives or, without these, have as much goodput."""
     assert job.plan.autoscaling is not None
-    found, low, high = None, 1, job.plan.autoscaling.policy.most
-    while low <= high and (given.slo or own.goodput):
-        pods = (low + high) // 2
-        plan = replace(job.plan, pods=pods, autoscaling=None)
-        outcome = simulation.simulate(load, plan)
-        its = summaries.summarize(load, plan, outcome, job.profile_name, job.judgement)
-        is_good = its.goodput and own.goodput and its.goodput.good >= own.goodput.good
-        if all(it.met(its) for it in given.slo) if given.slo else is_good:
-            found, high = its, pods - 1
-        else:
-            low = pods + 1
+    found, low, high, tried = None, 1, job.plan.autoscaling.policy.most, 0
+    with progress_of(sys.stderr, "compared", high.bit_length(), "fleets") as progress:
+        while low <= high and (given.slo or own.goodput):
+            pods = (low + high) // 2
+            plan = replace(job.plan, pods=pods, autoscaling=None)
+            outcome = simulation.simulate(load, plan)
+            its = summaries.summarize(load, plan, outcome, job.profile_name, job.judgement)
+            is_good = its.goodput and own.goodput and its.goodput.good >= own.goodput.good
+            if all(it.met(its) for it in given.slo) if given.slo else is_good:
+                found, high = its, pods - 1
+            else:
+                low = pods + 1
+            progress(tried := tried + 1)
     return found
 
 

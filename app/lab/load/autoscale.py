@@ -220,16 +220,23 @@ def read_policy(text: str, plugged: Mapping[str, AutoscalerStart]) -> ScalingPol
     return PluggedPolicy(least=bounds.least, most=bounds.most, make=plugged[name])
 
 
+def _seconds(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise ValueError(f"{text[:40]!r} {error}") from None
+
+
 def _rates(text: str) -> list[Rate]:
     """Reads rates such as `100%/15s+4/15s`. Raises ValueError with the rule."""
     found = [re.fullmatch(r"(\d{1,5})(%?)/(\w+)", part, re.ASCII) for part in text.split("+")]
     if not all(found):
         raise ValueError(f"rates must be such as 100%/15s+4/15s, not {text[:40]!r}")
-    return [(int(it[1]), bool(it[2]), parse_duration(it[3])) for it in found if it]
+    return [(int(it[1]), bool(it[2]), _seconds(it[3])) for it in found if it]
 
 
 def _schedule(given: Mapping[str, object]) -> Schedule:
-    moments = sorted((parse_duration(at), pods) for at, pods in given.items())
+    moments = sorted((_seconds(at), pods) for at, pods in given.items())
     steps = msgspec.convert(moments, tuple[tuple[Annotated[float, Meta(ge=0)], Pods], ...], strict=False)
     if steps[0][0]:
         raise ValueError("schedule: it must begin with 0s=PODS")
@@ -238,7 +245,7 @@ def _schedule(given: Mapping[str, object]) -> Schedule:
 
 
 PREPARED: Mapping[str, Callable[[str], object]] = {
-    **{"up": _rates, "down": _rates, "window-up": parse_duration, "window-down": parse_duration},
+    **{"up": _rates, "down": _rates, "window-up": _seconds, "window-down": _seconds},
 }
 
 
@@ -251,7 +258,7 @@ def read_cold_start(text: str, weight_bytes: float) -> float:
     for part in text.split("+"):
         size, _, bandwidth = part.rpartition("@")
         if not bandwidth.endswith("/s"):
-            total_s += parse_duration(part)
+            total_s += _seconds(part)
             continue
         held = size_of(size) if size else weight_bytes
         if not held:
