@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 import sys
 import warnings
 from argparse import Namespace
@@ -21,7 +20,7 @@ from app.lab.fidelity import simulate, simulation, summary
 from app.lab.fidelity.simulate import Job
 from app.lab.load import report
 from app.lab.load.loads import MOST_TOKENS, LoadTrace
-from app.lab.plan.search import Engine, Fleet, Group, Search, Slo, Verdict, run_fleet
+from app.lab.plan.search import Fleet, Search, Slo, Verdict, make_group, run_fleet
 from config import ConfigError, UsageError
 from config.datasheet import AUTO
 from config.declaration import check_installed, suggestion
@@ -53,7 +52,7 @@ Simulate = Callable[[Iterable[tuple[LoadTrace, Job, Slo]]], Generator[Verdict, N
 
 
 def parser() -> FlagParser:
-    """Makes the parser: flags of simulate, of which some take several values and some are refused."""
+    """Makes the parser: flags of simulate, with several values for some, without others."""
     flags = simulate.parser("plan", ABOUT)
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     for name in NOT_OF_PLAN:
@@ -65,6 +64,9 @@ def parser() -> FlagParser:
     for name, values in CONSIDERED.items():
         text, kind = f"to consider [{' '.join(map(str, values))}]", whole_number(1, MOST_TOKENS)
         add(f"--{name}", nargs="+", type=kind, default=values, metavar="N", help=text)
+    split = "shares of the pods that only prefill, to consider; 0 is none [0.25 0.4 0.6]"
+    shares = number_of(0, 0.9, zero=True)
+    add("--prefill-share", nargs="+", type=shares, default=(0.25, 0.4, 0.6), metavar="SHARE", help=split)
     rates = number_of(0, summary.MOST["rate"])
     add("--rate", nargs="+", type=rates, help="requests a second; each value is a load")
     add("--trace", nargs="+", type=Path, metavar="FILE", help="traces; each is a load")
@@ -125,66 +127,49 @@ def _searches(
     """Returns the searches by the names of their loads. Raises ConfigError if no engine can be made."""
     loads = [{"trace": path, "rate": given.rate and given.rate[0]} for path in given.trace or ()]
     loads = loads or [{"trace": None, "rate": rate} for rate in given.rate or (None,)]
-
-    def make_job(engine: dict[str, object]) -> Job:
-        return simulate.make_job(_with(given, engine | loads[0]), settings, plugged)
-
-    jobs, reasons = _engines(given, make_job)
-    every = [job for own in jobs.values() for job in own]
-    widest = max(every, key=lambda job: simulation.longest_tokens(job.plan.profile.engine))
-    slo = Slo(widest.judgement.limits or {}, given.attainment, given.slo or ())
-    searches = {}
-    for its in loads:
-        simulate.check_files(_with(given, its))
-        recipe = simulate.make_recipe(_with(given, its), rate_is_swept=False)
-        load = replace(widest, trace=its["trace"], recipe=recipe).load()
-        if load.left_out:
-            print(f"{load.origin}: {load.left_out:,} rows without an answer are left out", file=sys.stderr)
-        groups = [_group(name, own, load, reasons.get(name, "")) for name, own in jobs.items()]
-        name = str(its["trace"] or (f"{its['rate']:.12g}/s" if its["rate"] else recipe))
-        searches[name] = Search(load, slo, groups, given.max_pods)
-    return searches, slo
-
-
-def _with(given: Namespace, its: Mapping[str, object]) -> Namespace:
-    return Namespace(**{**vars(given), **its})
-
-
-def _engines(
-    given: Namespace, make_job: Callable[[dict[str, object]], Job]
-) -> tuple[dict[str, list[Job]], dict[str, str]]:
-    """Returns the engines of each device and size, and reasons for which there are none."""
-    jobs: dict[str, list[Job]] = {}
+    offers: dict[str, list[tuple[Job, float]]] = {}
     reasons: dict[str, str] = {}
-    flags = ("device", *(name.replace("-", "_") for name in CONSIDERED))
-    for its in product(given.device, *(getattr(given, flag) for flag in flags[1:])):
-        (device, price), size = its[:2]
-        if dict(given.device)[device] != price:
-            raise UsageError(f"--device: {device} has two prices")
-        own = jobs.setdefault(name := f"{device} tp {size}", [])
+    for its in _engines(given):
+        name = f"{its['device']} tp {its['tensor_parallel_size']}"
+        own = offers.setdefault(name, [])
         try:
-            engine = dict(zip(flags, (device, *its[1:]), strict=True))
-            own.append(make_job({**engine, "gpu_hour_price": price}))
+            job = simulate.make_job(Namespace(**{**vars(given), **loads[0], **its}), settings, plugged)
+            own.append((job, its["prefill_share"]))
         except UsageError:
             raise
         except ConfigError as error:
             reasons.setdefault(name, str(error))
-    if not any(jobs.values()):
+    if not any(offers.values()):
         raise ConfigError(next(iter(reasons.values())))
-    return jobs, reasons
+    jobs = [job for own in offers.values() for job, _ in own]
+    widest = max(jobs, key=lambda job: simulation.longest_tokens(job.plan.profile.engine))
+    slo = Slo(widest.judgement.limits or {}, given.attainment, given.slo or ())
+    searches = {}
+    for flags in loads:
+        simulate.check_files(at := Namespace(**{**vars(given), **flags}))
+        recipe = simulate.make_recipe(at, rate_is_swept=False)
+        load = replace(widest, trace=at.trace, recipe=recipe).load()
+        if load.left_out:
+            print(f"{load.origin}: {load.left_out:,} rows without an answer are left out", file=sys.stderr)
+        groups = [make_group(name, own, reasons.get(name, ""), load) for name, own in offers.items()]
+        name = str(at.trace or (f"{at.rate:.12g}/s" if at.rate else recipe))
+        searches[name] = Search(load, slo, groups, given.max_pods)
+    return searches, slo
 
 
-def _group(name: str, jobs: Sequence[Job], load: LoadTrace, reason: str) -> Group:
-    engines = []
-    for job in jobs:
-        try:
-            job.check_sizes(load)
-        except ConfigError as error:
-            reason = str(error)
-        else:
-            price = (job.judgement.gpu_hour_price or 0.0) * job.plan.profile.devices
-            engines.append(Engine(name, job, price))
-    return Group(name, engines, "" if engines else re.split("[;,]", reason)[0].partition(": ")[2])
+def _engines(given: Namespace) -> Iterator[dict[str, Any]]:
+    """Yields flags of simulate for each engine: vLLM's defaults first, then others, then split pods."""
+    considered = [getattr(given, name.replace("-", "_")) for name in CONSIDERED]
+    for (device, price), size in product(given.device, given.tensor_parallel_size):
+        if dict(given.device)[device] != price:
+            raise UsageError(f"--device: {device} has two prices")
+        engine = {"device": device, "gpu_hour_price": price, "tensor_parallel_size": size}
+        for seqs, tokens in product(*considered[1:]):
+            limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "prefill_share": 0.0}
+            yield {**engine, **limits, **dict.fromkeys(simulate.TRANSFERS)}
+        first = {"max_num_seqs": considered[1][0], "max_num_batched_tokens": considered[2][0]}
+        for share in filter(None, given.prefill_share):
+            yield {**engine, **first, "prefill_share": share, "prefill_pods": 1, "decode_pods": 1}
 
 
 @contextmanager
@@ -262,6 +247,7 @@ def _fleet_figures(fleet: Fleet) -> dict[str, object]:
         "device": fleet.engine.device,
         "tensor_parallel_size": profile.devices,
         "pods": fleet.pods,
+        "prefill_pods": fleet.prefill_pods,
         "max_num_seqs": profile.engine.max_num_seqs,
         "max_num_batched_tokens": profile.engine.max_num_batched_tokens,
         "price_per_hour": fleet.price,

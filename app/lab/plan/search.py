@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,9 +17,10 @@ from app.lab.fidelity.goodput import METRICS, Limits, limit_ratios
 from app.lab.fidelity.pod import OfflineRequest
 from app.lab.fidelity.simulate import Job
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
-from app.lab.fidelity.summary import LATENCIES, STATISTICS, Objective, RunSummary, summarize
+from app.lab.fidelity.summary import LATENCIES, SPLIT, STATISTICS, Objective, RunSummary, summarize
 from app.lab.load import report
 from app.lab.load.loads import LoadTrace
+from config import ConfigError
 from config.profile import EngineLimits
 
 WITHIN = 1.5
@@ -39,7 +41,7 @@ class Verdict(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits that a share of the requests must meet, all of its own, and objectives of all requests."""
+    """Limits of single requests, which a share of all requests must meet, and objectives of all requests."""
 
     limits: Limits
     attainment: float
@@ -104,12 +106,12 @@ class Slo:
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """An engine for a load, and what is known of its pods."""
+    """An engine for a load, and the verdicts on its pods so far."""
 
     name: str
     job: Job
-    price: float
-    """Price of a pod, an hour."""
+    prefill_share: float = 0.0
+    """Share of the pods that only prefill; 0 for pods that do both."""
     failed: int = 0
     """Most pods that missed the SLO, or that cannot do the work."""
     met: int | None = None
@@ -117,6 +119,11 @@ class Engine:
     hopeless: bool = False
     """More pods are no cure."""
     runs: dict[int, Verdict] = field(default_factory=dict)
+
+    @property
+    def price(self) -> float:
+        """Price of a pod, an hour."""
+        return (self.job.judgement.gpu_hour_price or 0.0) * self.job.plan.profile.devices
 
     @property
     def device(self) -> str:
@@ -167,15 +174,27 @@ class Fleet:
         return round(self.engine.price * self.pods, 6)
 
     @property
+    def prefill_pods(self) -> int:
+        share = self.engine.prefill_share
+        return min(self.pods - 1, max(1, round(share * self.pods))) if share else 0
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """Returns the differences between fleets of a group besides pods and `max-num-seqs`."""
+        return self.engine.limits.max_num_batched_tokens, self.prefill_pods
+
+    @property
     def job(self) -> Job:
-        return self.engine.job.at("pods", self.pods)
+        job = self.engine.job.at("pods", self.pods)
+        return job.at(SPLIT, self.prefill_pods) if self.prefill_pods else job
 
     @property
     def verdict(self) -> Verdict:
         return self.engine.runs[self.pods]
 
     def __str__(self) -> str:
-        return f"{self.engine.name} x {self.pods}"
+        first = self.prefill_pods
+        return f"{self.engine.name} x {f'{first}:{self.pods - first}' if first else self.pods}"
 
 
 @dataclass(slots=True)
@@ -194,15 +213,15 @@ class Group:
 
     def wanted(self, best: float | None, most: int) -> Iterator[Fleet]:
         """Yields the fleets to simulate next. `best` is the cheapest price so far, `most` the most pods."""
-        budgets = set()
+        kinds = set()
         for place, its in enumerate(self.engines):
             base = self.engines[0].met if place else None
             top = most if best is None else min(most, int(WITHIN * best / its.price + 1e-9))
             if base is not None:  # other settings are of use if they save a pod
                 top = min(top, base - 1)
-            if its.limits.max_num_batched_tokens not in budgets and (pods := its.next_pods(top, base)):
-                budgets.add(its.limits.max_num_batched_tokens)
-                yield Fleet(its, pods)
+            if (pods := its.next_pods(top, base)) and (fleet := Fleet(its, pods)).kind not in kinds:
+                kinds.add(fleet.kind)
+                yield fleet
                 if not place:
                     return
 
@@ -210,9 +229,9 @@ class Group:
         """Takes a verdict, also for engines whose larger or smaller `max-num-seqs` was never reached."""
         own, running = fleet.engine.limits, verdict.summary.running.peak
         for its in self.engines:
-            same = its.limits.max_num_batched_tokens == own.max_num_batched_tokens
             unlimited = min(its.limits.max_num_seqs, own.max_num_seqs) > running
-            if its is fleet.engine or (same and unlimited):
+            same = unlimited and its.failed < fleet.pods and Fleet(its, fleet.pods).kind == fleet.kind
+            if its is fleet.engine or same:
                 its.learn(fleet.pods, verdict)
 
     def why(self, cheapest: Fleet | None) -> str:
@@ -241,6 +260,19 @@ def _order(fleet: Fleet) -> tuple[float, float, int]:
     return fleet.price, fleet.verdict.slo_share, fleet.pods
 
 
+def make_group(name: str, jobs: Sequence[tuple[Job, float]], reason: str, load: LoadTrace) -> Group:
+    """Makes engines of jobs and their prefill shares; `reason` is of a job that could not be made."""
+    engines = []
+    for job, share in jobs:
+        try:
+            job.check_sizes(load)
+        except ConfigError as error:
+            reason = str(error)
+        else:
+            engines.append(Engine(name, job, share, failed=1 if share else 0))
+    return Group(name, engines, "" if engines else re.split("[;,]", reason)[0].partition(": ")[2])
+
+
 class Search:
     """Search for one load, in rounds: simulate the fleets of `wanted`, and hand their verdicts to `learn`."""
 
@@ -255,7 +287,7 @@ class Search:
         best = self.cheapest()
         price = None if best is None else best.price
         found = [its for group in self.groups for its in group.wanted(price, self._most)]
-        if best is None and found:  # cheap fleets first: one of them may spare the others
+        if best is None and found:  # cheap fleets first: one may spare the others
             least = min(its.price for its in found)
             found = [its for its in found if its.price <= WITHIN * least]
         return found
@@ -325,7 +357,7 @@ def _bound(group: Group, load: LoadTrace, slo: Slo, most_pods: int) -> None:
         if least > most_pods:
             group.reason, group.engines = f"needs {least} pods at least", []
         for its in group.engines:
-            its.failed = max(0, least - 1)
+            its.failed = max(its.failed, least - 1)
 
 
 def _least_times(load: LoadTrace, plan: SimulationPlan, budget: int) -> tuple[SimulationOutcome, list[float]]:
