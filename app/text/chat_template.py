@@ -86,16 +86,14 @@ class CompiledTemplate:
         if not self.surrounds or len(messages) != 1 or len(messages[0]) != 2:
             return None
         role, content = messages[0].get("role"), messages[0].get("content")
-        if role not in PLAIN_ROLES or not isinstance(content, str):
+        if not isinstance(role, str) or role not in PLAIN_ROLES or not isinstance(content, str):
             return None
-        return content.join(around) if (around := self._around(str(role))) else None
-
-    def _around(self, role: str) -> tuple[str, str] | None:
         if role not in self.around:
             variables = {**self.variables, "add_generation_prompt": True}
             before, *behind = self._rendered([{"role": role, "content": END_MARK}], variables).split(END_MARK)
             self.around[role] = (before, behind[0]) if len(behind) == 1 else None
-        return self.around[role]
+        around = self.around[role]
+        return None if around is None else content.join(around)
 
     def _rendered(self, conversation: Conversation, variables: dict[str, object]) -> str:
         # `Template.render` would walk over the chained globals of the environment each time.

@@ -25,7 +25,7 @@ SEEN = 1 << 13
 """Places for hashes of prompts seen once: 64 KB."""
 
 
-class KnownPrompts:
+class KnownPrompts(OrderedDict[bytes, list[int]]):
     """Token ids of prompts of one kind, remembered from their second use, within `limit_bytes` of memory.
 
     The prompt that was not used for longest goes first. Most prompts are never repeated: keeping each would
@@ -38,18 +38,14 @@ class KnownPrompts:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
         self._encode = encode
-        self._known: OrderedDict[bytes, list[int]] = OrderedDict()
         self._seen = array("q", bytes(8 * SEEN))
         """Hash of the latest prompt, by the hash's remainder."""
 
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._known
-
     def ids(self, key: bytes) -> list[int] | None:
         """Returns the token ids of a prompt, read-only; None for a prompt that is long or not supported."""
-        known = self._known.get(key)
+        known = self.get(key)
         if known is not None:
-            self._known.move_to_end(key)
+            self.move_to_end(key)
             return known
         if len(key) > MOST_BYTES:
             return None
@@ -62,10 +58,10 @@ class KnownPrompts:
         if self._seen[place] != mark:  # new, or another prompt has taken its place since
             self._seen[place] = mark
         elif ids is not None:
-            self._known[key] = ids
+            self[key] = ids
             self.size_bytes += _held_bytes(key, ids)
             while self.size_bytes > self.limit_bytes:
-                self.size_bytes -= _held_bytes(*self._known.popitem(last=False))
+                self.size_bytes -= _held_bytes(*self.popitem(last=False))
         return ids
 
 

@@ -10,7 +10,14 @@ from typing import Any, TypeAlias, cast
 import pytest
 
 from app.serving.api.chat.completions import ChatResponseOptions
-from app.serving.api.plain import PlainChat, PlainCompletion, PlainGeneration, Recognised
+from app.serving.api.plain import (
+    BODY_BYTES,
+    MOST_BODIES,
+    PlainChat,
+    PlainCompletion,
+    PlainGeneration,
+    Recognised,
+)
 from app.serving.protocol.validation import ModelLimits
 from app.text.memo import KnownPrompts
 from config.loader import load
@@ -25,7 +32,7 @@ def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> 
     limits, models = ModelLimits(max_model_len=length, vocab_size=4096), SimpleNamespace(names=["m"])
     pipeline: Any = SimpleNamespace(limits=limits, models=models, settings=load((), {}))
     known, options = KnownPrompts(prompt_ids), partial(ChatResponseOptions, prompt_ids=())
-    found = PlainGeneration(pipeline, kind, "", known, options, lambda *asked: asked[0], cast(Any, None))
+    found = PlainGeneration(pipeline, kind, "", known, options, lambda ids: {"n": 1}, cast(Any, None))
     found._names = frozenset(names)
     return found
 
@@ -104,3 +111,16 @@ def test_the_prompt_is_known_by_its_bytes_and_may_not_be_known_at_once(
     asked: list[bytes] = []
     assert generation(kind, asked.append, LENGTH).recognise(body) is None and asked == []  # no model yet
     assert generation(kind, asked.append, LENGTH, None).recognise(body) is None and asked == [key]
+
+
+def test_a_body_whose_prompt_is_known_is_read_once_within_limits() -> None:
+    asked: list[bytes] = []
+    reader = generation(PlainCompletion, lambda key: asked.append(key) or [1, 2], LENGTH, None)
+    found = [reader.recognise(b'{"prompt": "hi", "max_tokens": 7}') for _ in range(4)]
+    assert found[0] == found[1] == found[3] and found[1] is found[2] is found[3]
+    assert len(asked) == 2 and reader.recognise(b'{"prompt": "hi"}') != found[3]
+    long = json.dumps({"prompt": "hi", "user": "x" * BODY_BYTES}).encode()
+    assert reader.recognise(long) is not reader.recognise(long)
+    for number in range(2 * MOST_BODIES):
+        reader.recognise(b'{"prompt": "hi", "seed": %d}' % number)
+    assert len(reader._bodies) <= MOST_BODIES

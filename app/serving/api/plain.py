@@ -62,14 +62,6 @@ class PlainRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     stop: None = None
     user: str | None = None
 
-    @property
-    def prompt_key(self) -> bytes:
-        raise NotImplementedError
-
-    @property
-    def limit(self) -> int | None:
-        return self.max_tokens
-
 
 class PlainChat(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A plain chat; messages are parsed only when their bytes are new."""
@@ -101,7 +93,7 @@ class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_
 
 
 class Recognised(Struct, frozen=True):
-    request: PlainRequest
+    request: PlainChat | PlainCompletion
     prompt_key: bytes
     prompt_ids: Sequence[int]
     max_tokens: int
@@ -117,17 +109,16 @@ class PlainGeneration:
     def __init__(
         self,
         pipeline: RequestPipeline,
-        kind: type[PlainRequest],
+        kind: type[PlainChat | PlainCompletion],
         id_prefix: str,
         known: KnownPrompts,
         options: Callable[..., ResponseOptions],
-        own_options: Callable[[Any, Sequence[int], bool], ResponseOptions],
+        prompt: Callable[[Sequence[int]], dict[str, Any]],
         writer: Callable[[ResponseMeta, Any], ResponseWriter],
     ) -> None:
-        """`options` adds the family's own to those that all share; `own_options` adds a request's prompt and
-        whether its usage is told."""
+        """`options` adds the family's own to those that all share; `prompt` returns a prompt's own ones."""
         self.known, self._id_prefix, self._options_of, self._writer = known, id_prefix, options, writer
-        self._pipeline, self._own_options = pipeline, own_options
+        self._pipeline, self._prompt = pipeline, prompt
         self._decode = msgspec.json.Decoder(kind).decode
         self._prompt_ids = known.ids
         self._model = pipeline.models.names[0]
@@ -205,7 +196,7 @@ class PlainGeneration:
             return None
         wanted = request.stream_options
         usage = self._forced_usage or (wanted is not None and wanted.include_usage)
-        options = self._own_options(self._options, ids, usage)
+        options = replace(self._options, include_usage=usage, **self._prompt(ids))
         return Recognised(request, key, ids, most, limit is not None, options)
 
     def answer(self, context: RequestContext, recognised: Recognised) -> Response | PendingResponse:
@@ -242,19 +233,13 @@ def plain_chats(pipeline: RequestPipeline) -> PlainGeneration:
         role, parses = pipeline.settings.api.response_role, pipeline.limits.parses
         return ChatResponseOptions(**shared, prompt_ids=(), role=role, parses=parses)
 
-    def own(shared: ChatResponseOptions, ids: Sequence[int], usage: bool) -> ChatResponseOptions:
-        return replace(shared, prompt_ids=ids, include_usage=usage)
-
-    known = known_chats(pipeline.tokenizer)
-    return PlainGeneration(pipeline, PlainChat, "chatcmpl", known, options, own, ChatWriter)
+    known, prompt = known_chats(pipeline.tokenizer), lambda ids: {"prompt_ids": ids}
+    return PlainGeneration(pipeline, PlainChat, "chatcmpl", known, options, prompt, ChatWriter)
 
 
 def plain_completions(pipeline: RequestPipeline) -> PlainGeneration:
     def options(**shared: Any) -> CompletionResponseOptions:
         return CompletionResponseOptions(**shared, prompts=())
 
-    def own(shared: CompletionResponseOptions, ids: Sequence[int], usage: bool) -> CompletionResponseOptions:
-        return replace(shared, prompts=(EchoedPrompt(ids),), include_usage=usage)
-
-    known = known_texts(pipeline.tokenizer)
-    return PlainGeneration(pipeline, PlainCompletion, "cmpl", known, options, own, CompletionWriter)
+    known, prompt = known_texts(pipeline.tokenizer), lambda ids: {"prompts": (EchoedPrompt(ids),)}
+    return PlainGeneration(pipeline, PlainCompletion, "cmpl", known, options, prompt, CompletionWriter)
