@@ -148,7 +148,8 @@ def datasheet_profile(
     if kernels is None or kind is None or not _tells_of(kernels, shape, kind):
         mixture = ", a mixture of few experts," if shape.experts else ""
         checked = CHECKED.format(what=f"{stored.kind}{mixture} on {device.name}")
-        cost, front, asynchronous = _cost(shape, stored, device, devices), FRONT, True
+        cost, front = _cost(shape, stored, device, devices), FRONT
+        asynchronous = _generation(vllm_version) is not SYNCHRONOUS
     else:
         engine, checked = kernels.engine or _generation(vllm_version), _checked(shape, kind, device)
         if not kernels.follows_cache_scheme:

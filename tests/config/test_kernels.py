@@ -99,6 +99,7 @@ def test_a_row_is_routed_on_every_device_and_links_do_not_get_hot() -> None:
 def test_the_version_chooses_the_scheduler() -> None:
     old, new, newest = made(version="0.12.0"), made(version="0.15.1"), made()
     assert not old.engine.async_scheduling and new.engine.async_scheduling
+    assert not made("mi300x", version="0.13").engine.async_scheduling
     assert new.cost == newest.cost and old.cost.base > new.cost.base
 
 
