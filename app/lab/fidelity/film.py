@@ -135,9 +135,10 @@ class Film:
             "numbered": False, "block_size": at.block_size, "adapter_slots": 0, "publishes": False,
             "index": False, "told": ", ".join(filter(None, ("simulated", lanes, steps, bars))),
         }  # fmt: skip
+        idle = [(0, 0, 0.0, 0.0, "")] * min(pods, MOST_LANES) if pods > 1 else []
         return Picture(
             began=None, server=server, ttft_bounds=FIRST_TOKEN, itl_bounds=INTER_TOKEN,
-            frame=Frame(at=0.0, figures=[0.0] * len(FIGURES)),
+            frame=Frame(at=0.0, figures=[0.0] * len(FIGURES), pods=idle),
         )  # fmt: skip
 
     def frames(self, outcome: SimulationOutcome) -> Iterator[Frame]:

@@ -56,43 +56,56 @@ def draw_run(
 
     Of an autoscaled run also pods and load of its `parts`.
     """
-    columns = outcome.send_s, outcome.first_s, outcome.last_s
-    ttft_s, _, e2e_s = report.latencies(*columns, load.output_tokens)
-    begin_s = min(outcome.send_s)
-    width_s = max(max(outcome.send_s) - begin_s, 1e-9) / BINS
     size, rows = ((8, 7.2), 3) if parts else ((8, 4.8), 2)
     with report.picture_file(path, title, size, (rows, 2)) as axes:
-        for its, latency, values in ((axes[0], "ttft", ttft_s), (axes[1], "e2e", e2e_s)):
-            bins: defaultdict[int, list[float]] = defaultdict(list)
-            for send_s, value in zip(outcome.send_s, values, strict=True):
-                bins[int((send_s - begin_s) / width_s)].append(value)
-            moments = [(place + 0.5) * width_s for place in sorted(bins)]
-            name, per_s = _UNITS[latency]
-            for share, label in ((0.5, "p50"), (0.99, "p99")):
-                heights = [report.quantile(sorted(bins[place]), share) * per_s for place in sorted(bins)]
-                its.plot(moments, heights, color=_LINES[label]["color"], label=label)
-            its.set(xlabel="time of sending (s)", ylabel=name)
-            _draw_limits(its, latency, objectives)
-        timeline, capacity = outcome.timeline, plan.profile.engine.num_gpu_blocks - 1
-        times_s = [place * timeline.bin_s for place in range(len(timeline.blocks))]
-        pod_bins_s = [timeline.bin_s * plan.pods] * len(times_s)
-        if outcome.lives:
-            phases = autoscaled.pods_over(outcome.lives, timeline.begin_s, timeline.bin_s, len(times_s))
-            pod_bins_s = [timeline.bin_s * max(ready + draining, 1e-9) for _, ready, draining in phases]
-        sequences = [it / pod_s for it, pod_s in zip(timeline.sequences, pod_bins_s, strict=True)]
-        # A step belongs to the bin of its start, so a short bin may get more than its time.
-        used = [it / pod_s for it, pod_s in zip(timeline.blocks, pod_bins_s, strict=True)]
-        shares = [min(100.0, it / capacity * 100) for it in used]
-        axes[2].plot(times_s, sequences, color=report.BLUE)
-        axes[3].plot(times_s, shares, color=report.BLUE)
-        of = "of a pod" if plan.pods > 1 or outcome.lives else "in use"
-        axes[2].set(xlabel="time (s)", ylabel=f"sequences {of}")
-        axes[3].set(xlabel="time (s)", ylabel=f"KV cache {of} (%)")
+        _draw_latencies(axes, load, outcome, objectives)
+        _draw_use(axes[2:], plan, outcome)
         if parts:
             pods = None if constant is None else len(constant.requests_per_pod)
             autoscaled.draw(axes[4:], parts, pods)
         for its in axes:
             report.from_zero(its)
+
+
+def _draw_latencies(
+    axes: Sequence[report.Axes],
+    load: LoadTrace,
+    outcome: SimulationOutcome,
+    objectives: Sequence[Objective],
+) -> None:
+    columns = outcome.send_s, outcome.first_s, outcome.last_s
+    ttft_s, _, e2e_s = report.latencies(*columns, load.output_tokens)
+    begin_s = min(outcome.send_s)
+    width_s = max(max(outcome.send_s) - begin_s, 1e-9) / BINS
+    for its, latency, values in ((axes[0], "ttft", ttft_s), (axes[1], "e2e", e2e_s)):
+        bins: defaultdict[int, list[float]] = defaultdict(list)
+        for send_s, value in zip(outcome.send_s, values, strict=True):
+            bins[int((send_s - begin_s) / width_s)].append(value)
+        moments = [(place + 0.5) * width_s for place in sorted(bins)]
+        name, per_s = _UNITS[latency]
+        for share, label in ((0.5, "p50"), (0.99, "p99")):
+            heights = [report.quantile(sorted(bins[place]), share) * per_s for place in sorted(bins)]
+            its.plot(moments, heights, color=_LINES[label]["color"], label=label)
+        its.set(xlabel="time of sending (s)", ylabel=name)
+        _draw_limits(its, latency, objectives)
+
+
+def _draw_use(axes: Sequence[report.Axes], plan: SimulationPlan, outcome: SimulationOutcome) -> None:
+    timeline, capacity = outcome.timeline, plan.profile.engine.num_gpu_blocks - 1
+    times_s = [place * timeline.bin_s for place in range(len(timeline.blocks))]
+    pod_bins_s = [timeline.bin_s * plan.pods] * len(times_s)
+    if outcome.lives:
+        phases = autoscaled.pods_over(outcome.lives, timeline.begin_s, timeline.bin_s, len(times_s))
+        pod_bins_s = [timeline.bin_s * max(ready + draining, 1e-9) for _, ready, draining in phases]
+    sequences = [it / pod_s for it, pod_s in zip(timeline.sequences, pod_bins_s, strict=True)]
+    used = [it / pod_s for it, pod_s in zip(timeline.blocks, pod_bins_s, strict=True)]
+    # A step belongs to the bin of its start, so a short bin may get more than its time.
+    shares = [min(100.0, it / capacity * 100) for it in used]
+    axes[0].plot(times_s, sequences, color=report.BLUE)
+    axes[1].plot(times_s, shares, color=report.BLUE)
+    of = "of a pod" if plan.pods > 1 or outcome.lives else "in use"
+    axes[0].set(xlabel="time (s)", ylabel=f"sequences {of}")
+    axes[1].set(xlabel="time (s)", ylabel=f"KV cache {of} (%)")
 
 
 def draw_curves(
@@ -105,21 +118,7 @@ def draw_curves(
     else:
         places, parts = values, [slice(None)]
     for its, latency in zip(axes, LATENCIES, strict=False):
-        label, per_s = _UNITS[latency]
-        wanted = {it.statistic for it in objectives if it.latency == latency}
-        drawn = [it.limit_s * per_s for it in objectives if it.latency == latency]
-        for statistic in (it for it in STATISTICS if it in {"p50", "p99", *wanted}):
-            seconds = [getattr(point.summary.latency(latency), statistic) for point in points]
-            heights = [math.nan if it is None else it * per_s for it in seconds]
-            drawn += [it for it in heights if it > 0]
-            for part in parts:
-                its.plot(places[part], heights[part], **_LINES[statistic], label=statistic)
-        its.set(ylabel=label)
-        _draw_limits(its, latency, objectives)
-        if drawn and max(drawn) > _LOG_FROM * min(drawn):
-            its.set_yscale("log")
-        else:
-            report.from_zero(its)
+        _draw_latency(its, latency, points, objectives, [(places[part], part) for part in parts])
     heights = [point.summary.output_tokens_per_s for point in points]
     goods = [100 * it.good / it.requests for point in points if (it := point.summary.goodput)]
     axes[3].set(ylabel="good requests (%)" if goods else "output tokens/s")
@@ -136,6 +135,32 @@ def draw_curves(
             found = f"{word} {'P:D' if name == SPLIT else name}{' within the SLO' if objectives else ''}"
             style = {"color": report.GREEN, "linewidth": 4, "alpha": 0.3}
             its.axvline(places[place], **style, label=f"{found}: {labels[place]}")
+
+
+def _draw_latency(
+    axes: report.Axes,
+    latency: str,
+    points: Sequence[Point],
+    objectives: Sequence[Objective],
+    parts: Sequence[tuple[list[float], slice]],
+) -> None:
+    label, per_s = _UNITS[latency]
+    own = [it for it in objectives if it.latency == latency]
+    drawn = [it.limit_s * per_s for it in own]
+    for statistic in STATISTICS:
+        if statistic not in {"p50", "p99", *(it.statistic for it in own)}:
+            continue
+        seconds = [getattr(point.summary.latency(latency), statistic) for point in points]
+        heights = [math.nan if it is None else it * per_s for it in seconds]
+        drawn += [it for it in heights if it > 0]
+        for places, part in parts:
+            axes.plot(places, heights[part], **_LINES[statistic], label=statistic)
+    axes.set(ylabel=label)
+    _draw_limits(axes, latency, objectives)
+    if drawn and max(drawn) > _LOG_FROM * min(drawn):
+        axes.set_yscale("log")
+    else:
+        report.from_zero(axes)
 
 
 def _draw_limits(axes: report.Axes, latency: str, objectives: Sequence[Objective]) -> None:

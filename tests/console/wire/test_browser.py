@@ -331,7 +331,7 @@ def test_a_moment_of_before_is_shown_as_it_was_and_a_recording_is_saved_and_open
 
 def test_a_simulation_is_looked_through(browser: Browser, tmp_path: Path) -> None:
     file, complaints = tmp_path / "run.html", list[str]()
-    assert run(["--rate", "8", "--seconds", "30", "--html", str(file)]) == 0
+    assert run(["--rate", "8", "--seconds", "30", "--pods", "2", "--html", str(file)]) == 0
     page = browser.new_page()
     page.on("console", lambda it: complaints.append(it.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -342,6 +342,7 @@ def test_a_simulation_is_looked_through(browser: Browser, tmp_path: Path) -> Non
     until(lambda: page.evaluate("shown().figures.running") > 5, "nothing runs in the midst of it")
     assert [tab.inner_text() for tab in page.locator("#tabs button").all()] == ["Queue", "Adapters", "Events"]
     assert "places are taken" in page.inner_text("#tab-body")
+    assert page.inner_text("#steps-title") == "Pods" and page.evaluate("shown().pods.length") == 2
     page.close()
     assert complaints == []
 
