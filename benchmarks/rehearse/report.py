@@ -144,7 +144,7 @@ def _draw_latency(axes: Axes, latency: str, comparisons: Sequence[Comparison]) -
         (it.in_flight, figure) for it in comparisons for figure in it.figures if latency in figure.name
     ]
     places = range(len(figures))
-    axes.bar(places, [1000 * it.real_s for _, it in figures], color=BLUE, alpha=0.5, label="real, of both")
+    axes.bar(places, [1000 * it.real_s for _, it in figures], color=BLUE, alpha=0.5, label="mean of plays")
     both = [(place, at_s) for place, (_, it) in enumerate(figures) for at_s in (it.first_s, it.again_s)]
     axes.plot(
         [place for place, _ in both],
@@ -152,7 +152,7 @@ def _draw_latency(axes: Axes, latency: str, comparisons: Sequence[Comparison]) -
         "_",
         color=GREY,
         markersize=14,
-        label="each",
+        label="each play",
     )
     axes.plot(places, [1000 * it.simulated_s for _, it in figures], "x", color=RED, label="simulated")
     names = [f"{it.name.split()[1]}\n{in_flight} in flight" for in_flight, it in figures]

@@ -147,8 +147,8 @@ class Film:
         self._first_pod = out.pod if out.transfers is None else out.transfers.prefill_pod
         columns = (out.send_s, self._admitted_s, out.first_s, out.last_s)
         events = [
-            (deque(sorted(range(len(its)), key=its.__getitem__)), its, handle)
-            for its, handle in self._events(out)
+            (deque(sorted(range(len(its)), key=its.__getitem__)), its, handlers)
+            for its, *handlers in self._events(out)
         ]
         chunks, lost_s = deque(sorted(self._chunks)), sorted(self._lost_s)
         lanes = [
@@ -162,11 +162,12 @@ class Film:
 
         for at_s in self._moments(out, begin_s):
             frame = Frame(at=ms(at_s))
-            for order, its, handle in events:
+            for order, its, handlers in events:
                 while order and its[order[0]] <= at_s:
                     number = order.popleft()
                     times_ms = [ms(column[number]) for column in (*columns, its)]
-                    handle(out, number, frame, times_ms)
+                    for handle in handlers:
+                        handle(out, number, frame, times_ms)
             self._grow(frame, out, at_s)
             while steps and steps[0][0] <= at_s:
                 start_s, took_s, prompts, decodes, sequences, used, pod = steps.popleft()
@@ -183,18 +184,17 @@ class Film:
             frame.ttft, frame.itl = list(self._ttft), list(self._itl)
             yield frame
 
-    def _events(self, out: SimulationOutcome) -> Iterator[tuple[Sequence[float], Handler]]:
-        """Yields the time of each request's event of one kind, and the handler of that kind, in order."""
-        yield from ((out.send_s, self._sent), (self._admitted_s, self._admitted))
-        log, stays = out.transfers, [(out.pod, out.send_s, self._admitted_s, out.last_s)]
+    def _events(self, out: SimulationOutcome) -> Iterator[tuple[Sequence[float], *tuple[Handler, ...]]]:
+        """Yields the times of one kind of event, by request, and its handlers; kinds are in order."""
+        log, first, last = out.transfers, self._first_pod, out.pod
+        yield out.send_s, self._sent, partial(self._move, first, 1, 0)
+        yield self._admitted_s, self._admitted, partial(self._move, first, -1, 1)
         if log is not None:
-            before = (self._first_pod, out.send_s, self._admitted_s, log.prefilled_s)
-            stays = [before, (out.pod, log.seen_s, log.begin_s, out.last_s)]
-            yield log.prefilled_s, self._prefilled
-        for pods, *times in stays:  # a request waits in a pod, runs, and leaves
-            for its, waiting, running in zip(times, (1, -1, 0), (0, 1, -1), strict=True):
-                yield its, partial(self._move, pods, waiting, running)
-        yield from ((out.first_s, self._begun), (out.last_s, self._over))
+            yield log.prefilled_s, self._prefilled, partial(self._move, first, 0, -1)
+            yield log.seen_s, partial(self._move, last, 1, 0)
+            yield log.begin_s, partial(self._move, last, -1, 1)
+        yield out.first_s, self._begun
+        yield out.last_s, self._over, partial(self._move, last, 0, -1)
 
     def _move(
         self, pods: Sequence[int], waiting: int, running: int, out: object, number: int, *_: object
