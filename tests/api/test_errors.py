@@ -74,14 +74,6 @@ def test_an_error_lets_go_of_the_frames_that_it_came_through(client: FlaskClient
     assert RAISED["chained"].__traceback__ is None and RAISED["busy"].__traceback__ is None
 
 
-def test_what_routing_refuses_has_the_framework_s_body(client: FlaskClient) -> None:
-    missing, wrong = client.get("/nothing"), client.post("/v1/things")
-    assert (missing.status_code, missing.get_json()) == (404, {"detail": "Not Found"})
-    assert (wrong.status_code, wrong.get_json()) == (405, {"detail": "Method Not Allowed"})
-    assert wrong.headers["Allow"] == "GET"
-    assert client.head("/v1/things").status_code == client.options("/v1/things").status_code == 405
-
-
 def test_a_slash_too_many_is_redirected_where_there_is_something(client: FlaskClient) -> None:
     for path in ("/v1/things/", "/v1/things//"):
         answer = client.get(path + "?a=%20b")

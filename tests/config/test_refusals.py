@@ -48,7 +48,6 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
             ["--role", "indexer", "--data-parallel-size", "2"],
             "setting role: 'indexer' (flag --role) has no ranks: data-parallel-size must be 1",
         ),
-        (["--prot", "1"], "unknown flag --prot; did you mean --port?"),
         (["--no-port"], "unknown flag --no-port"),
         (["--no-access-log=true"], "flag --no-access-log takes no value"),
         (["--"], "unknown flag --"),
@@ -56,6 +55,9 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
         (["-v", "loud"], "flag -v: 'loud' must be a whole number"),
         (["8000"], "unexpected argument '8000'"),
         (["--enforce-eager", "a/model"], "flag --enforce-eager: 'a/model' must be true or false"),
+        (["--grpc", "--self-signed-certs"], "setting grpc: "),
+        (["--grpc", "--fast-path", "false"], "setting fast-path: "),
+        (["--grpc-port", "8000", "--port", "8000"], "setting grpc-port: "),
         (["--config", "/nowhere.yaml"], "YAML file /nowhere.yaml: cannot be read: No such file or directory"),
     ],
 )

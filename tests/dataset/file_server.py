@@ -17,7 +17,6 @@ class Shop:
     content: bytes = b""
     url: str = ""
     etag: str | None = '"first"'
-    modified: str | None = None
     ranges: bool = True
     """Whether parts of the file can be had."""
     statuses: list[int] = field(default_factory=list)
@@ -26,7 +25,6 @@ class Shop:
     """Bytes of a body after which the connection breaks, one a request, before all of it is sent."""
     wrong_start: int = 0
     """How far beside the wanted part a part begins."""
-    tell_length: bool = True
     asked: list[dict[str, str]] = field(default_factory=list)
     """Headers of each request, with names in small letters."""
 
@@ -35,7 +33,7 @@ class Shop:
         if self.statuses:
             return self.statuses.pop(0), 0
         wanted = asked.get("range")
-        current = asked.get("if-range") in (None, self.etag, self.modified)
+        current = asked.get("if-range") in (None, self.etag)
         if wanted is None or not self.ranges or not current:
             return 200, 0
         start = int(wanted.removeprefix("bytes=").removesuffix("-"))
@@ -60,8 +58,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def described(self, status: int, start: int, body: bytes) -> Iterator[tuple[str, str]]:
         size = len(self.shop.content)
-        if self.shop.tell_length:
-            yield "Content-Length", str(len(body))
+        yield "Content-Length", str(len(body))
         if status == 206:
             yield "Content-Range", f"bytes {start}-{size - 1}/{size}"
         if status == 416:
@@ -70,8 +67,6 @@ class Handler(BaseHTTPRequestHandler):
             yield "Location", self.shop.url + "/elsewhere"
         if self.shop.etag is not None:
             yield "ETag", self.shop.etag
-        if self.shop.modified is not None:
-            yield "Last-Modified", self.shop.modified
 
     def log_message(self, format: str, *args: Any) -> None:
         """Keep quiet."""

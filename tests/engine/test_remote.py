@@ -16,21 +16,10 @@ from gevent.event import Event
 
 from app.base.clock.clock import VirtualClock
 from app.base.metrics.recorder import Recorder
+from app.engine.core import wire
 from app.engine.core.errors import CallerLeft, CommandFailed, EngineDead, QueueFull
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.remote import RemoteEngine, RemoteLifecycle
-from app.engine.core.wire import (
-    Abort,
-    CommandResult,
-    EngineCommand,
-    EngineCoreOutput,
-    EngineCoreRequest,
-    EngineLoad,
-    Hello,
-    Notice,
-    Order,
-    Ready,
-)
 from config.settings import SchedulingSettings, Settings
 from tests.engine.harness import START_S, engine_request
 
@@ -49,7 +38,7 @@ class PlayedEngine:
     """Listens at `endpoint`. `orders` are those that came, `messages` how many of them came together."""
 
     def __init__(self, endpoint: str) -> None:
-        self.orders: list[Order] = []
+        self.orders: list[wire.Order] = []
         self.messages: list[int] = []
         self.endpoint = endpoint
         self._context = zmq.Context()
@@ -71,7 +60,7 @@ class PlayedEngine:
         self.die()
         self._context.destroy(linger=0)
 
-    def say(self, *notices: Notice) -> None:
+    def say(self, *notices: wire.Notice) -> None:
         self.say_bytes(msgspec.msgpack.encode(notices))
 
     def say_bytes(self, data: bytes) -> None:
@@ -80,7 +69,7 @@ class PlayedEngine:
     def _read(self) -> None:
         while True:
             self._worker, data = self._socket.recv_multipart()
-            orders = msgspec.msgpack.decode(data, type=list[Order])
+            orders = msgspec.msgpack.decode(data, type=list[wire.Order])
             self.messages.append(len(orders))
             self.orders += orders
 
@@ -102,12 +91,12 @@ class Worker:
         )
         self.outputs: list[tuple[str, EngineOutput]] = []
         self.engine.start()
-        until(lambda: Hello() in self.peer.orders)
+        until(lambda: wire.Hello() in self.peer.orders)
 
     def greet(self, boot: str = BOOT) -> None:
         """The engine is ready, and the worker knows."""
         model = {"vocab_size": 100, "max_model_len": 4096, "num_blocks": 64, "block_size": 16}
-        self.peer.say(Ready(boot=boot, pid=1, dtype="float32", device="cpu", **model))
+        self.peer.say(wire.Ready(boot=boot, pid=1, dtype="float32", device="cpu", **model))
         until(lambda: self.engine.healthy)
 
     def ask(self, name: str = "a", choices: int = 1, **fields: Any) -> Any:
@@ -125,29 +114,29 @@ class Worker:
         return [order.key for order in self.ordered]
 
     @property
-    def ordered(self) -> list[EngineCoreRequest]:
-        return [order for order in self.peer.orders if isinstance(order, EngineCoreRequest)]
+    def ordered(self) -> list[wire.EngineCoreRequest]:
+        return [order for order in self.peer.orders if isinstance(order, wire.EngineCoreRequest)]
 
     @property
     def aborted(self) -> list[int]:
-        return [key for order in self.peer.orders if isinstance(order, Abort) for key in order.keys]
+        return [key for order in self.peer.orders if isinstance(order, wire.Abort) for key in order.keys]
 
     @property
-    def commands(self) -> list[EngineCommand]:
+    def commands(self) -> list[wire.EngineCommand]:
         """Of operators, and of `hears`."""
-        return [order for order in self.peer.orders if isinstance(order, EngineCommand)]
+        return [order for order in self.peer.orders if isinstance(order, wire.EngineCommand)]
 
-    def hears(self, *notices: Notice) -> None:
+    def hears(self, *notices: wire.Notice) -> None:
         """The engine says them, and the worker has taken them."""
         before = len(self.commands)
-        heard = self.engine.command(EngineCommand(name="stats"))
+        heard = self.engine.command(wire.EngineCommand(name="stats"))
         until(lambda: len(self.commands) > before)
-        self.peer.say(*notices, CommandResult(number=self.commands[-1].number, value=True))
+        self.peer.say(*notices, wire.CommandResult(number=self.commands[-1].number, value=True))
         heard.get(timeout=DEADLINE_S)
 
     def says(self, key: int, *texts: str, **fields: Any) -> None:
         """A step has brought these tokens."""
-        said = EngineCoreOutput(
+        said = wire.EngineCoreOutput(
             key=key, ids=list(range(len(texts))), texts=list(texts), at_s=START_S + 1, **fields
         )
         self.hears(said)
@@ -164,7 +153,7 @@ class Worker:
 
     def loads(self, **fields: Any) -> None:
         """The engine tells how it does."""
-        self.hears(EngineLoad(**fields))
+        self.hears(wire.EngineLoad(**fields))
 
 
 @contextmanager
@@ -251,7 +240,7 @@ def test_an_engine_that_is_gone_fails_what_it_computed_and_its_successor_begins_
     [key] = play.keys(1)
     play.says(key, "a")
     play.loads(running=3, prefix_queries=64, prefix_hits=32, preemptions=2)
-    answer = play.engine.command(EngineCommand(name="resume"))
+    answer = play.engine.command(wire.EngineCommand(name="resume"))
     play.peer.die()
     until(lambda: not play.engine.healthy)
     assert play.ends() == ["EngineDead"] and play.engine.running == 0
@@ -303,11 +292,15 @@ def test_one_engine_may_greet_twice_but_another_knows_nothing_of_what_ran(play: 
 
 
 def test_a_command_has_its_own_answer(play: Worker) -> None:
-    first, second = (play.engine.command(EngineCommand(name="pause", mode=mode)) for mode in ("keep", "wait"))
+    first, second = (
+        play.engine.command(wire.EngineCommand(name="pause", mode=mode)) for mode in ("keep", "wait")
+    )
     until(lambda: len(play.commands) == 2)
     one, other = play.commands
     assert (one.mode, other.mode) == ("keep", "wait") and one.number != other.number
-    play.hears(CommandResult(number=other.number, value=False), CommandResult(number=99_999, value=True))
+    play.hears(
+        wire.CommandResult(number=other.number, value=False), wire.CommandResult(number=99_999, value=True)
+    )
     assert second.get(timeout=DEADLINE_S).value is False and not first.ready()
 
 
@@ -322,9 +315,9 @@ def test_what_nobody_takes_or_understands_ends_no_other(
     bad, good = play.keys(2)
     play.peer.say_bytes(b"\xc1 is never msgpack")
     play.hears(
-        EngineCoreOutput(key=bad, ids=[1], texts=["a"], at_s=START_S),
-        EngineLoad(),
-        EngineCoreOutput(key=good, ids=[1], texts=["a"], at_s=START_S),
+        wire.EngineCoreOutput(key=bad, ids=[1], texts=["a"], at_s=START_S),
+        wire.EngineLoad(),
+        wire.EngineCoreOutput(key=good, ids=[1], texts=["a"], at_s=START_S),
     )
     until(lambda: play.aborted == [bad])
     assert [type(it) for _, it in play.outputs][:1] == [Started] and play.ends("good") == []
@@ -344,7 +337,7 @@ class Operated:
         before = len(self.play.commands)
         acting = gevent.spawn(act)
         until(lambda: len(self.play.commands) > before)
-        self.play.peer.say(CommandResult(number=self.play.commands[-1].number, value=value, error=error))
+        self.play.peer.say(wire.CommandResult(number=self.play.commands[-1].number, value=value, error=error))
         return acting.get(timeout=DEADLINE_S)
 
     @property

@@ -9,10 +9,8 @@ import gevent
 from app.base.clock.clock import VirtualClock
 from app.engine.kvcache.block_pool import Residency
 from app.engine.kvcache.events import BlockStored
-from app.engine.kvcache.hashing import Placeholder
 from tests.kvcache.caches import (
     ALICE,
-    BOB,
     Replying,
     admit,
     begin,
@@ -22,23 +20,6 @@ from tests.kvcache.caches import (
     summary,
     tokens,
 )
-
-
-def test_salts_adapters_and_images_do_not_find_each_others_blocks() -> None:
-    cache = small_cache(40)
-    image = (Placeholder("img", 1, 2),)
-    outside = (Placeholder("img", 2, 10**12),)
-    cases = (
-        {},
-        {"salt": "s1"},
-        {"salt": "s2"},
-        {"adapter": ALICE},
-        {"adapter": BOB},
-        {"placeholders": image},
-    )
-    assert [serve(cache, tokens(0, 10), **options) for options in cases] == [0] * 6
-    assert [serve(cache, tokens(0, 10), **options) for options in cases] == [8] * 6
-    assert serve(cache, tokens(0, 10), placeholders=outside) == 8, "a placeholder outside counts for nothing"
 
 
 def test_events_carry_salt_adapter_and_hashes() -> None:

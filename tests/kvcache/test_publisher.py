@@ -9,19 +9,11 @@ import pytest
 import zmq
 
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
-from tests.kvcache.sockets import TOPIC, Peers, meet, received, removed, until
+from tests.kvcache.sockets import Peers, meet, received, removed, until
 
 
 def many(count: int) -> list[KVEvent]:
     return [BlockRemoved([number]) for number in range(count)]
-
-
-def test_a_subscriber_that_binds_receives_topic_sequence_and_batch(peers: Peers) -> None:
-    subscriber, port = peers.listening()
-    publisher = peers.publisher(f"tcp://127.0.0.1:{port}")
-    sequence = meet(publisher, subscriber)
-    publisher.put(many(2))
-    assert received(subscriber) == (TOPIC, sequence + 1, EventBatch(1.5, many(2), 0))
 
 
 def test_a_listener_that_fails_harms_nobody(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:

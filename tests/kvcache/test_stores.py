@@ -16,16 +16,7 @@ STEPS = ("--timing", "steps")
 
 
 def served(connector: str, *flags: str) -> Understudy:
-    line = (
-        "--kv-connector",
-        connector,
-        "--enable-kvcache",
-        "--block-size",
-        "32",
-        "--zmq-endpoint",
-        "",
-        *flags,
-    )
+    line = ("--kv-connector", connector, "--enable-kvcache", "--block-size=32", "--zmq-endpoint=", *flags)
     shown = ("--enable-prompt-tokens-details", "--server-dev-mode", "--force-dummy-tokenizer")
     return create_app(load([*line, *shown], {}))
 

@@ -19,14 +19,6 @@ def make_index(block_size: int) -> Index:
     return Index(MemoryBackend(), IndexSettings(block_size=block_size))
 
 
-def test_a_prompt_may_fork_inside_a_block_of_the_index() -> None:
-    index, common = make_index(64), list(range(32))
-    one, two = common + [1000] * 32, common + [2000] * 32
-    ingest(index, "a", stored([1, 2, 3, 4], one, size=16))
-    ingest(index, "a", stored([5, 6], two[32:], 2, 16))
-    assert matched(index, one) == {"a": 1} == matched(index, two)
-
-
 def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:
     index = make_index(64)
     stores = index._ingest

@@ -102,14 +102,6 @@ def test_an_adapter_has_blocks_of_its_own(index: Index) -> None:
     assert matched(index, PROMPT, lora="7") == {"c": 2}
 
 
-def test_a_salt_keeps_tenants_apart(index: Index) -> None:
-    ingest(index, "a", stored([1, 2], PROMPT[:8], extra_keys=[["tenant-a"], None]))
-    ingest(index, "b", stored([1, 2], PROMPT[:8]))
-    assert matched(index, PROMPT) == {"b": 2}
-    assert matched(index, PROMPT, salt="tenant-a") == {"a": 2}
-    assert matched(index, PROMPT, salt="tenant-b") == {}
-
-
 def test_a_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> None:
     extra_keys = [["alice", ["img", 2], "salt"], ["alice", ["img", -2]], ["alice"]]
     ingest(index, "a", stored([1, 2, 3], PROMPT[:12], lora_name="alice", extra_keys=extra_keys))

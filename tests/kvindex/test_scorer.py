@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kvindex.backend import Holders, bits
-from app.kvindex.scorer import longest_prefixes, score_prefixes
+from app.kvindex.scorer import score_prefixes
 from tests.kvindex.held import source
 
 TIERS = ["gpu", "cpu", "disk"]
@@ -33,15 +33,6 @@ def test_the_example_of_llm_d() -> None:
 
 masks = st.integers(0, (1 << 12) - 1)
 blocks = st.lists(st.lists(masks, min_size=1, max_size=3).map(tuple), max_size=20)
-
-
-def test_prefixes_of_ten_thousand_pods_are_counted() -> None:
-    everybody = (1 << 10_000) - 1
-    found = [(everybody,), (everybody >> 1, 1 << 9_999), (1 << 5,)]
-    prefixes = longest_prefixes(found, everybody, [0, 1])
-    assert len(prefixes) == 10_000
-    assert prefixes[5].matched == 3 and prefixes[6].matched == 2
-    assert prefixes[9_999].lower == {1: 1}
 
 
 EXACT = {"gpu": 1.0, "cpu": 0.75, "disk": 0.5}

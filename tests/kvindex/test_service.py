@@ -69,17 +69,6 @@ def meet(index: KvIndex, engine: FakeEngine) -> None:
         gevent.sleep(0.001)
 
 
-def test_events_come_in_and_scores_go_out(index: KvIndex, engine: FakeEngine) -> None:
-    meet(index, engine)
-    engine.publish(stored([1, 2], PROMPT[:8]))
-    until(lambda: bool(index.index.score("m", PROMPT)))
-    assert index.index.score("m", PROMPT)[0].matched == 2
-    stats: Any = index.stats()
-    assert stats["pods"] == ["a"] and stats["size"].copies == 2
-    assert [(stream.pod, stream.model, stream.sequence) for stream in stats["streams"]] == [("a", "m", 0)]
-    assert stats["queued"] == 0
-
-
 def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: FakeEngine) -> None:
     meet(index, engine)
     engine.publish(stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 99))

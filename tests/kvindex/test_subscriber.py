@@ -27,17 +27,6 @@ def leaves(place: Station, engine: FakeEngine) -> dict[str, float]:
     return due
 
 
-def test_pods_connect_and_are_heard(place: Station) -> None:
-    place.listen()
-    a, b = place.engine("kv@a@m"), place.engine("kv@b@org/m@v1")
-    place.meet(a)
-    place.meet(b)
-    a.publish(FIRST, SECOND)
-    b.publish(FIRST)
-    place.until(lambda: place.matched(PROMPT) == {"a": 2} and place.matched(PROMPT, "org/m@v1") == {"b": 1})
-    assert place.index.metrics.skipped_messages == {}
-
-
 def test_topics_of_others_do_not_arrive(place: Station) -> None:
     place.listen()
     other, mine = place.engine("events"), place.engine("kv@a@m")

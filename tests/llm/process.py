@@ -14,31 +14,18 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from app.engine.core.wire import (
-    Abort,
-    CommandResult,
-    EngineCommand,
-    EngineCoreOutput,
-    EngineCoreRequest,
-    EngineLoad,
-    EngineProcessOptions,
-    Hello,
-    Notice,
-    Order,
-    Ready,
-    Sampling,
-)  # fmt: skip
+from app.engine.core import wire
 from tests.running_server import ROOT
 
 PATIENCE_S = 50.0
-GREEDY = Sampling(temperature=0.0)
+GREEDY = wire.Sampling(temperature=0.0)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 class EngineProcess:
     """A running process; its log is a file."""
 
-    def __init__(self, options: EngineProcessOptions, folder: Path) -> None:
+    def __init__(self, options: wire.EngineProcessOptions, folder: Path) -> None:
         self.options, self.log = options, folder / "log"
         with self.log.open("wb") as log:
             command = [sys.executable, "-m", "app.llm.service", msgspec.json.encode(options).decode()]
@@ -50,7 +37,7 @@ def engine_process(model: Path, **options: object) -> Iterator[EngineProcess]:
     """An engine for a tiny model, with 256 blocks if `options` do not say otherwise."""
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are too long for the path of a socket
         wanted = {"endpoint": f"ipc://{folder}/engine", "model": str(model), "num_blocks": 256, **options}
-        running = EngineProcess(msgspec.convert(wanted, EngineProcessOptions), Path(folder))
+        running = EngineProcess(msgspec.convert(wanted, wire.EngineProcessOptions), Path(folder))
         try:
             yield running
         finally:
@@ -67,42 +54,44 @@ class Worker:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger, self._socket.rcvhwm = 0, queued_messages
         self._socket.connect(endpoint)
-        self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
-        self.said: dict[int, list[EngineCoreOutput]] = {}
-        self.loads: list[EngineLoad] = []
-        self.ready: list[Ready] = []
-        self.answers: dict[int, CommandResult] = {}
+        self._decode = msgspec.msgpack.Decoder(list[wire.Notice]).decode
+        self.said: dict[int, list[wire.EngineCoreOutput]] = {}
+        self.loads: list[wire.EngineLoad] = []
+        self.ready: list[wire.Ready] = []
+        self.answers: dict[int, wire.CommandResult] = {}
         self._numbers = 0
 
-    def order(self, *orders: Order) -> None:
+    def order(self, *orders: wire.Order) -> None:
         self.raw(msgspec.msgpack.encode(orders))
 
     def raw(self, *frames: bytes) -> None:
         self._socket.send_multipart(frames)
 
-    def greet(self) -> Ready:
+    def greet(self) -> wire.Ready:
         """Waits until the engine is there."""
-        self.order(Hello())
+        self.order(wire.Hello())
         before = len(self.ready)
         self.until(lambda: len(self.ready) > before)
         return self.ready[-1]
 
     def generate(self, key: int, prompt_ids: Sequence[int], max_tokens: int = 16, **more: object) -> None:
         plain = {"sampling": GREEDY, "ignore_eos": True, "request_id": str(key), "arrival_s": 0.0, **more}
-        self.order(EngineCoreRequest(key=key, prompt_ids=list(prompt_ids), max_tokens=max_tokens, **plain))
+        self.order(
+            wire.EngineCoreRequest(key=key, prompt_ids=list(prompt_ids), max_tokens=max_tokens, **plain)
+        )
 
     def abort(self, *keys: int) -> None:
-        self.order(Abort(list(keys)))
+        self.order(wire.Abort(list(keys)))
 
-    def command(self, name: str, **more: object) -> CommandResult:
+    def command(self, name: str, **more: object) -> wire.CommandResult:
         return self.answer(self.ask(name, **more))
 
     def ask(self, name: str, **more: object) -> int:
         self._numbers += 1
-        self.order(EngineCommand(number=self._numbers, name=name, **more))  # type: ignore[arg-type]
+        self.order(wire.EngineCommand(number=self._numbers, name=name, **more))  # type: ignore[arg-type]
         return self._numbers
 
-    def answer(self, number: int) -> CommandResult:
+    def answer(self, number: int) -> wire.CommandResult:
         self.until(lambda: number in self.answers)
         return self.answers.pop(number)
 
@@ -112,13 +101,13 @@ class Worker:
             return
         for notice in self._decode(self._socket.recv()):
             match notice:
-                case EngineCoreOutput():
+                case wire.EngineCoreOutput():
                     self.said.setdefault(notice.key, []).append(notice)
-                case EngineLoad():
+                case wire.EngineLoad():
                     self.loads.append(notice)
-                case Ready():
+                case wire.Ready():
                     self.ready.append(notice)
-                case CommandResult():
+                case wire.CommandResult():
                     self.answers[notice.number] = notice
 
     def until(self, holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
@@ -127,7 +116,7 @@ class Worker:
             assert time.monotonic() < end, "the engine did not say it"
             self.hear()
 
-    def wait(self, *keys: int) -> list[EngineCoreOutput]:
+    def wait(self, *keys: int) -> list[wire.EngineCoreOutput]:
         """The last word of each choice, when all are over."""
         self.until(lambda: all(self.is_over(key) for key in keys))
         return [self.said[key][-1] for key in keys]

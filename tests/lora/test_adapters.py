@@ -25,15 +25,6 @@ def names(registry: LoRARegistry) -> list[str]:
     return [adapter.name for adapter in registry]
 
 
-def test_an_adapter_is_loaded_once_unless_it_is_replaced() -> None:
-    registry = LoRARegistry([Adapter("a", "/a")])
-    with pytest.raises(AdapterError, match="'a' is loaded already"):
-        registry.load("a", "/b")
-    assert registry.adapter("a").path == "/a"
-    registry.load("a", "/b", in_place=True)
-    assert (names(registry), registry.adapter("a").path) == (["a"], "/b")
-
-
 def test_of_too_many_adapters_the_first_one_goes() -> None:
     registry = LoRARegistry([Adapter("first", "/first")], at_runtime=2)
     for name in "abc":

@@ -18,22 +18,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from app.engine.core import wire
 from app.engine.core.remote import Heartbeat
-from app.engine.core.wire import (
-    Abort,
-    CommandResult,
-    EngineCommand,
-    EngineCoreOutput,
-    EngineCoreRequest,
-    EngineLoad,
-    EngineProcessOptions,
-    Hello,
-    Notice,
-    Order,
-    PublishedEvents,
-    Ready,
-    WireLogprob,
-)
 
 TOKEN_CHARS = 4
 TOPIC = "kv@pod@model"
@@ -44,26 +30,26 @@ FIRST_ID = 300
 class Choice:
     """One that runs."""
 
-    def __init__(self, order: EngineCoreRequest, text: str) -> None:
+    def __init__(self, order: wire.EngineCoreRequest, text: str) -> None:
         self.order = order
         self.texts = [text[i : i + TOKEN_CHARS] for i in range(0, len(text), TOKEN_CHARS)] or [""]
         self.said = 0
 
-    def step(self) -> EngineCoreOutput:
+    def step(self) -> wire.EngineCoreOutput:
         """Its next token."""
         order, place = self.order, self.said
         self.said += 1
         token_id = FIRST_ID + place
-        said = EngineCoreOutput(
+        said = wire.EngineCoreOutput(
             key=order.key, ids=[token_id], texts=[self.texts[place]], at_s=time.monotonic()
         )
         if order.logprobs is not None:
             top = [(token_id + rank, -0.5 - rank) for rank in range(order.logprobs)]
-            said.logprobs = [WireLogprob(token_id, -0.5, 1, top)]
+            said.logprobs = [wire.WireLogprob(token_id, -0.5, 1, top)]
         if not place:
             said.scheduled_s, said.cached_tokens = time.monotonic(), 16
             if order.prompt_logprobs is not None:
-                rest = [WireLogprob(it, -9.0, 7, [(1, -0.1)]) for it in order.prompt_ids[1:]]
+                rest = [wire.WireLogprob(it, -9.0, 7, [(1, -0.1)]) for it in order.prompt_ids[1:]]
                 said.prompt_logprobs = [None, *rest]
         if self.said == len(self.texts):
             said.finish = "stop"
@@ -75,7 +61,7 @@ class Choice:
 class Engine:
     """Choices of all workers, a token of each in a step."""
 
-    def __init__(self, options: EngineProcessOptions) -> None:
+    def __init__(self, options: wire.EngineProcessOptions) -> None:
         self.folder = Path(options.model)
         self.options = options
         context = zmq.Context()
@@ -84,7 +70,7 @@ class Engine:
         self.heartbeat = Heartbeat(options.endpoint)
         self.boot = secrets.token_hex(4)
         self.choices: dict[tuple[bytes, int], Choice] = {}
-        self.notices: dict[bytes, list[Notice]] = {}
+        self.notices: dict[bytes, list[wire.Notice]] = {}
         self.listeners: set[bytes] = set()
         """Who is told of blocks."""
         self.paused = False
@@ -103,37 +89,37 @@ class Engine:
         while self.socket.poll(timeout_ms):
             worker, data = self.socket.recv_multipart()
             self.notices.setdefault(worker, [])
-            for order in msgspec.msgpack.decode(data, type=list[Order]):
+            for order in msgspec.msgpack.decode(data, type=list[wire.Order]):
                 with (self.folder / "orders.jsonl").open("ab") as file:
                     file.write(msgspec.json.encode(order) + b"\n")
                 self.take(worker, order)
             timeout_ms = 0
 
-    def take(self, worker: bytes, order: Order) -> None:
+    def take(self, worker: bytes, order: wire.Order) -> None:
         told = self.notices[worker]
         match order:
-            case Hello():
+            case wire.Hello():
                 told.append(self.ready())
                 if order.kv_events:
                     self.listeners.add(worker)
-            case Abort():
+            case wire.Abort():
                 for key in order.keys:
                     self.choices.pop((worker, key), None)
                 self.tell()
-            case EngineCommand():
+            case wire.EngineCommand():
                 self.paused = order.name in ("pause", "sleep") or (self.paused and order.name != "resume")
-                told.append(CommandResult(number=order.number, value=True))
-            case EngineCoreRequest() if (self.folder / "error").exists():
-                said = EngineCoreOutput(key=order.key, at_s=time.monotonic(), finish="error")
+                told.append(wire.CommandResult(number=order.number, value=True))
+            case wire.EngineCoreRequest() if (self.folder / "error").exists():
+                said = wire.EngineCoreOutput(key=order.key, at_s=time.monotonic(), finish="error")
                 said.error, said.is_refused = (self.folder / "error").read_text(), order.seed == 400
                 told.append(said)
-            case EngineCoreRequest():
+            case wire.EngineCoreRequest():
                 self.choices[worker, order.key] = Choice(order, (self.folder / "text").read_text())
                 if worker in self.listeners:
-                    told.append(PublishedEvents(TOPIC, 0, (self.folder / "blocks").read_bytes()))
+                    told.append(wire.PublishedEvents(TOPIC, 0, (self.folder / "blocks").read_bytes()))
 
-    def ready(self) -> Ready:
-        return Ready(
+    def ready(self) -> wire.Ready:
+        return wire.Ready(
             boot=self.boot,
             pid=os.getpid(),
             vocab_size=4096,
@@ -156,7 +142,7 @@ class Engine:
 
     def tell(self, step_tokens: int = 0) -> None:
         """Every worker how it does."""
-        load = EngineLoad(running=len(self.choices), cache_usage=0.25 if self.choices else 0.0)
+        load = wire.EngineLoad(running=len(self.choices), cache_usage=0.25 if self.choices else 0.0)
         load.step_tokens, load.paused, load.preemptions = step_tokens, self.paused, 3
         load.prefix_queries, load.prefix_hits = 2 * self.computed, self.computed
         for told in self.notices.values():
@@ -170,7 +156,7 @@ class Engine:
 
 
 def main() -> int:
-    options = msgspec.json.decode(sys.argv[1], type=EngineProcessOptions)
+    options = msgspec.json.decode(sys.argv[1], type=wire.EngineProcessOptions)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     engine = Engine(options)
     refusal = engine.folder / "refusal"
@@ -178,7 +164,7 @@ def main() -> int:
         engine.socket.poll(5000)
         worker, _ = engine.socket.recv_multipart()
         engine.socket.send_multipart(
-            [worker, msgspec.msgpack.encode([CommandResult(number=0, error=refusal.read_text())])]
+            [worker, msgspec.msgpack.encode([wire.CommandResult(number=0, error=refusal.read_text())])]
         )
         time.sleep(0.2)
         return 1

@@ -20,8 +20,6 @@ from smg_grpc_proto import vllm_engine_pb2 as messages
 from smg_grpc_proto.generated import common_pb2
 
 from app.text.huggingface import EMBEDDED
-from config import ConfigError
-from config.loader import load
 from tests.grpc.client import (
     LIMIT_S,
     Engine,
@@ -209,19 +207,6 @@ def test_every_rank_has_a_port_for_grpc_of_its_own() -> None:
                 assert requests.get(f"http://127.0.0.1:{at}/health", timeout=LIMIT_S).status_code == 200
                 request.data_parallel_rank = 1 - rank
                 assert engine.refusal(request)[0] == Code.INVALID_ARGUMENT
-
-
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (["--grpc", "--self-signed-certs"], "setting grpc: "),
-        (["--grpc", "--fast-path", "false"], "setting fast-path: "),
-        (["--grpc-port", "8000", "--port", "8000"], "setting grpc-port: "),
-    ],
-)
-def test_what_cannot_be_served_stops_the_start(flags: list[str], line: str) -> None:
-    with pytest.raises(ConfigError, match=line):
-        load(flags, {})
 
 
 CODES = {400: Code.INVALID_ARGUMENT, 401: Code.UNAUTHENTICATED, 409: Code.ABORTED, 418: Code.UNKNOWN}
