@@ -45,7 +45,6 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 
 def named(identifier: str) -> RequestContext:
-    """A request that came with an id."""
     return request("/v1/models", headers={"x-request-id": identifier})
 
 

@@ -13,7 +13,6 @@ MOST_LINES = 600
 
 
 def module_of(path: Path) -> str:
-    """The name by which a file is imported."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -19,8 +19,6 @@ END = b"[end]"
 
 
 class Plain:
-    """Writes the texts of tokens, and nothing else."""
-
     def __init__(self) -> None:
         self.most_at_once = 0
         self.choices = [ChoiceState()]
@@ -72,8 +70,6 @@ class Socket:
 
 
 class Running:
-    """The sequences behind a stream."""
-
     def __init__(self) -> None:
         self.aborted = False
 
@@ -124,7 +120,6 @@ class Served:
         return bool(self.greenlet.successful())
 
     def content(self) -> bytes:
-        """The body that has been sent, whole."""
         if not self.direct or self.socket is None:
             return b"".join(self.yielded)
         assert self.socket.received.endswith(LAST_CHUNK)

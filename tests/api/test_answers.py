@@ -25,8 +25,6 @@ PROMPT = EchoedPrompt([7, 8, 9], "The prompt", ["The", " ", "prompt"])
 
 @dataclass(frozen=True)
 class Reply:
-    """One whole choice."""
-
     texts: Sequence[str]
     finish: Finish
 

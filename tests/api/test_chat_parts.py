@@ -34,7 +34,6 @@ def shape(**fields: Any) -> ChatResponseOptions:
 
 
 def chunks(events: list[EngineOutput], **fields: Any) -> list[dict[str, Any]]:
-    """The chunks of a stream, without its [DONE]."""
     answer = ChatWriter(META, shape(**fields))
     data = b"".join(
         [answer.chunk(Started(0, 0.5)), *(answer.chunk(event) for event in events), answer.closing()]

@@ -27,7 +27,6 @@ def answer(cached_details: bool = False) -> MessageWriter:
 
 
 def named(data: bytes) -> list[tuple[str, dict[str, Any]]]:
-    """Name and JSON of every event."""
     return [(event["type"], event) for event in parsed(data)]
 
 

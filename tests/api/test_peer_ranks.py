@@ -30,7 +30,6 @@ class Rank(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def rank() -> Iterator[str]:
-    """The URL of one."""
     with HTTPServer(("127.0.0.1", 0), Rank) as server:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -25,8 +25,6 @@ def timer(request: pytest.FixtureRequest) -> LiveClock:
 
 
 class Rings:
-    """Remembers when an alarm rang, and which."""
-
     def __init__(self) -> None:
         self.heard: list[tuple[str, float]] = []
 

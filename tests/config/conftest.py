@@ -8,8 +8,6 @@ import pytest
 
 @pytest.fixture
 def yaml_file(tmp_path: Path) -> Callable[[str], str]:
-    """Writes a YAML file and gives its path."""
-
     def write(text: str) -> str:
         path = tmp_path / "settings.yaml"
         path.write_text(text, "utf-8")

@@ -190,7 +190,6 @@ def test_the_dump_shows_every_setting_and_no_secret() -> None:
 
 
 def handed_over(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment of the other process."""
     environ = environ or {}
     flags = parse(argv)
     return environ | as_environment(flags, resolve(flags, environ, lambda text: None), environ)

@@ -12,7 +12,6 @@ Write = Callable[[str], str]
 
 
 def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
-    """The line that stops the start."""
     with pytest.raises(ConfigError) as caught:
         load(argv, environ or {})
     line = str(caught.value)

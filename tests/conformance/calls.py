@@ -44,7 +44,6 @@ def text_stream(server: RunningServer, **asked: Any) -> list[Any]:
 
 
 def events(got: requests.Response) -> list[Any]:
-    """The JSON of each event, and the end."""
     assert got.status_code == 200, got.text
     assert got.headers["Content-Type"] == "text/event-stream; charset=utf-8"
     data = [event.removeprefix("data: ") for event in got.content.decode().split("\n\n")[:-1]]
@@ -65,7 +64,6 @@ def token_ids(server: RunningServer, prompt: str = "hello") -> list[int]:
 
 
 def choices(chunks: Sequence[Any]) -> list[dict[str, Any]]:
-    """The choice of each chunk that has one."""
     return [chunk["choices"][0] for chunk in chunks if chunk != DONE and chunk["choices"]]
 
 

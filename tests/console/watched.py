@@ -24,8 +24,6 @@ def quick_profile(**limits: Any) -> Profile:
 
 
 class Page:
-    """What a browser would know, after the wire."""
-
     def __init__(self) -> None:
         self.bars: dict[int, list[Any]] = {}
         self.phases: dict[int, list[int]] = {}
@@ -79,7 +77,6 @@ class Watched:
             self.look()
 
     def look(self) -> None:
-        """Somebody begins to look."""
         self.observer.begin()
         self.harness.observers.append(partial(self.observer.bars.watch, Origin("/v1/completions")))
 
@@ -87,7 +84,6 @@ class Watched:
         return self.harness.ask(request_id, **fields)
 
     def frame(self, seconds: float = 0.25) -> Page:
-        """What the page knows so much later."""
         self.harness.clock.advance(seconds)
         self.page.take(self.observer.frame())
         return self.page

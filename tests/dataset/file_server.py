@@ -12,8 +12,6 @@ from typing import Any
 
 @dataclass
 class Shop:
-    """What is served, and what was asked for."""
-
     content: bytes = b""
     url: str = ""
     etag: str | None = '"first"'

@@ -28,7 +28,6 @@ def row(prompt_ids: Sequence[int], ids: Sequence[int], strings: Sequence[str] | 
 
 
 def make_file(path: Path, rows: Iterable[Row], table: str = TABLE, name: str = "llmd") -> Path:
-    """A closed database file with one table."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(table.format(name=name))
         insert = f"INSERT INTO {name} (prompt_hash, gen_tokens, n_gen_tokens) VALUES (?, ?, ?)"

@@ -28,7 +28,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def trouble(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> str:
-    """Why the file cannot be used."""
     with pytest.raises(DatasetError) as caught:
         Dataset(path, "llmd", in_memory, tokenizer)
     assert "\n" not in str(caught.value)
@@ -77,7 +76,6 @@ def test_what_is_no_dataset_is_told(
 
 @pytest.fixture
 def locked(path: Path) -> Iterator[Path]:
-    """A file that another connection has for itself."""
     make_file(path, ROWS)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")

@@ -130,7 +130,6 @@ class Harness:
         return self.engine.submit(asked, lambda event: self.events.append((request_id, event)))
 
     def of(self, request_id: str = "a", index: int = 0) -> list[EngineOutput]:
-        """The events of one choice."""
         return [event for name, event in self.events if name == request_id and event.index == index]
 
     def tokens(self, request_id: str = "a", index: int = 0) -> list[Tokens]:

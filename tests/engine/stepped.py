@@ -17,5 +17,4 @@ def stepped(**fields: Any) -> Harness:
 
 
 def moments(harness: Harness, request_id: str) -> list[float]:
-    """Of each token."""
     return [event.at_s - START_S for event in harness.tokens(request_id) for _ in event.ids]

@@ -89,8 +89,6 @@ def test_an_observer_that_fails_breaks_nothing_and_others_are_told_once_after_th
 
 
 class Moved:
-    """A clock that is moved by hand."""
-
     now_s = 100.0
 
     def __call__(self) -> float:

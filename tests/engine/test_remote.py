@@ -94,13 +94,11 @@ class Worker:
         until(lambda: wire.Hello() in self.peer.orders)
 
     def greet(self, boot: str = BOOT) -> None:
-        """The engine is ready, and the worker knows."""
         model = {"vocab_size": 100, "max_model_len": 4096, "num_blocks": 64, "block_size": 16}
         self.peer.say(wire.Ready(boot=boot, pid=1, dtype="float32", device="cpu", **model))
         until(lambda: self.engine.healthy)
 
     def ask(self, name: str = "a", choices: int = 1, **fields: Any) -> Any:
-        """A request of so many choices."""
         asked = [
             engine_request(request_id=name, index=index, n=choices, arrival_s=START_S, **fields)
             for index in range(choices)
@@ -135,7 +133,6 @@ class Worker:
         heard.get(timeout=DEADLINE_S)
 
     def says(self, key: int, *texts: str, **fields: Any) -> None:
-        """A step has brought these tokens."""
         said = wire.EngineCoreOutput(
             key=key, ids=list(range(len(texts))), texts=list(texts), at_s=START_S + 1, **fields
         )
@@ -152,7 +149,6 @@ class Worker:
         return sum(float(it.split()[-1]) for it in lines if it.startswith(f"vllm:{name}{{") and labels in it)
 
     def loads(self, **fields: Any) -> None:
-        """The engine tells how it does."""
         self.hears(wire.EngineLoad(**fields))
 
 
@@ -327,8 +323,6 @@ def test_what_nobody_takes_or_understands_ends_no_other(
 
 
 class Operated:
-    """Who operates an engine that is played."""
-
     def __init__(self, play: Worker) -> None:
         self.play, self.life, self.left = play, RemoteLifecycle(play.engine), Event()
 

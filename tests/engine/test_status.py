@@ -32,7 +32,6 @@ def test_phases_have_the_numbers_that_the_consoles_page_knows() -> None:
 
 
 def phases(harness: Harness, request_id: str) -> list[Phase]:
-    """All that it goes through, to its end."""
     seen: list[Phase] = []
     while found := [it for it in harness.engine.sequences() if it.request.request_id == request_id]:
         phase = found[0].status().phase

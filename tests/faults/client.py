@@ -28,7 +28,6 @@ class Got:
 
     @property
     def chunks(self) -> list[str]:
-        """The complete events of a stream."""
         return [chunk.decode() for chunk in self.body.split(b"\n\n")[:-1]]
 
 

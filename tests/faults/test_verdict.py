@@ -70,7 +70,6 @@ def retries(waits_s: list[float], status: int = 503) -> Client:
 
 
 def each(bodies: int, status: int = 500, retry_after_s: float | None = None, wait_s: float = 0.0) -> Client:
-    """A client that sends so many different requests."""
     client = Client()
     for body in range(bodies):
         client.ask(body, status, retry_after_s).wait(wait_s)

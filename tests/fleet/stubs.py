@@ -34,7 +34,6 @@ def serving(application: Callable[..., Any]) -> Iterator[str]:
 
 @contextmanager
 def proxying(pods: Iterable[str], policy: Policy) -> Iterator[tuple[str, Proxy]]:
-    """The address of a proxy, and the proxy."""
     proxy = Proxy(list(pods), policy)
     with serving(proxy) as address:
         yield address, proxy
@@ -87,7 +86,6 @@ def talking(talker: Talker) -> Iterator[str]:
 
 
 def read_request(sock: socket.socket) -> bytes:
-    """A whole request with a Content-Length."""
     received = b""
     while b"\r\n\r\n" not in received:
         received += sock.recv(65536)

@@ -165,7 +165,6 @@ def answers(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iter
 
 
 def played(address: str) -> tuple[list[Measured], list[str]]:
-    """What was measured, and what failed."""
     errors = list[str]()
     target = Target.of(f"http://{address}")
     client = RecordingClient(target, {}, None, time.perf_counter, lambda sent: None, errors.append)

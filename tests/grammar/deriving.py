@@ -25,7 +25,6 @@ def tag(value: Any) -> Grammar:
 
 
 def texts(of: Grammar, seeds: int = 25) -> Iterator[str]:
-    """Texts of every size."""
     for seed in range(seeds):
         for size in SIZES:
             yield text(of, size, seed)

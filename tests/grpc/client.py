@@ -22,11 +22,9 @@ class Engine:
         self.stub = stubs.VllmEngineStub(channel)
 
     def said(self, request: Any, **options: Any) -> list[Any]:
-        """All messages of an answer."""
         return list(self.stub.Generate(request, timeout=LIMIT_S, **options))
 
     def refusal(self, request: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
-        """How an answer failed."""
         try:
             said = self.said(request, **options)
         except grpc.RpcError as error:
@@ -39,7 +37,6 @@ class Engine:
         return int(load.num_total_reqs)
 
     def wait_for(self, running: int) -> None:
-        """Until so many run or wait."""
         wait_until(lambda: self.running() == running)
 
 
@@ -79,13 +76,11 @@ def generate(ids: Sequence[int] = (1, 2, 3), stream: bool = True, **sampling: An
 
 
 def varint(number: int) -> bytes:
-    """A number as protobuf writes it."""
     head = bytes([number & 0x7F | 0x80]) if number >= 0x80 else b""
     return head + varint(number >> 7) if head else bytes([number])
 
 
 def tokens_of(said: Sequence[Any], index: int = 0) -> list[int]:
-    """The tokens of one choice of a stream."""
     chunks = [message.chunk for message in said if message.HasField("chunk")]
     return [token for chunk in chunks if chunk.index == index for token in chunk.token_ids]
 

@@ -25,7 +25,6 @@ def served() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def engine(served: RunningServer) -> Iterator[Engine]:
-    """Its client."""
     from tests.grpc.client import connected
 
     with connected(served.port) as made:

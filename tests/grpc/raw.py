@@ -52,7 +52,6 @@ def encode(headers: Mapping[str, str] | list[tuple[str, str]]) -> bytes:
 
 
 def headers(path: str = GENERATE, **more: str) -> bytes:
-    """The header block of a call."""
     usual = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "a"}
     return encode({**usual, "content-type": "application/grpc", **more})
 
@@ -66,7 +65,6 @@ def message(data: bytes) -> bytes:
 
 
 def call(request: Any, stream: int = 1, block: bytes | None = None) -> bytes:
-    """A whole call with one message."""
     body = message(request.SerializeToString())
     return opening(stream, block) + frame(DATA, END_STREAM, stream, body)
 
@@ -104,19 +102,16 @@ class RawClient:
             self._data += data
 
     def frames(self) -> Iterator[Frame]:
-        """All that come until the connection ends."""
         while (one := self.frame()) is not None:
             yield one
 
     def until_reset(self) -> Iterator[Frame]:
-        """All that come until a stream is reset."""
         for one in self.frames():
             yield one
             if one[0] == RST_STREAM:
                 return
 
     def reason(self) -> ErrorCodes | None:
-        """Why the server ends the connection."""
         found = None
         for kind, _, _, payload in self.frames():
             if kind == GOAWAY:
@@ -124,14 +119,12 @@ class RawClient:
         return found
 
     def reason_of(self, stream: int) -> ErrorCodes:
-        """Why a stream is reset."""
         for kind, _, number, payload in self.frames():
             if kind == RST_STREAM and number == stream:
                 return ErrorCodes(int.from_bytes(payload, "big"))
         raise AssertionError("the connection ended first")
 
     def ends(self, stream: int = 1) -> dict[str, str]:
-        """The last headers of a stream."""
         for kind, flags, number, _ in self.frames():
             if number == stream and kind == HEADERS and flags & END_STREAM:
                 return self.headers[stream]

@@ -55,7 +55,6 @@ def assert_idle(port: int) -> None:
 
 
 def workers_of(server: RunningServer) -> list[int]:
-    """Process ids of the arbiter's children."""
     tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
     return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 

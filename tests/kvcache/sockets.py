@@ -83,7 +83,6 @@ def patience() -> Iterator[None]:
 
 
 def until(happened: Callable[[], object]) -> None:
-    """Let greenlets run until it has."""
     with patience():
         while not happened():
             gevent.sleep(0.001)

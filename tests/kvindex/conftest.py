@@ -33,7 +33,6 @@ def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSer
 
 @pytest.fixture(params=BACKENDS)
 def make_backend(request: pytest.FixtureRequest) -> Iterator[MakeBackend]:
-    """Makes empty backends of one kind."""
     made: list[Backend] = []
 
     def make() -> Backend:

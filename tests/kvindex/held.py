@@ -25,7 +25,6 @@ def store(
 
 
 def holders_of(backend: Backend, key: int) -> set[Copy]:
-    """Who has a block, in which tier."""
     copies, holders, tiers = backend.lookup([key])
     found = set()
     for masks in copies:

@@ -82,7 +82,6 @@ class FakeEngine:
         self._socket.send_multipart(frames)
 
     def serve(self) -> None:
-        """Answer the requests for replays that have come."""
         while self._router.poll(0):
             client, empty, start = self._router.recv_multipart()
             self.asked.append(int.from_bytes(start, "big"))
@@ -176,7 +175,6 @@ class Station:
         return self.index.metrics.skipped_messages.get("bad_frames", 0)
 
     def ended_replays(self) -> dict[str, int]:
-        """How many there were, by how they ended."""
         lines = self.index.metrics.render({}).splitlines()
         counts = {line.split('"')[1]: float(line.split()[-1]) for line in lines if "replays_total{" in line}
         return {result: int(count) for result, count in counts.items() if count}
@@ -193,7 +191,6 @@ class Station:
 
 
 def work(pool: Pool) -> None:
-    """Let all messages of the queues be handled."""
     for shard in pool.shards:
         pool.work(shard)
 

@@ -43,7 +43,6 @@ class RedisServer:
         self._wait()
 
     def kill(self) -> None:
-        """End it at once."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)

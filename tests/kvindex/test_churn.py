@@ -50,7 +50,6 @@ class Pod:
         self.running: list[tuple[Replying, list[int], str | None, str | None]] = []
 
     def live(self, now: float) -> Iterator[PublishedMessage]:
-        """What happens next, as messages."""
         chance = self.rng.random()
         if chance < 0.005:
             self.start()

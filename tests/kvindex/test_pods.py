@@ -49,7 +49,6 @@ def test_what_is_no_name_names_nobody(topic: bytes) -> None:
 
 
 def now(source: TargetSource) -> Sequence[PodEndpoint]:
-    """The endpoints after another look."""
     source.refresh()
     return source.targets
 

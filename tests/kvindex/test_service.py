@@ -63,7 +63,6 @@ def engine(index: KvIndex) -> Iterator[FakeEngine]:
 
 
 def meet(index: KvIndex, engine: FakeEngine) -> None:
-    """Until messages arrive."""
     while not index.index.metrics.skipped_messages["bad_frames"]:
         engine.send_frames(engine.topic, b"?")
         gevent.sleep(0.001)

@@ -20,7 +20,6 @@ pytest_pycollect_makemodule = skipped_without("engine")
 
 @pytest.fixture(scope="session")
 def folder(model_of: PreTrainedModel) -> Path:
-    """The saved model."""
     return Path(model_of.name_or_path)
 
 

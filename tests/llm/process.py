@@ -68,7 +68,6 @@ class Worker:
         self._socket.send_multipart(frames)
 
     def greet(self) -> wire.Ready:
-        """Waits until the engine is there."""
         self.order(wire.Hello())
         before = len(self.ready)
         self.until(lambda: len(self.ready) > before)
@@ -96,7 +95,6 @@ class Worker:
         return self.answers.pop(number)
 
     def hear(self, timeout_s: float = 0.1) -> None:
-        """Take in what comes."""
         if not self._socket.poll(int(timeout_s * 1000)):
             return
         for notice in self._decode(self._socket.recv()):

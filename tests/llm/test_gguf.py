@@ -46,7 +46,6 @@ def finish(writer: gguf.GGUFWriter) -> None:
 def write(
     folder: Path, file: Path, kind: str, leave_out: str = "", quantised: str = "F32", feed_forward: int = 96
 ) -> None:
-    """What llama.cpp's converter makes of a saved model."""
     writer = gguf.GGUFWriter(file, kind)
     numbers_of = {"block_count": 2, "context_length": 1024, "embedding_length": 64, "head_count": HEADS}
     numbers_of |= {"head_count_kv": KV_HEADS, "key_length": 16, "layer_norm_rms_eps": 1e-6}

@@ -105,12 +105,10 @@ class Settings(Section, frozen=True, kw_only=True):
 
 
 def own(field: str = "a", default: int = 1, more: str = "") -> str:
-    """A plugin's setting."""
     return f"{SECTION}    {field}: Annotated[Count, About('A.'{more})] = {default}\n"
 
 
 def gives(hook: str, value: str) -> str:
-    """A hook that gives this."""
     return f"@hookimpl\ndef {hook}(host):\n    return {value}\n"
 
 
@@ -126,7 +124,6 @@ def refusal(*flags: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings of an application that was built."""
     settings = load(flags, environ or {})
     build(settings, tokenizer_of(settings))
     return settings

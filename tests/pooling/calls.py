@@ -32,7 +32,6 @@ def client_of(*flags: str) -> FlaskClient:
 
 
 def told(path: str, task: str = "pooling", **asked: Any) -> Any:
-    """The JSON of a success."""
     answer = client_of(f"--task={task}").post(path, json=asked)
     assert answer.status_code == 200, answer.text
     return answer.get_json()

@@ -61,7 +61,6 @@ def written(path: Path, exchanges: Sequence[Exchange], tail: bytes = b"") -> str
 
 
 def exchanges_of(path: Path) -> list[Exchange]:
-    """All exchanges of a file."""
     return [read_exchange(line) for line in path.read_bytes().splitlines()[1:]]
 
 

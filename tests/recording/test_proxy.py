@@ -44,7 +44,6 @@ class Recorder:
 
     @contextmanager
     def running(self) -> Iterator[str]:
-        """Its address."""
         with stubs.serving(self._proxy) as address:
             yield address
         self._file.close()

@@ -28,15 +28,12 @@ FIRST_ID = 300
 
 
 class Choice:
-    """One that runs."""
-
     def __init__(self, order: wire.EngineCoreRequest, text: str) -> None:
         self.order = order
         self.texts = [text[i : i + TOKEN_CHARS] for i in range(0, len(text), TOKEN_CHARS)] or [""]
         self.said = 0
 
     def step(self) -> wire.EngineCoreOutput:
-        """Its next token."""
         order, place = self.order, self.said
         self.said += 1
         token_id = FIRST_ID + place
@@ -141,7 +138,6 @@ class Engine:
         self.tell(8)
 
     def tell(self, step_tokens: int = 0) -> None:
-        """Every worker how it does."""
         load = wire.EngineLoad(running=len(self.choices), cache_usage=0.25 if self.choices else 0.0)
         load.step_tokens, load.paused, load.preemptions = step_tokens, self.paused, 3
         load.prefix_queries, load.prefix_hits = 2 * self.computed, self.computed

@@ -42,12 +42,10 @@ class Peer:
 
     @property
     def orders(self) -> list[dict[str, Any]]:
-        """All that came, greetings aside."""
         return [order for order in self._received() if order["type"] != "hello"]
 
     @property
     def greetings(self) -> int:
-        """How often it was greeted."""
         return sum(order["type"] == "hello" for order in self._received())
 
     def _received(self) -> list[dict[str, Any]]:
@@ -56,12 +54,10 @@ class Peer:
 
     @property
     def last(self) -> dict[str, Any]:
-        """The last request."""
         return next(order for order in reversed(self.orders) if order["type"] == "generate")
 
     @property
     def pids(self) -> list[int]:
-        """Of all that were started, in order."""
         return [int(line) for line in (self.folder / "pids").read_text().splitlines()]
 
 

@@ -11,5 +11,4 @@ from tests.script.requests import Books
 
 @pytest.fixture
 def books(tmp_path: Path) -> Books:
-    """Writes scripts and opens them."""
     return Books(tmp_path)

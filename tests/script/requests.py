@@ -30,13 +30,10 @@ def request(
 
 
 class Books:
-    """Writes scripts into a folder and opens them."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def write(self, text: str, name: str = "a.yaml") -> Path:
-        """The file, with this text."""
         path = self.folder / name
         path.write_text(text)
         return path

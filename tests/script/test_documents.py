@@ -27,7 +27,6 @@ def test_the_page_shows_the_example() -> None:
 
 
 def fields(*names: str) -> str:
-    """The end of dspy's prompt for these fields."""
     first, *others = (f"`[[ ## {name} ## ]]`" for name in names)
     then = "".join(f", then {name}" for name in others)
     return f"Respond with the corresponding output fields, starting with the field {first}{then}, and ..."
@@ -46,7 +45,6 @@ def test_a_script_of_the_page_is_in_order(
 
 
 def reply(book: ScriptSet, asked: MatchedRequest) -> tuple[str, list[tuple[str, Any]]]:
-    """Text and calls of the reply."""
     decision = book.decide(asked)
     assert decision is not None and decision.answer is not None
     said = decision.answer.reply

@@ -11,8 +11,6 @@ from app.serving.gunicorn.fair_turns import TURN_S, FairTurns, Share
 
 
 class Time:
-    """A clock that work moves on."""
-
     def __init__(self) -> None:
         self.now_s = 100.0
 

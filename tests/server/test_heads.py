@@ -17,8 +17,6 @@ from app.serving.http.route import post, probe
 
 
 class Source:
-    """What gunicorn reads from."""
-
     def __init__(self, data: bytes) -> None:
         self._data = data
 
@@ -28,8 +26,6 @@ class Source:
 
 
 class Plain:
-    """Finds nothing special in any request."""
-
     special_headers: frozenset[str] = frozenset()
 
     def recognise(self, body: bytes) -> object:

@@ -47,8 +47,6 @@ def gunicorn(configuration: str, *arguments: str) -> Command:
 
 
 def uwsgi(*arguments: str) -> Command:
-    """uWSGI, which speaks HTTP itself."""
-
     def command(port: int, folder: Path) -> list[str]:
         where = ("--http-socket", f"127.0.0.1:{port}", "--wsgi-file", "wsgi.py")
         return [str(SERVERS_BIN / "uwsgi"), *where, "--master", "--need-app", "--die-on-term", *arguments]
@@ -57,7 +55,6 @@ def uwsgi(*arguments: str) -> Command:
 
 
 def waitress(port: int, folder: Path) -> list[str]:
-    """waitress, by its command."""
     program = str(SERVERS_BIN / "waitress-serve")
     return [program, f"--listen=127.0.0.1:{port}", f"--threads={THREADS}", "wsgi:app"]
 
@@ -104,8 +101,6 @@ def as_somebody(command: list[str]) -> list[str]:
 
 
 def mod_wsgi(daemon: str) -> Command:
-    """Apache with mod_wsgi."""
-
     def command(port: int, folder: Path) -> list[str]:
         assert APACHE is not None
         asked = [str(SERVERS_BIN / "mod_wsgi-express"), "module-config"]
@@ -137,7 +132,6 @@ KINDS = {
 
 @contextmanager
 def served(kind: str, folder: Path, settings: Mapping[str, str]) -> Iterator[RunningServer]:
-    """A server of this kind with these settings."""
     port = free_port()
     # pyuwsgi begins a reload with the interpreter that its environment was made of.
     packages = next(SERVERS_BIN.parent.glob("lib/python*/site-packages"), None)

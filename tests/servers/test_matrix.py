@@ -169,7 +169,6 @@ def test_reload(server: RunningServer, kind: str) -> None:
 
 
 def is_new(server: RunningServer) -> bool:
-    """It has counted nothing yet."""
     try:
         return "vllm:generation_tokens_total{" in (
             text := get(server.port, "/metrics").body.decode()

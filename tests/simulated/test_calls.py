@@ -33,7 +33,6 @@ EXTRA_CALL = "tool_call_extra_call_probability"
 def played(
     calls: ToolCalls | None = None, tools: dict[str, Any] | None = None, **fields: Any
 ) -> list[Tokens]:
-    """The events of one reply."""
     harness = Harness(sections={"tools": ToolSettings(**(tools or {}))}, seed=fields.pop("server_seed", 1))
     harness.ask(**{"tool_calls": calls, "limited": False, "max_tokens": 4000, "ignore_eos": False, **fields})
     harness.clock.advance(1000)
@@ -41,7 +40,6 @@ def played(
 
 
 def called(events: list[Tokens]) -> list[tuple[str, Any]]:
-    """Name and arguments of every call."""
     calls: dict[int, tuple[str, str]] = {}
     for event in events:
         assert event.part is not None and event.part.kind == "call" and not event.part.raw
@@ -52,7 +50,6 @@ def called(events: list[Tokens]) -> list[tuple[str, Any]]:
 
 
 def raw(events: list[Tokens]) -> str:
-    """What the model said, markup and all."""
     return embedded_tokenizer().decode([token for event in events for token in event.ids])
 
 

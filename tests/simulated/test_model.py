@@ -15,7 +15,6 @@ SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}
 
 
 def said(harness: Harness, **fields: Any) -> str:
-    """The whole reply to one request."""
     name = str(len(harness.events))
     harness.ask(name, **{"max_tokens": 40, **fields})
     harness.clock.advance(1000)

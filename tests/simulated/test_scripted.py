@@ -20,7 +20,6 @@ CALL = ("get_weather", '{"city": "Rome"}')
 
 
 def played(script: ScriptedReply, **fields: Any) -> Harness:
-    """The harness after one scripted reply."""
     harness = Harness()
     harness.ask(**{"script": script, "max_tokens": 4000, "limited": False, **fields})
     harness.clock.advance(1000)

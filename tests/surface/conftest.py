@@ -77,7 +77,6 @@ class Client:
 
 
 def events(answer: requests.Response) -> list[dict[str, Any]]:
-    """The JSON of every event of a stream."""
     lines = (line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {"))
     return [json.loads(line) for line in lines]
 

@@ -61,7 +61,6 @@ def described(kind: str) -> Any:
 
 
 def operations(kind: str) -> dict[str, Any]:
-    """Each operation by its method and path."""
     paths = described(kind)["paths"].items()
     return {f"{method.upper()} {path}": told for path, methods in paths for method, told in methods.items()}
 

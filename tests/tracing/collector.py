@@ -43,8 +43,6 @@ class Received:
 
 @dataclass
 class Collector:
-    """Keeps every span that it received."""
-
     port: int = 0
     spans: list[Received] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -77,7 +75,6 @@ class Collector:
 
 
 def decoded(message: bytes) -> Iterator[Received]:
-    """The spans of one message."""
     for group in ExportTraceServiceRequest.FromString(message).resource_spans:
         resource = {pair.key: plain(pair.value) for pair in group.resource.attributes}
         for span in (span for scope in group.scope_spans for span in scope.spans):
@@ -97,7 +94,6 @@ def decoded(message: bytes) -> Iterator[Received]:
 
 
 def plain(value: AnyValue) -> Any:
-    """The Python value of an attribute."""
     kind = value.WhichOneof("value")
     found = getattr(value, kind)
     return [plain(item) for item in found.values] if kind == "array_value" else found

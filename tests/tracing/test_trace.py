@@ -34,7 +34,6 @@ class Traced(Harness):
         return RequestTrace(self.tracer, span, zero_ns)
 
     def end(self) -> ReadableSpan:
-        """The request's own span."""
         self.trace.end(self.clock.now())
         return self.spans()[-1]
 
@@ -57,7 +56,6 @@ def seconds(moment_ns: int | None) -> float:
 
 
 def failed(spans: tuple[ReadableSpan, ...]) -> dict[str, str | None]:
-    """Name and reason of those with an error."""
     return {
         span.name: span.status.description for span in spans if span.status.status_code is StatusCode.ERROR
     }

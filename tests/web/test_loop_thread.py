@@ -26,8 +26,6 @@ THREADED = {"wsgi.multithread": True}
 
 
 class Begun:
-    """A service that knows where it was started."""
-
     def __init__(self) -> None:
         self.threads: list[int] = []
 

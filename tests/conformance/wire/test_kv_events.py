@@ -49,7 +49,6 @@ LAYOUTS: dict[str, tuple[list[tuple[str, Any]], list[tuple[str, Any]]]] = {
 
 
 def batch_of(layout: str) -> type[Any]:
-    """vLLM's KVEventBatch, of a version."""
     in_arrays = layout != "map"
     optional = set() if in_arrays else {name for name, _ in [*EXTRA, *GROUP, *KIND]}
     options: dict[str, Any] = {"array_like": in_arrays, "tag": True, "forbid_unknown_fields": True}

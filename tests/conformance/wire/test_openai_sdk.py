@@ -23,8 +23,6 @@ MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say s
 
 
 class Place(BaseModel):
-    """What a reply is to look like."""
-
     name: str
     inhabitants: int
     is_capital: bool

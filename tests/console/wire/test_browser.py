@@ -34,8 +34,6 @@ def server() -> Iterator[RunningServer]:
 
 
 class Seen:
-    """A page, and what it has complained of."""
-
     def __init__(self, page: Page, server: RunningServer) -> None:
         self.page, self.server = page, server
         self.complaints: list[str] = []
@@ -49,7 +47,6 @@ class Seen:
             self.complaints.append(f"{it.text} {it.location['url']}")
 
     def open(self, key: str = "secret") -> None:
-        """Until the first picture has come."""
         self.page.add_init_script(f"sessionStorage.setItem('key', '{key}')")
         self.page.goto(f"{self.server.url}/console")
         self.is_now("serving")
@@ -84,7 +81,6 @@ class Seen:
         self.page.evaluate(f"views.detail.show({bar}.number, model)")
 
     def model(self, expression: str) -> Any:
-        """What the page knows, as JavaScript sees it."""
         return self.page.evaluate(expression)
 
 
@@ -121,7 +117,6 @@ def load(server: RunningServer, **plan: Any) -> None:
 
 
 def quiet(server: RunningServer) -> None:
-    """Nothing runs any more."""
     until(
         lambda: metric(server, "num_requests_running") + metric(server, "num_requests_waiting") == 0,
         "it never rests",

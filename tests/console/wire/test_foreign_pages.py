@@ -41,8 +41,6 @@ FORM = """(url) => {
 
 
 class Page(BaseHTTPRequestHandler):
-    """An empty page."""
-
     def do_GET(self) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/html")

@@ -31,7 +31,6 @@ def watched() -> Iterator[RunningServer]:
 
 
 def complete(server: RunningServer, **body: Any) -> requests.Response:
-    """A completion."""
     return requests.post(
         f"{server.url}/v1/completions", json={"prompt": "Hello there", **body}, timeout=LIMIT_S
     )

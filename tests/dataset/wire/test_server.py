@@ -18,7 +18,6 @@ OLDER = ["Grey", ",", " of", " old", "."]
 
 
 def chat(client: Client, *turns: tuple[str, str]) -> str:
-    """What is said to a conversation."""
     messages = [{"role": role, "content": text} for role, text in turns]
     told = client.post("/v1/chat/completions", {"messages": messages, "max_tokens": 100}).json()
     return str(told["choices"][0]["message"]["content"])

@@ -23,7 +23,6 @@ SMALL = ["--requests", "6", "--groups", "2", "--prefix-tokens", "64", "--no-png"
 
 @contextmanager
 def begun(*argv: str) -> Iterator[subprocess.Popen[str]]:
-    """A fleet in a process of its own."""
     whole = [sys.executable, "-m", "app", "fleet", *argv]
     with subprocess.Popen(
         whole, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -35,7 +34,6 @@ def begun(*argv: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def servers(fleet: subprocess.Popen[str]) -> list[int]:
-    """The processes that a fleet has started."""
     return [int(pid) for pid in Path(f"/proc/{fleet.pid}/task/{fleet.pid}/children").read_text().split()]
 
 

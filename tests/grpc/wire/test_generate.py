@@ -39,7 +39,6 @@ def drawn(number: int) -> tuple[list[int], dict[str, Any]]:
 
 
 def http_choices(server: RunningServer, ids: list[int], sampling: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Tokens and end of each choice, over HTTP."""
     body = dict(sampling)
     if "regex" in body:
         body["structured_outputs"] = {"regex": body.pop("regex")}
@@ -55,7 +54,6 @@ def http_choices(server: RunningServer, ids: list[int], sampling: dict[str, Any]
 def grpc_choices(
     engine: Engine, ids: list[int], sampling: dict[str, Any], stream: bool
 ) -> list[tuple[Any, ...]]:
-    """The same over gRPC."""
     said = engine.said(generate(ids, stream, **sampling))
     found = []
     for end in sorted(ends_of(said), key=lambda end: end.index):

@@ -96,7 +96,6 @@ HALF = len(headers()) // 2
 
 
 def of_headers(lines: Sequence[tuple[str, str]]) -> bytes:
-    """A call with these headers alone."""
     return opening(1, encode(list(lines)), END_HEADERS | END_STREAM)
 
 
@@ -109,7 +108,6 @@ def without(name: str) -> bytes:
 
 
 def parts(*blocks: bytes, stream: int = 1) -> bytes:
-    """A header block in HEADERS and CONTINUATION frames."""
     begin = frame(HEADERS, 0, stream, blocks[0])
     middle = b"".join(frame(CONTINUATION, 0, stream, block) for block in blocks[1:-1])
     return begin + middle + frame(CONTINUATION, END_HEADERS, stream, blocks[-1])
@@ -257,8 +255,6 @@ CASES: dict[str, tuple[Steps, Expected]] = {
 
 @dataclass
 class Seen:
-    """What came of it."""
-
     first: int | None = None
     goaway: tuple[int, ErrorCodes] | None = None
     resets: dict[int, ErrorCodes] = field(default_factory=dict)
@@ -427,7 +423,6 @@ def test_large_messages_come_in_frames_that_are_not_too_large(served: RunningSer
 def _until(
     client: RawClient, kind: int, payload: bytes | None = None, stream_ends: bool = False
 ) -> Iterator[tuple[int, int, int, bytes]]:
-    """All frames up to one like this."""
     for one in client.frames():
         yield one
         if one[0] == kind and payload in (None, one[3]) and (not stream_ends or one[1] & END_STREAM):

@@ -51,7 +51,6 @@ class Subscriber:
         assert self._joined.poll(int(PATIENCE_S * 1000)), "no publisher came"
 
     def events(self, count: int) -> list[dict[str, Any]]:
-        """The next so many events."""
         return [self._events.get(timeout=PATIENCE_S) for _ in range(count)]
 
     def has_more(self) -> bool:

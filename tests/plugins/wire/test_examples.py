@@ -24,7 +24,6 @@ TABLE = "tokens,ms\n1,10\n8192,10\n"
 
 
 def example(name: str) -> tuple[str, str]:
-    """The flag that takes an example."""
     return "--plugin", str(EXAMPLES / f"{name}.py")
 
 
@@ -38,7 +37,6 @@ def said(server: RunningServer, text: str, headers: dict[str, str] | None = None
 
 
 def report(server: RunningServer) -> dict[str, Any]:
-    """GET /admin/plugins, by plugin."""
     answer = requests.get(f"{server.url}/admin/plugins", timeout=20).json()
     return {one["name"]: one for one in answer["plugins"]}
 

@@ -23,7 +23,6 @@ def said(url: str) -> str:
 
 
 def reloaded(server: RunningServer, done: Callable[[], bool]) -> None:
-    """Reload, and wait until it shows."""
     server.process.send_signal(signal.SIGHUP)
     wait_until(done)
 

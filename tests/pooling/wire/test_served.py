@@ -55,7 +55,6 @@ def samples(server: RunningServer) -> dict[str, float]:
 
 
 def counted_by(server: RunningServer, path: str, *bodies: dict[str, object]) -> dict[str, float]:
-    """What requests add to every sample."""
     before = samples(server)
     for body in bodies:
         assert post(server, path, body).status_code == 200

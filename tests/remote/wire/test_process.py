@@ -185,6 +185,5 @@ def test_without_torch_the_server_says_what_to_install(peer: Peer) -> None:
 
 
 def children(pid: int) -> set[int]:
-    """Of a process, those that live."""
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return {int(child) for child in listed if is_alive(int(child))}

@@ -35,7 +35,6 @@ class Twin:
         self.wires = Wire(plain.port), Wire(general.port)
 
     def ask(self, path: str, body: bytes, *headers: str) -> list[tuple[int, dict[str, str], bytes]]:
-        """The answers of both."""
         plain, general = self.wires
         plain.send(http_post(path, body, JSON, *headers))
         general.send(http_post(path, body, JSON, *headers, GENERAL))
