@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import openai
+
 from tests.needs import CLIENTS_PYTHON, NODE, NODE_CLIENTS
 from tests.running_server import RunningServer
 
@@ -31,3 +33,16 @@ def _told(command: list[str]) -> Any:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def openai_client(
+    server: RunningServer, strict: bool = True, api_key: str = "x", max_retries: int = 0
+) -> openai.OpenAI:
+    """A client that asks again `max_retries` times; a strict one refuses what the SDK's models do not fit."""
+    return openai.OpenAI(
+        base_url=server.url + "/v1",
+        api_key=api_key,
+        max_retries=max_retries,
+        timeout=20,
+        _strict_response_validation=strict,
+    )

@@ -1,15 +1,22 @@
 """Replies out of real SQLite files, and out of copies of them in memory."""
 
+from __future__ import annotations
+
 import json
 import logging
 import sqlite3
+import struct
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from app.engine.dataset.dataset import Dataset, Recorded, text_hash
+from app.engine.dataset.dataset import Catalogue, Dataset, Recorded, ids_hash, text_hash
+from app.engine.dataset.tokens import NO_ID, DatasetError, RecordedTokens, completed, decode, encode
 from app.text.huggingface import LocalTokenizer
 from tests.dataset.conftest import Opener
 from tests.dataset.files import PROMPT, make_file, row
@@ -94,3 +101,108 @@ def test_a_copy_in_memory_does_not_need_the_file_any_more(file: Path, tokenizer:
     file.unlink()
     with closing(dataset):
         assert reply(dataset, 5).ids == [1, 2]
+
+
+HASHES = [ids_hash([number]) for number in range(3)]
+Rows = list[tuple[bytes, int, int]]
+
+rows_of = st.lists(st.tuples(st.sampled_from(HASHES), st.integers(1, 12)), min_size=1, max_size=30).map(
+    lambda found: [(digest, length, key * 10) for key, (digest, length) in enumerate(found)]
+)
+limits = st.tuples(st.integers(1, 14), st.integers(1, 14)).map(sorted)
+
+
+@given(rows_of, limits)
+def test_a_known_prompt_gets_a_fitting_row_else_a_longer_one_else_a_shorter_one_and_any_other_any(
+    rows: Rows, limits: list[int]
+) -> None:
+    least, most = limits
+    catalogue = Catalogue(rows)
+    same = [(length, key) for digest, length, key in rows if digest == HASHES[0]]
+    fitting = {key for length, key in same if least <= length <= most}
+    longer = {key for length, key in same if length > most}
+    drawn = {catalogue.recorded(HASHES[0], least, most, Random(seed)) for seed in range(20)}
+    assert drawn <= (fitting or longer or {key for _, key in same} or {None})
+    fitting = {key for _, length, key in rows if least <= length <= most}
+    drawn = {catalogue.any(least, most, Random(seed)) for seed in range(20)}
+    assert drawn <= (fitting or {key for _, _, key in rows})
+
+
+def test_rows_without_tokens_are_left_out_and_rows_without_a_hash_are_only_drawn_at_random() -> None:
+    rows: list[tuple[object, object, int]] = [
+        (HASHES[0], 0, 1), (HASHES[0], -3, 2), (HASHES[0], None, 3), (HASHES[0], "4", 4),
+        (None, 4, 5), ("text", 4, 6), (b"", 4, 7), (b"short", 4, 8),
+    ]  # fmt: skip
+    catalogue = Catalogue(rows)
+    assert len(catalogue) == 4
+    assert {catalogue.any(1, 9, Random(seed)) for seed in range(50)} == {5, 6, 7, 8}
+    assert catalogue.recorded(HASHES[0], 1, 9, Random(1)) is None
+    assert len(Catalogue([])) == 0
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)))
+def test_each_id_is_four_bytes_the_lowest_first(ids: list[int]) -> None:
+    assert ids_hash(ids) == sha256(b"".join(struct.pack("<I", each) for each in ids)).digest()
+
+
+def test_older_hashes_are_of_all_turns_where_other_roles_are_unknown() -> None:
+    assert text_hash([("user", "Hello!")]) == sha256(b"### user:\nHello!\n").digest()
+    turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi."), ("user", "Grüße")]
+    written = "### unknown:\nBe brief.\n### user:\nHi\n### assistant:\nHi.\n### user:\nGrüße\n"
+    assert text_hash(turns) == sha256(written.encode()).digest()
+
+
+IDS, STRINGS = [7, 8], ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "ids", "strings"),
+    [
+        ('{"Tokens": [7, 8], "Strings": ["a", "b"]}', IDS, STRINGS),
+        ('{"tokens": [7, 8], "strings": ["a", "b"]}', IDS, STRINGS),
+        ('{"NUMBERS": [7, 8], "sTrings": ["a", "b"], "more": 1}', IDS, STRINGS),
+        ('{"Tokens": null, "Strings": ["a", "b"]}', [], STRINGS),
+        ('["a", "b"]', [], STRINGS),
+        ("[7, 8]", IDS, []),
+    ],
+)
+def test_every_spelling_is_read_from_text_and_from_bytes(
+    text: str, ids: list[int], strings: list[str]
+) -> None:
+    assert decode(text) == decode(text.encode()) == RecordedTokens(ids, strings)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None, 5, 1.5, "", "nonsense", "5", "null", "{}", "[]", '{"Tokens": [], "Strings": []}', '["a", 1]',
+        '{"Tokens": [1.5]}', '{"Tokens": [true]}', '{"Tokens": [-1]}', '{"Tokens": [4294967296]}',
+        '{"Tokens": [1], "Strings": [2]}', '{"Tokens": "ab"}', b"\xff\xfe", '["\ud800"]', "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_what_holds_no_reply_is_refused(raw: object) -> None:
+    with pytest.raises(DatasetError, match="gen_tokens"):
+        decode(raw)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text()), min_size=1, max_size=8))
+@settings(max_examples=20, deadline=None)
+def test_what_is_written_is_read_again(pairs: list[tuple[int, str]]) -> None:
+    tokens = RecordedTokens([each for each, _ in pairs], [text for _, text in pairs])
+    assert decode(encode(tokens)) == tokens
+
+
+def test_half_of_a_reply_is_completed(tokenizer: LocalTokenizer) -> None:
+    strange = RecordedTokens([4_000_000_000, 1], ["not", "mine"])
+    assert completed(strange, tokenizer) == strange
+    ids = tokenizer.encode("The garden is open. 🌳 Grüße")
+    strings = tokenizer.pieces(ids)
+    for half in (RecordedTokens(ids, []), RecordedTokens(ids, ["too", "few"]), RecordedTokens([], strings)):
+        assert completed(half, tokenizer) == RecordedTokens(ids, strings)
+
+
+def test_strings_that_are_cut_otherwise_keep_their_cut(tokenizer: LocalTokenizer) -> None:
+    strings = ["T", "he ", "", "gardengardengarden"]
+    made = completed(RecordedTokens([], strings), tokenizer)
+    assert made.strings == strings
+    assert made.ids == [tokenizer.encode(each)[0] if each else NO_ID for each in strings]

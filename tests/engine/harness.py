@@ -23,8 +23,8 @@ from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import SimulatedModel
 from app.text.base import Tokenizer
 from app.text.huggingface import default_tokenizer
-from config.profile import Profile
-from config.settings import LatencySettings, ReplySettings, SchedulingSettings, Settings
+from config.profile import Profile, read_profile
+from config.settings import LatencySettings, ReplySettings, SchedulingSettings, Settings, StepSettings
 
 BLOCK_TOKENS = 8
 SLOT_S = 1 / SLOTS_PER_S
@@ -161,3 +161,15 @@ class Harness:
     def is_idle(self) -> bool:
         executor = self.engine.executor
         return self.gauges() == (0, 0) and (executor.running, executor.waiting) == (0, 0)
+
+
+PROFILE = read_profile("qwen3-14b-h100")
+
+
+def stepped(**fields: Any) -> Harness:
+    fields = {"slots": 3, "profile": PROFILE, **fields}
+    return Harness(sections={"steps": StepSettings(timing="steps")}, **fields)
+
+
+def moments(harness: Harness, request_id: str) -> list[float]:
+    return [event.at_s - START_S for event in harness.tokens(request_id) for _ in event.ids]

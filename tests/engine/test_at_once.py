@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from app.engine.core.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.engine.core.request import EngineRequest, ToolCalls, ToolFunction
 from config.profile import Profile, SpeculationRates
-from tests.engine.harness import Harness, engine_request
-from tests.engine.stepped import PROFILE
+from tests.engine.harness import PROFILE, Harness, engine_request
 
 FIELDS = st.fixed_dictionaries(
     {

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from app.engine.core.outputs import Started
-from tests.engine.harness import Harness
-from tests.engine.stepped import PROFILE
+from tests.engine.harness import PROFILE, Harness
 
 
 def beams(harness: Harness, choices: int = 2, **fields: Any) -> None:

@@ -9,8 +9,7 @@ import pytest
 from app.engine.core.outputs import EngineOutput, Failed
 from app.engine.core.remote import Heartbeat, HeartbeatMonitor
 from app.engine.core.request import EngineRequest, Reply, SequenceOutcome
-from tests.engine.harness import Harness, engine_request
-from tests.engine.stepped import stepped
+from tests.engine.harness import Harness, engine_request, stepped
 
 SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}
 

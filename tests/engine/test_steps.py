@@ -16,9 +16,8 @@ from app.engine.kvcache.block_pool import CountedBlocks
 from app.lab.fidelity.pod import OfflineRequest
 from config.profile import SpeculationRates
 from config.settings import StepSettings
-from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
+from tests.engine.harness import BLOCK_TOKENS, PROFILE, START_S, Harness, moments, stepped
 from tests.engine.loops import ClientLoop
-from tests.engine.stepped import PROFILE, moments, stepped
 from tests.kvcache.caches import check
 
 BLOCKS = 40

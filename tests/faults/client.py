@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from http.client import HTTPResponse, IncompleteRead
 from typing import Any
 
+from app.serving.faults.fault import RequestFacts
 from tests.hostile.raw_client import PATIENCE_S, http_post
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -98,3 +99,14 @@ def got(port: int, path: str, stream: bool, fault: str = "", version: str = "1.1
     answer = ask(port, path, stream, fault, version, **headers)
     assert answer is not None
     return answer
+
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def asking(
+    path: str = CHAT, model: str | None = "m", client: str = "me", tokens: float = 0.0, **headers: str
+) -> RequestFacts:
+    """A request; `X_Fault=...` is its header X-Fault."""
+    known = {name.replace("_", "-").lower(): value for name, value in headers.items()}
+    return RequestFacts(path, model, lambda name: known.get(name.lower()), lambda: client, tokens)

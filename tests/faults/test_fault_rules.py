@@ -26,7 +26,7 @@ from config.fault_rules import (
 )
 from config.loader import load
 from config.sections.api import FAILURE_TYPES
-from tests.faults.asking import CHAT, TEXT, asking
+from tests.faults.client import CHAT, TEXT, asking
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from app.serving.faults.injector import MOST_CHARACTERS, MOST_HEADER_RULES, Faul
 from config.loader import load
 from config.sections.api import FAILURE_TYPES
 from config.validation import LiveSettings
-from tests.faults.asking import asking
+from tests.faults.client import asking
 
 
 def planned(**values: Any) -> tuple[FaultInjector, LiveSettings]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.engine.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.kvindex.backend import IndexedEngine, Outcome
+from app.kvindex.backend import Backend, IndexedEngine, Outcome, Owned, Store, bits
 from app.kvindex.decoding import PodBatch
 from app.kvindex.index import Index
 
@@ -47,3 +47,45 @@ def ingest(index: Index, pod: str, *events: KVEvent, model: str = "m", rank: int
 
 def batch(*events: KVEvent, rank: int | None = 0, ts: float = 1.0) -> EventBatch:
     return EventBatch(ts, list(events), rank)
+
+
+Copy = tuple[str, str]
+"""A pod, and a tier in which it has a block; groups above 0 and ranks above 0 are part of the pod's name."""
+
+
+def source(pod: str = "a", model: str = "m", rank: int = 0) -> IndexedEngine:
+    return IndexedEngine(pod, model, rank)
+
+
+def store(
+    engine: Sequence[int], keys: Sequence[int], tier: str = "gpu", group: int = 0, **more: object
+) -> Store:
+    """Blocks of the index's own size."""
+    owned: Sequence[Owned] = list(keys)
+    return Store(group, tier, list(engine), owned, list(keys), **more)  # type: ignore[arg-type]
+
+
+def holders_of(backend: Backend, key: int) -> set[Copy]:
+    copies, holders, tiers = backend.lookup([key])
+    found = set()
+    for masks in copies:
+        for tier, mask in zip(tiers, masks, strict=False):
+            for number in bits(mask):
+                holder = holders[number] if number < 1 << 20 else None
+                if holder is not None:
+                    found.add((_named(holder.source.pod, holder.source.rank, holder.group), tier))
+    return found
+
+
+def _named(pod: str, rank: int, group: int) -> str:
+    return pod + (f"/{rank}" if rank else "") + (f"#{group}" if group else "")
+
+
+def matched(index: Index, tokens: Sequence[int], model: str = "m", **more: Any) -> dict[str, int]:
+    """How many blocks of a prompt each pod has, of the pods that have any."""
+    return {score.pod: score.matched for score in index.score(model, tokens, **more)}
+
+
+def content(backend: Backend, keys: Sequence[int]) -> dict[int, set[Copy]]:
+    """Of each of these blocks that somebody has, who has it."""
+    return {key: found for key in keys if (found := holders_of(backend, key))}

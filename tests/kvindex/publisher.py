@@ -18,8 +18,7 @@ from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import TargetSource
 from app.kvindex.pool import WAITING_S, Pool, PoolSettings
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
-from tests.kvindex.engines import batch
-from tests.kvindex.held import matched
+from tests.kvindex.engines import batch, matched
 
 LOCAL = "tcp://127.0.0.1"
 

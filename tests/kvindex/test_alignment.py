@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from app.engine.kvcache.hashing import Placeholder
 from app.kvindex.index import NUMBER_BYTES, TAIL_BYTES, Index, IndexSettings, Tail
 from app.kvindex.memory import MemoryBackend
-from tests.kvindex.engines import ingest, removed, stored
-from tests.kvindex.held import matched, source
+from tests.kvindex.engines import ingest, matched, removed, source, stored
 
 
 def make_index(block_size: int) -> Index:

@@ -11,7 +11,7 @@ from app.kvindex.backend import Backend, Clear, IndexedEngine, Offload, Remove
 from app.kvindex.index import Index
 from app.kvindex.memory import REPEAT_BYTES, SHARE_BYTES, MemoryBackend, weigh_bytes, weigh_copies
 from app.kvindex.redis_backend import redis_url
-from tests.kvindex.held import content, holders_of, source, store
+from tests.kvindex.engines import content, holders_of, source, store
 
 A, B = source("a"), source("b")
 

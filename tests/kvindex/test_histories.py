@@ -25,7 +25,7 @@ from app.kvindex.backend import (
 )
 from app.kvindex.memory import REPEAT_BYTES, SHARE_BYTES, MemoryBackend, weigh_bytes
 from tests.kvindex.conftest import MakeBackend
-from tests.kvindex.held import Copy, content, source, store
+from tests.kvindex.engines import Copy, content, source, store
 
 TIERS = "gpu", "cpu", "disk"
 ENGINE, KEYS = range(1, 6), range(11, 16)

@@ -13,8 +13,7 @@ from app.engine.kvcache.hashing import Placeholder
 from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings, Ingest
 from app.kvindex.memory import MemoryBackend
-from tests.kvindex.engines import block, ingest, offloaded, removed, stored
-from tests.kvindex.held import matched
+from tests.kvindex.engines import block, ingest, matched, offloaded, removed, stored
 
 PROMPT = list(range(100, 120))
 """Five blocks of four tokens."""

@@ -15,8 +15,7 @@ from app.kvindex.backend import BackendUnavailable, IndexedEngine, Outcome, Stam
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pool import Pool, PoolSettings, PublishedMessage
-from tests.kvindex.engines import PROMPT, batch, block, removed, stored
-from tests.kvindex.held import matched
+from tests.kvindex.engines import PROMPT, batch, block, matched, removed, stored
 from tests.kvindex.publisher import station, work
 
 encode = encoder()

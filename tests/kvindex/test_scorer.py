@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.kvindex.backend import Holders, bits
 from app.kvindex.scorer import score_prefixes
-from tests.kvindex.held import source
+from tests.kvindex.engines import source
 
 TIERS = ["gpu", "cpu", "disk"]
 

@@ -18,8 +18,8 @@ import pytest
 from app.engine.core.remote import LONGEST_SILENCE_S
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
+from tests.conformance.clients import openai_client
 from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay
-from tests.conformance.sdk import openai_client
 from tests.hostile.raw_client import Wire, get, metric, post, running, wait_until
 from tests.llm.tiny import Shape, edit_config, make_model
 from tests.running_server import RunningServer, running_server

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.clients import told_by
-from tests.conformance.sdk import openai_client
+from tests.conformance.clients import openai_client, told_by
 from tests.conformance.wire.test_anthropic_sdk import sdk
 from tests.running_server import ROOT, RunningServer, running_server
 

@@ -14,7 +14,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel
 
-from tests.conformance.sdk import openai_client
+from tests.conformance.clients import openai_client
 from tests.conformance.wire.test_responses import LOGPROBS, WEATHER
 from tests.running_server import RunningServer
 

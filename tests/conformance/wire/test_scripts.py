@@ -11,8 +11,7 @@ import openai
 import pytest
 import requests
 
-from tests.conformance.clients import told_by
-from tests.conformance.sdk import openai_client
+from tests.conformance.clients import openai_client, told_by
 from tests.running_server import QUICK_STEPS, ROOT, RunningServer, running_server
 
 SCRIPT = str(ROOT / "tests" / "conformance" / "script.yaml")

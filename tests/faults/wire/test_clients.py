@@ -10,7 +10,7 @@ import openai
 import pytest
 import requests
 
-from tests.conformance.sdk import openai_client
+from tests.conformance.clients import openai_client
 from tests.faults.client import CHAT, TEXT, TOKENS, Asker, ask, question
 from tests.hostile.raw_client import wait_until
 from tests.running_server import RunningServer

@@ -14,8 +14,7 @@ import redis
 from app.kvindex.backend import BackendUnavailable, Clear, Remove, Stamp, TooManyHolders
 from app.kvindex.pool import PublishedMessage
 from app.kvindex.redis_backend import RedisBackend
-from tests.kvindex.engines import PROMPT, block
-from tests.kvindex.held import content, holders_of, source, store
+from tests.kvindex.engines import PROMPT, block, content, holders_of, source, store
 from tests.kvindex.publisher import Station, station, until
 from tests.kvindex.redis_server import RedisServer, redis_server
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conformance.calls import ok, post, token_ids
-from tests.conformance.sdk import openai_client
+from tests.conformance.clients import openai_client
 from tests.hostile.raw_client import Wire, get, metric, running, wait_until, waiting
 from tests.pooling.calls import BASE, EMBED, FLAGS, POOL
 from tests.running_server import RunningServer, running_server
