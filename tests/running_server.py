@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,6 +139,25 @@ def running_command(command: Sequence[str], port: int, env: Mapping[str, str]) -
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+@contextmanager
+def ending(
+    process: subprocess.Popen[bytes], is_healthy: Callable[[], bool], patience_s: float = START_LIMIT_S
+) -> Iterator[None]:
+    """Waits until `process`, a session of its own, is healthy; it has to end by SIGTERM with status 0."""
+    try:
+        deadline = time.monotonic() + patience_s
+        while not is_healthy():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        yield
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(STOP_LIMIT_S) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _wait_until_healthy(server: RunningServer) -> None:

@@ -1,4 +1,4 @@
-"""Errors leave in vLLM's form, whatever raised them; what is nobody's business stays inside."""
+"""Errors leave in vLLM's form, the engine's in vLLM's words; what is nobody's business stays inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who answers: headers, ids, where the cache of a prefill is, and the list of models."""
+"""Headers of requests and answers, ids, fingerprints: who asks for what, and who answers."""
 
 from __future__ import annotations
 

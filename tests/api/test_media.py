@@ -1,4 +1,4 @@
-"""What is told of images, sounds and films in messages."""
+"""Images, sounds and films in messages, and what mode `echo` repeats of a conversation."""
 
 from __future__ import annotations
 

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from app.serving.api.admin.server import PeerRanks
 from app.serving.http.errors import ApiError
+from tests.http_server import Handler, serving
 from tests.running_server import free_port
 
 
-class Rank(BaseHTTPRequestHandler):
+class Rank(Handler):
     """Answers with the status and the body that the path names, or with the headers that came."""
 
     def do_GET(self) -> None:
         status, _, body = self.path.lstrip("/").partition("/")
-        self.send_response(int(status))
-        self.end_headers()
-        self.wfile.write(bytes.fromhex(body) or json.dumps(dict(self.headers)).encode())
-
-    def log_message(self, *_: Any) -> None:
-        """Nowhere."""
+        self.reply(int(status), bytes.fromhex(body) or json.dumps(dict(self.headers)).encode())
 
 
 @pytest.fixture
 def rank() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Rank) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(Rank) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def path(status: int, body: Any) -> str:

@@ -1,4 +1,4 @@
-"""Programs that use client libraries, run with the interpreter that has them."""
+"""The openai SDK, and programs that use client libraries, run with the interpreter that has them."""
 
 from __future__ import annotations
 

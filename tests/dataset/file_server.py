@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+
+from tests.http_server import Handler, serving
 
 
 @dataclass
@@ -38,7 +37,7 @@ class Shop:
         return (206, start + self.wrong_start) if start < len(self.content) else (416, 0)
 
 
-class Handler(BaseHTTPRequestHandler):
+class ShopHandler(Handler):
     shop: Shop
 
     def do_GET(self) -> None:
@@ -66,19 +65,11 @@ class Handler(BaseHTTPRequestHandler):
         if self.shop.etag is not None:
             yield "ETag", self.shop.etag
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Keep quiet."""
-
 
 @contextmanager
 def open_shop(content: bytes) -> Iterator[Shop]:
     """A server on a free port for as long as the block lasts."""
     shop = Shop(content)
-    handler = type("ShopHandler", (Handler,), {"shop": shop})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        shop.url = f"http://127.0.0.1:{server.server_port}/replies.sqlite3"
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        try:
-            yield shop
-        finally:
-            server.shutdown()
+    with serving(type("Handler", (ShopHandler,), {"shop": shop})) as port:
+        shop.url = f"http://127.0.0.1:{port}/replies.sqlite3"
+        yield shop

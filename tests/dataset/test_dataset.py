@@ -1,4 +1,4 @@
-"""Replies out of real SQLite files, and out of copies of them in memory."""
+"""Replies out of SQLite files and of copies in memory: which row is drawn, how its tokens are written."""
 
 from __future__ import annotations
 

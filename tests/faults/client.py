@@ -1,4 +1,4 @@
-"""A client that asks for faults and looks at every byte of the answer."""
+"""A client that asks for faults and looks at every byte of the answer; requests as rules see them."""
 
 from __future__ import annotations
 

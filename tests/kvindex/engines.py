@@ -1,4 +1,4 @@
-"""Events as engines publish them, for tests."""
+"""Events as engines publish them, and reading a backend by names instead of bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request of the Responses family: what it may be, and the chat that it means."""
+"""A request of the Responses family: what it may be, its tools, and the chat that it means."""
 
 import json
 from typing import Any

@@ -59,7 +59,7 @@ def waitress(port: int, folder: Path) -> list[str]:
     return [program, f"--listen=127.0.0.1:{port}", f"--threads={THREADS}", "wsgi:app"]
 
 
-APACHE_CONFIGURATION = """
+APACHE_HEAD = """
 ServerRoot {folder}
 ServerName localhost
 Listen 127.0.0.1:{port}
@@ -68,6 +68,8 @@ DefaultRuntimeDir {folder}
 ErrorLog /dev/stderr
 LoadModule mpm_event_module {modules}/mod_mpm_event.so
 LoadModule authz_core_module {modules}/mod_authz_core.so
+"""
+APACHE_CONFIGURATION = """
 {load}
 # One process: each would be a server of its own.
 StartServers 1
@@ -107,7 +109,7 @@ def mod_wsgi(daemon: str) -> Command:
         load = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
         names = {"folder": folder, "port": port, "root": ROOT, "threads": THREADS, "load": load}
         names["modules"] = os.environ.get("APACHE_MODULES", "/usr/lib/apache2/modules")
-        text = APACHE_CONFIGURATION.format(daemon=daemon.format(**names), **names)
+        text = (APACHE_HEAD + APACHE_CONFIGURATION).format(daemon=daemon.format(**names), **names)
         (folder / "httpd.conf").write_text(text)
         return as_somebody([APACHE, "-f", str(folder / "httpd.conf"), "-DFOREGROUND"])
 

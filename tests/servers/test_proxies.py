@@ -12,7 +12,7 @@ import pytest
 from tests.hostile.raw_client import aborts, ask, post, running, wait_until
 from tests.needs import APACHE, NGINX
 from tests.running_server import RunningServer, free_port, running_command, running_gunicorn
-from tests.servers.starts import as_somebody
+from tests.servers.starts import APACHE_HEAD, as_somebody
 from tests.servers.test_matrix import SETTINGS, broken_answer, leave_stream, stream_by_token
 
 PROXIES = {
@@ -29,15 +29,8 @@ http {{
     }}
 }}
 """,
-    "Apache": """
-ServerRoot {folder}
-ServerName localhost
-Listen 127.0.0.1:{port}
-PidFile {folder}/apache.pid
-DefaultRuntimeDir {folder}
-ErrorLog /dev/stderr
-LoadModule mpm_event_module {modules}/mod_mpm_event.so
-LoadModule authz_core_module {modules}/mod_authz_core.so
+    "Apache": APACHE_HEAD
+    + """
 LoadModule proxy_module {modules}/mod_proxy.so
 LoadModule proxy_http_module {modules}/mod_proxy_http.so
 ProxyPass / http://127.0.0.1:{server}/

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, repeat
 from typing import Any, ClassVar
 
@@ -15,11 +14,12 @@ import pytest
 from app.text.base import ChatOptions, TokenIdError, TokenizerInputError, TokenizerServiceError
 from app.text.huggingface import default_tokenizer
 from app.text.render import RenderTokenizer
+from tests.http_server import Handler, serving
 
 TOKENIZER = default_tokenizer()
 
 
-class Service(BaseHTTPRequestHandler):
+class Service(Handler):
     """A render service; a prompt that starts with `!` makes it misbehave."""
 
     protocol_version = "HTTP/1.1"
@@ -27,14 +27,10 @@ class Service(BaseHTTPRequestHandler):
     connections: ClassVar[set[int]] = set()
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.body())
         self.seen.append((self.path, body))
         self.connections.add(self.client_address[1])
-        status, answer = self.answer(body)
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
+        self.reply(*self.answer(body))
 
     def answer(self, body: dict[str, Any]) -> tuple[int, bytes]:
         prompt = body.get("prompt")
@@ -51,21 +47,15 @@ class Service(BaseHTTPRequestHandler):
             found = {"prompt": TOKENIZER.decode(body["tokens"], skip_special_tokens=False)}
         return 200, json.dumps(found).encode()
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet."""
-
 
 @pytest.fixture
 def service() -> Iterator[RenderTokenizer]:
     Service.seen.clear()
     Service.connections.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        remote = RenderTokenizer(f"http://127.0.0.1:{server.server_port}/", model="tiny", timeout_s=5.0)
+    with serving(Service) as port:
+        remote = RenderTokenizer(f"http://127.0.0.1:{port}/", model="tiny", timeout_s=5.0)
         yield remote
         remote.close()
-        server.shutdown()
 
 
 def test_text_is_encoded_by_the_service(service: RenderTokenizer) -> None:

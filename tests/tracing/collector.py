@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+from tests.http_server import Handler, serving
 
 PATIENCE_S = 20.0
 ERROR = 2
@@ -104,24 +105,12 @@ def running_collector() -> Iterator[Collector]:
     """A collector on a free port, for as long as the block lasts."""
     collector = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Receiver(Handler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            collector.receive(headers, self.rfile.read(int(headers["content-length"])))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            collector.receive({name.lower(): value for name, value in self.headers.items()}, self.body())
+            self.reply(200)
 
-        def log_message(self, *_: object) -> None:
-            """Silence."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        collector.port = server.server_port
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
+    with serving(Receiver) as collector.port:
         yield collector
-        server.shutdown()
-        thread.join()

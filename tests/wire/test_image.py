@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 import requests
 
 from tests.dockerfile import Stage, copied_context, lay_out, steps
-from tests.running_server import ROOT, free_port
+from tests.running_server import ROOT, ending, free_port
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 STEPS = steps(DOCKERFILE)
@@ -45,18 +42,8 @@ def container(image: Stage, words: Sequence[str], **env: str) -> Iterator[Stage]
     """The image's entry point runs with `words` for as long as the block lasts, healthy inside of it."""
     command, environ = [*image.entrypoint, *words], image.environment() | env
     process = subprocess.Popen(command, cwd=image.within("."), env=environ, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 20
-        while health(image, **env) != 0:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
+    with ending(process, lambda: health(image, **env) == 0):
         yield image
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def health(image: Stage, **env: str) -> int:

@@ -7,14 +7,12 @@ for it are tested in tests/middleware/test_foreign_pages.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
 import requests
 
+from tests.http_server import Handler, serving
 from tests.running_server import RunningServer, running_server
 
 if TYPE_CHECKING:
@@ -40,29 +38,9 @@ FORM = """(url) => {
 }"""
 
 
-class Page(BaseHTTPRequestHandler):
+class Page(Handler):
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(b"<!doctype html><title>kittens</title><body>")
-
-    def log_message(self, *_: object) -> None:
-        """Nobody wants to know."""
-
-
-@contextmanager
-def page_of_others() -> Iterator[int]:
-    """The port of a web server that is not ours."""
-    server = HTTPServer(("127.0.0.1", 0), Page)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        self.reply(200, b"<!doctype html><title>kittens</title><body>", Content_Type="text/html")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +68,7 @@ def assert_untouched(server: RunningServer) -> None:
 def test_a_page_of_another_origin_steers_nothing(browser: Browser, server: RunningServer, name: str) -> None:
     """Also not one of another server on this machine, which is another origin of the same site."""
     before = refused(server)
-    with page_of_others() as port:
+    with serving(Page) as port:
         page = browser.new_page()
         page.goto(f"http://{name}:{port}/")
         assert page.evaluate(ATTACK, server.url) == [True] * 7, "all of them came to the server"

@@ -1,4 +1,4 @@
-"""GET /openapi.json describes every route; what it promises is what is answered. GET / says what this is."""
+"""GET /openapi.json keeps its promises to schemathesis; README.md keeps its own to a stranger."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.running_server import ROOT, free_port
+from tests.running_server import ROOT, ending, free_port
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CLIENT = Path(__file__).with_name("client_project.py")
@@ -98,18 +98,8 @@ def serving(words: Sequence[str | Path], cwd: Path, address: str = "--port {}") 
         process = subprocess.Popen(command, cwd=cwd, env=plain(), stderr=log, start_new_session=True)
     (cwd / "pid").write_text(str(process.pid))
     url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not is_healthy(url):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
+    with ending(process, lambda: is_healthy(url), PATIENCE_S):
         yield url
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def is_healthy(url: str) -> bool:

@@ -1,0 +1,38 @@
+"""HTTP servers in a thread of this process, for tests of what asks them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Logs nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"]))
+
+    def reply(self, status: int, body: bytes = b"", **headers: str) -> None:
+        """`Content_Type=...` is the header Content-Type."""
+        self.send_response(status)
+        for name, value in ({"Content_Length": str(len(body))} | headers).items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def serving(handler: type[Handler]) -> Iterator[int]:
+    """The port of a server for as long as the block lasts."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
