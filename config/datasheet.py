@@ -24,7 +24,7 @@ from config.kernels import (
     KernelSum,
     front_costs,
 )
-from config.memory import BF16_BYTES, MemoryUse, kv_blocks, memory_use, token_bytes, version_numbers
+from config.memory import BF16_BYTES, MemoryUse, memory_use, reserved, token_bytes, version_numbers
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from config.settings import Settings
 from config.shapes import DEVICES, Device, ModelShape, Quantization, model_shape
@@ -191,11 +191,12 @@ def _tells_of(kernels: Kernels, shape: ModelShape, weights: Format) -> bool:
 
 def _checked(shape: ModelShape, kind: Format, device: Device) -> str:
     """Returns how far a sum over kernels was checked for such models, and whether on this device."""
-    found, name = CHECKED_KERNELS.get((kind, shape.experts > 0)), device.name.split()[0]
+    name, found = device.name.split()[0], CHECKED_KERNELS.get((kind, shape.experts > 0))
     if found is None:
-        mixtures = "mixture" if shape.experts else "dense model"
-        return f"a sum over kernels; no {mixtures} in {kind} was compared with a server"
-    return f"a sum over kernels; {found}" + ("" if name in found else f"; none on {name} was compared")
+        found = f"no {'mixture' if shape.experts else 'dense model'} in {kind} was compared with a server"
+    elif name not in found:
+        found += f"; none on {name} was compared"
+    return f"a sum over kernels; {found}"
 
 
 def _generation(vllm_version: str) -> EngineOverhead:
@@ -239,7 +240,8 @@ def _blocks(
     named: str,
 ) -> int:
     held = _held(shape, stored) / devices
-    blocks = kv_blocks(shape, device, devices, limits, use, held, stored.cache_bytes)
+    left = device.memory * use.utilization - held - reserved(shape, devices, limits, use)
+    blocks = int(left / (token_bytes(shape, devices, stored.cache_bytes) * limits.block_size))
     if blocks < 2:
         raise ConfigError(
             f"{named}: weights of {held / 1e9:.0f} GB a device, beside steps of max-num-batched-tokens"

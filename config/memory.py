@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from config.declaration import ConfigError
 from config.profile import EngineLimits
-from config.shapes import GIB, Device, ModelShape
+from config.shapes import GIB, ModelShape
 
 BF16_BYTES = 2
 
@@ -54,37 +54,21 @@ def memory_use(vllm_version: str) -> MemoryUse:
     return SORTING if numbers <= LAST_SORTING else UNCOUNTED_GRAPHS
 
 
-def kv_blocks(
-    shape: ModelShape,
-    device: Device,
-    devices: int,
-    limits: EngineLimits,
-    use: MemoryUse,
-    held: float,
-    cache_bytes: float,
-) -> int:
-    """Returns the number of blocks, or less than 1 if nothing is left.
-
-    `held` is the size of the weights on a device, `cache_bytes` that of a number in the cache. Layers with a
-    window share their blocks with the others, as in vLLM.
-    """
-    outside = use.outside_gib[devices > 1] + use.graphs_gib
-    left = device.memory * use.utilization - held - outside * GIB - _peak(shape, devices, limits, use)
-    return int(left / (token_bytes(shape, devices, cache_bytes) * limits.block_size))
-
-
 def token_bytes(shape: ModelShape, devices: int, cache_bytes: float) -> float:
-    """Returns the bytes that a token takes in the blocks of one device."""
+    """Returns the bytes of a token in the blocks of a device; layers with a window share those of others."""
     layers = max(1, round(shape.num_hidden_layers * (1 - shape.sliding_share)))
     return 2 * cache_bytes * -(-shape.heads_kv // devices) * shape.head_size * layers
 
 
-def _peak(shape: ModelShape, devices: int, limits: EngineLimits, use: MemoryUse) -> float:
-    """Returns the larger peak of the profiling run in bytes: of a layer, or of the sampler."""
+def reserved(shape: ModelShape, devices: int, limits: EngineLimits, use: MemoryUse) -> float:
+    """Returns the bytes of each device that are neither for weights nor for the cache.
+
+    They hold the larger peak of the profiling run, of a layer or of the sampler, and what is outside of it.
+    """
     width, tokens = shape.hidden_size, limits.max_num_batched_tokens
     inner = shape.matrices * shape.intermediate_size / devices
     if shape.experts:
         inner = shape.experts_a_token * (shape.matrices * shape.expert_size / devices + width)
     layer = BF16_BYTES * tokens * (inner + 4 * width)
-    logits = use.logit_bytes * limits.max_num_seqs * shape.vocab_size
-    return max(layer, logits + BF16_BYTES * tokens * width)
+    sampler = use.logit_bytes * limits.max_num_seqs * shape.vocab_size + BF16_BYTES * tokens * width
+    return max(layer, sampler) + (use.outside_gib[devices > 1] + use.graphs_gib) * GIB

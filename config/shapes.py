@@ -36,32 +36,21 @@ class Device(Struct, frozen=True):
     link: float
     """Bytes per second to the server's other devices, in one direction: half of the sheet's figure."""
     sheet: str
-
-    @property
-    def is_large(self) -> bool:
-        """Returns whether vLLM's defaults are those of large devices: 70 GiB, but no A100."""
-        return self.memory >= 70 * GIB and not self.name.startswith("A100")
-
-    @property
-    def max_num_batched_tokens(self) -> int:
-        """vLLM's default on this device, for a server."""
-        return 8192 if self.is_large else 2048
-
-    @property
-    def max_num_seqs(self) -> int:
-        """vLLM's default on this device."""
-        return 1024 if self.is_large else 256
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    """vLLM's defaults for a server on this device: those of large ones from 70 GiB on, but for A100."""
 
 
 GIB, TERA = 1 << 30, 1e12
-# Memory in TB/s, bf16 and fp8 in TFLOPS, memory in GiB, link in TB/s.
+_LARGE, _SMALL = (8192, 1024), (2048, 256)
+# Memory in TB/s, bf16 and fp8 in TFLOPS, memory in GiB, link in TB/s, defaults of a step.
 _FIGURES = {
-    "h100": ("H100 SXM 80 GB", 3.35, 989.4, 1978.9, 79.2, 0.45),
-    "h200": ("H200 SXM 141 GB", 4.8, 989.4, 1978.9, 139.8, 0.45),
-    "a100": ("A100 SXM 80 GB", 2.039, 312, None, 79.2, 0.3),
-    "l40s": ("L40S 48 GB", 0.864, 362, 733, 44.4, 0.032),
-    "mi300x": ("MI300X 192 GB", 5.3, 1307.4, 2614.9, 191.9, 0.448),
-    "b200": ("B200 SXM 180 GB", 8, 2250, 4500, 178.4, 0.9),
+    "h100": ("H100 SXM 80 GB", 3.35, 989.4, 1978.9, 79.2, 0.45, _LARGE),
+    "h200": ("H200 SXM 141 GB", 4.8, 989.4, 1978.9, 139.8, 0.45, _LARGE),
+    "a100": ("A100 SXM 80 GB", 2.039, 312, None, 79.2, 0.3, _SMALL),
+    "l40s": ("L40S 48 GB", 0.864, 362, 733, 44.4, 0.032, _SMALL),
+    "mi300x": ("MI300X 192 GB", 5.3, 1307.4, 2614.9, 191.9, 0.448, _LARGE),
+    "b200": ("B200 SXM 180 GB", 8, 2250, 4500, 178.4, 0.9, _LARGE),
 }
 _SHEETS = {
     "h100": "NVIDIA H100 Tensor Core GPU, data sheet: 3.35 TB/s, BF16 1,979 and FP8 3,958 TFLOPS with"
@@ -75,8 +64,10 @@ _SHEETS = {
     " half of it, 1,440 GB, NVLink 14.4 TB/s",
 }
 DEVICES: Mapping[str, Device] = {
-    key: Device(name, read * TERA, bf16 * TERA, fp8 and fp8 * TERA, size * GIB, link * TERA, _SHEETS[key])
-    for key, (name, read, bf16, fp8, size, link) in _FIGURES.items()
+    key: Device(
+        name, read * TERA, bf16 * TERA, fp8 and fp8 * TERA, size * GIB, link * TERA, _SHEETS[key], *step
+    )
+    for key, (name, read, bf16, fp8, size, link, step) in _FIGURES.items()
 }
 
 

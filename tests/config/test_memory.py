@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from config import ConfigError
 from config.datasheet import datasheet_profile
-from config.memory import kv_blocks, memory_use
+from config.memory import memory_use, reserved, version_numbers
 from config.profile import EngineLimits
 from config.shapes import DEVICES, GIB, model_shape
 from tests.config.test_datasheet import QWEN
@@ -27,7 +26,7 @@ QWEN3_32B["num_attention_heads"] = 64
 
 
 @pytest.mark.parametrize(
-    ("version", "config", "weight_bytes", "device", "devices", "share", "sequences", "gib"),
+    ("version", "config", "weight_bytes", "at", "devices", "share", "places", "gib"),
     [
         # config_explorer/empirical-vllm-memory-results.md of llm-d/llm-d-benchmark: vLLM 0.11.0
         ("0.11.0", LLAMA, 2, "h100", 1, 0.9, 1024, 51.38),
@@ -46,25 +45,22 @@ QWEN3_32B["num_attention_heads"] = 64
         ("0.23.0", QWEN, 2, "h100", 1, 0.92, 256, 44.04),
     ],
 )
-def test_a_server_has_as_many_blocks_as_its_log_says(
+def test_the_cache_has_the_memory_that_a_log_says(
     version: str,
-    config: dict[str, object],
+    config: object,
     weight_bytes: int,
-    device: str,
+    at: str,
     devices: int,
     share: float,
-    sequences: int,
+    places: int,
     gib: float,
 ) -> None:
-    shape, sheet = model_shape(config), DEVICES[device]
-    shared, _ = shape.weights()
-    held = (weight_bytes * shared + 4 * shape.vocab_size * shape.hidden_size) / devices
-    tokens = sheet.max_num_batched_tokens
-    limits = EngineLimits(num_gpu_blocks=2, max_num_seqs=sequences, max_num_batched_tokens=tokens)
-    use = replace(memory_use(version), utilization=share)
-    blocks = kv_blocks(shape, sheet, devices, limits, use, held, 2)
-    block = 2 * 2 * shape.heads_kv / devices * shape.head_size * shape.num_hidden_layers * 16
-    assert blocks * block / GIB == pytest.approx(gib, rel=0.025)
+    shape, device = model_shape(config), DEVICES[at]
+    held = (weight_bytes * shape.weights()[0] + 4 * shape.vocab_size * shape.hidden_size) / devices
+    tokens = device.max_num_batched_tokens
+    limits = EngineLimits(num_gpu_blocks=2, max_num_seqs=places, max_num_batched_tokens=tokens)
+    left = device.memory * share - held - reserved(shape, devices, limits, memory_use(version))
+    assert left / GIB == pytest.approx(gib, rel=0.025)
 
 
 def test_blocks_follow_limits_and_windows() -> None:
@@ -85,6 +81,6 @@ def test_a_version_that_is_none_is_told_in_one_line(version: str) -> None:
         datasheet_profile(QWEN, "mi300x", vllm_version=version)
 
 
-@pytest.mark.parametrize("version", ["0.15", "v0.15.1", "0.11.2rc1", "0.16.1.dev0+g89a77b108.d20260318"])
+@pytest.mark.parametrize("version", ["0.15", "v0.15.1", "0.15.2rc1", "0.15.1.dev0+g89a77b108.d20260318"])
 def test_versions_of_builds_are_versions(version: str) -> None:
-    assert datasheet_profile(QWEN, "h100", vllm_version=version).engine.num_gpu_blocks > 1000
+    assert version_numbers(version) == [0, 15]

@@ -13,16 +13,7 @@ import msgspec
 import yaml
 
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import (
-    IDLE,
-    OF_IDLE_RUNS,
-    Certainty,
-    Costs,
-    Problem,
-    Run,
-    SimulatedRun,
-    make_problem,
-)
+from app.lab.fidelity.fitting import Certainty, Costs, Problem, Run, SimulatedRun, make_problem
 from app.lab.fidelity.simulation import worker_pool
 from app.lab.load.report import (
     NAMES,
@@ -107,7 +98,7 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
     cost, front = _rounded(profile.cost), _rounded(profile.front)
     profile = msgspec.structs.replace(profile, cost=cost, front=front)
     unseen = {run.name: run.errors(run.replay(profile)) for run in kept}
-    fitted = told(profile, given.model, errors, unseen, OF_IDLE_RUNS if problem.is_idle else ())
+    fitted = told(profile, given.model, errors, unseen, problem.alone)
     with whole_file(given.out) as part:
         part.write_text(as_yaml(fitted, known), "utf-8")
     if given.png is not None:
@@ -225,11 +216,9 @@ def constants_table(known: Sequence[Certainty]) -> str:
 
 
 def warnings(problem: Problem, played: Sequence[SimulatedRun], known: Sequence[Certainty]) -> list[str]:
-    if problem.is_idle:
-        return [
-            f"an idle server, at most {IDLE:g} request in flight on average: {' and '.join(OF_IDLE_RUNS)} are"
-            " fitted, all other constants stay as in the start"
-        ]
+    if problem.alone:
+        fitted = " and ".join(problem.alone)
+        return [f"an idle server: {fitted} are fitted, all other constants stay as in the start"]
     limit, most = problem.start.engine.max_num_seqs, max(it.most_running for it in played)
     sure = {it.name for it in known if it.identified}
     saturated = most >= FULL * limit or any(it.preemptions for it in played)

@@ -136,8 +136,9 @@ class Problem(Struct, frozen=True):
     runs: tuple[Run, ...]
 
     @property
-    def is_idle(self) -> bool:
-        return tuple(it.name for it in self.constants) == OF_IDLE_RUNS
+    def alone(self) -> Sequence[str]:
+        """`OF_IDLE_RUNS` if they are fitted alone, else nothing."""
+        return OF_IDLE_RUNS if tuple(it.name for it in self.constants) == OF_IDLE_RUNS else ()
 
     def candidate(self, x: Collection[float]) -> dict[str, float]:
         return {
