@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import signal
+import time
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +32,8 @@ from config.profile import EngineLimits, Profile
 
 OFTEN = 1024
 """Requests between two progress calls."""
+PARENT_EVERY_S = 0.5
+"""Seconds between two looks of a worker for its parent; loky's workers have no handle of it."""
 SLICE_S = 1.0
 """Virtual seconds between two progress calls after all requests are sent."""
 
@@ -296,7 +299,7 @@ def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor | None]:
     # "spawn", as a fork would copy the threads and event loops of the caller.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(processes, context, initializer=_depend) as pool:
+    with ProcessPoolExecutor(processes, context, depend, (os.getpid(),)) as pool:
         try:
             yield pool
         except BaseException:
@@ -315,14 +318,14 @@ def each(
     return (future.result() for future in futures)
 
 
-def _depend() -> None:
+def depend(parent: int) -> None:
     """Leaves Ctrl-C, which reaches the whole terminal, to the parent, and ends a worker with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def end_with_parent() -> None:
-        if (parent := multiprocessing.parent_process()) is not None:
-            parent.join()
-            os._exit(1)
+        while os.getppid() == parent:
+            time.sleep(PARENT_EVERY_S)
+        os._exit(1)
 
     Thread(target=end_with_parent, daemon=True).start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import warnings
 from argparse import Namespace
@@ -179,12 +180,14 @@ def _workers(given: Namespace) -> Iterator[Simulate]:
     try:
         with ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # runs that are left when one fails
+            chosen = {"backend": "loky", "initializer": simulation.depend, "initargs": (os.getpid(),)}
             if given.backend is not None:
                 distributed = import_module("distributed")
                 for name in ("distributed", "distributed.client"):
                     logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # errors come as exceptions
                 client = stack.enter_context(distributed.Client(f"tcp://{given.backend}", timeout=CONNECT_S))
-                stack.enter_context(joblib.parallel_config(backend="dask", client=client))
+                chosen = {"backend": "dask", "client": client}
+            stack.enter_context(joblib.parallel_config(**chosen))
             parallel = stack.enter_context(joblib.Parallel(n_jobs=given.processes, return_as="generator"))
             yield lambda work: parallel(joblib.delayed(run_fleet)(*its) for its in work)
     except BrokenExecutor as error:
@@ -263,20 +266,19 @@ def _draw(searches: Mapping[str, Search], path: Path) -> None:
     rows = -(-len(searches) // columns)
     title = "Price and worst latency of fleets, as a share of its limit"
     with report.picture_file(path, title, (4.4 * columns, 3 * rows), (rows, columns)) as panels:
+        for axes in panels[len(searches) :]:
+            axes.set_visible(False)
         for axes, (name, search) in zip(panels, searches.items(), strict=False):
-            for fleets, label, style in (
-                (search.fleets(), "simulated", {"color": report.GREY, "marker": ".", "linestyle": ""}),
-                (search.front(), "Pareto front", {"color": report.BLUE, "drawstyle": "steps-post"}),
-                (
-                    [search.cheapest()],
-                    "cheapest within the SLO",
-                    {"color": report.GREEN, "marker": "o", "linestyle": ""},
-                ),
-            ):
-                points = [(its.price, 100 * its.verdict.slo_share) for its in fleets if its]
-                axes.plot(*zip(*points, strict=True) if points else ((), ()), **style, label=label)
-            axes.axhline(100, color=report.RED, linestyle="--", linewidth=1, label="SLO")
             best = search.cheapest()
+            for fleets, label, style, color in (
+                (search.fleets(), "simulated", ".", report.GREY),
+                (search.front(), "Pareto front", "-", report.BLUE),
+                (filter(None, [best]), "cheapest within the SLO", "o", report.GREEN),
+            ):
+                points = [(its.price, 100 * its.verdict.slo_share) for its in fleets]
+                x, y = zip(*points, strict=True) if points else ((), ())
+                axes.plot(x, y, style, color=color, label=label, drawstyle="steps-post")
+            axes.axhline(100, color=report.RED, linestyle="--", linewidth=1, label="SLO")
             axes.set(title=f"{name}: {best}" if best else name, xlabel="price an hour")
             axes.set(ylabel="% of the limit", yscale="log")
             axes.set_ylim(top=min(MOST_DRAWN, axes.get_ylim()[1]))

@@ -135,10 +135,8 @@ class Engine:
 
     @property
     def settings(self) -> str:
-        return (
-            f"--max-num-seqs {self.limits.max_num_seqs}"
-            f" --max-num-batched-tokens {self.limits.max_num_batched_tokens}"
-        )
+        its = self.limits
+        return f"--max-num-seqs {its.max_num_seqs} --max-num-batched-tokens {its.max_num_batched_tokens}"
 
     def next_pods(self, most: int, ceiling: int | None) -> int | None:
         """Returns the next pods to simulate, at most `most`; None at the end. `ceiling` pods met the SLO."""
@@ -317,8 +315,10 @@ class Search:
     def fleets(self) -> list[Fleet]:
         """Returns all fleets that were simulated, the cheapest first."""
         engines = [its for group in self.groups for its in group.engines]
-        fleets = (Fleet(its, pods) for its in engines for pods in its.runs)
-        return sorted({id(its.verdict): its for its in fleets}.values(), key=_order)
+        simulated: dict[int, Fleet] = {}  # one for each verdict, which several engines may share
+        for fleet in (Fleet(its, pods) for its in engines for pods in its.runs):
+            simulated.setdefault(id(fleet.verdict), fleet)
+        return sorted(simulated.values(), key=_order)
 
     def front(self) -> list[Fleet]:
         """Returns the Pareto front of price and worst latency: no fleet is cheaper and as fast."""
