@@ -17,8 +17,7 @@ from random import Random
 import gevent
 
 from app.engine.dataset.command import Record, write_sqlite
-from app.engine.dataset.dataset import Dataset, ids_hash
-from app.engine.dataset.tokens import RecordedTokens
+from app.engine.dataset.dataset import Dataset, RecordedTokens, ids_hash
 from app.text.huggingface import default_tokenizer
 from benchmarks.arrivals import quantile
 from benchmarks.options import parser

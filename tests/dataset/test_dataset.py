@@ -15,8 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.dataset.dataset import Catalogue, Dataset, Recorded, ids_hash, text_hash
-from app.engine.dataset.tokens import NO_ID, DatasetError, RecordedTokens, completed, decode, encode
+from app.engine.dataset import DatasetError
+from app.engine.dataset.dataset import (
+    NO_ID,
+    Catalogue,
+    Dataset,
+    Recorded,
+    RecordedTokens,
+    completed,
+    decode,
+    encode,
+    ids_hash,
+    text_hash,
+)
 from app.text.huggingface import LocalTokenizer
 from tests.dataset.conftest import Opener
 from tests.dataset.files import PROMPT, make_file, row

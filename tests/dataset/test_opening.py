@@ -2,14 +2,14 @@
 
 import gc
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from app.engine.dataset import DatasetError, Datasets, open_datasets, prepare
+from app.engine.dataset import DatasetError, dataset_of, open_datasets, prepare
 from app.engine.dataset.dataset import Dataset
 from app.text.huggingface import LocalTokenizer
 from config import ConfigError
@@ -106,7 +106,7 @@ def test_an_unusable_file_is_one_warning_and_no_dataset(
     locked: Path, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     datasets = open_datasets(DatasetSettings(dataset_path=(str(locked),)), tokenizer)
-    assert not datasets and datasets.of("any") is None
+    assert not datasets and dataset_of(datasets, "any") is None
     assert caplog.messages == [f"dataset {locked} is not used: database is locked"]
 
 
@@ -119,8 +119,8 @@ def test_a_file_that_is_not_there_stops_the_start_as_only_the_first_can_be_downl
         prepare(DatasetSettings(dataset_path=(str(path), missing), dataset_url="http://127.0.0.1:1/x"))
 
 
-def said(datasets: Datasets, model: str) -> list[str] | None:
-    dataset = datasets.of(model)
+def said(datasets: Mapping[str, Dataset], model: str) -> list[str] | None:
+    dataset = dataset_of(datasets, model)
     found = None if dataset is None else dataset.reply(PROMPT, (), 1, 5, Random(1))
     return None if found is None else list(found.texts)
 
@@ -133,12 +133,16 @@ def test_a_model_has_its_own_file_and_all_others_the_general_one(
         ((f"org/tiny={own}", str(general)), (["own"], ["general"])),
         ((f"org/tiny={own}",), (["own"], None)),
     ):
-        with closing(open_datasets(DatasetSettings(dataset_path=paths), tokenizer)) as datasets:
-            assert datasets and (said(datasets, "org/tiny"), said(datasets, "other")) == replies
+        datasets = open_datasets(DatasetSettings(dataset_path=paths), tokenizer)
+        assert datasets and (said(datasets, "org/tiny"), said(datasets, "other")) == replies
+        for dataset in datasets.values():
+            dataset.close()
     own.write_bytes(b"broken" * 1000)
     settings = DatasetSettings(dataset_path=(f"org/tiny={own}", str(general)))
-    with closing(open_datasets(settings, tokenizer)) as datasets:
-        assert said(datasets, "org/tiny") == ["general"]
+    datasets = open_datasets(settings, tokenizer)
+    assert said(datasets, "org/tiny") == ["general"]
+    for dataset in datasets.values():
+        dataset.close()
 
 
 @pytest.mark.parametrize(

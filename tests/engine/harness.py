@@ -13,7 +13,6 @@ from app.engine.core.engine import Engine
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.request import EngineRequest, Observer
 from app.engine.core.sequence import Handle
-from app.engine.dataset import Datasets
 from app.engine.forms.schema import Schemas
 from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.events import KVEvent
@@ -95,7 +94,7 @@ class Harness:
             settings,
             embedded_tokenizer(),
             embedded_corpus(),
-            Datasets({}),
+            {},
             Schemas(),
             Random(seed),
             Random(seed),

@@ -23,7 +23,6 @@ from app.engine.kvcache.hashing import (
     ExtraKeys,
     Placeholder,
     low64,
-    none_hash,
 )
 from tests.kvcache.caches import ALICE
 
@@ -127,10 +126,11 @@ def test_hashes_with_extra_keys_are_vllms(extras: list[Extra], numbers: list[int
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
 def test_without_a_seed_32_random_bytes_are_one_as_in_vllm(algorithm: Algorithm) -> None:
     seed = Random(7).randbytes(32).hex()
-    assert none_hash(algorithm, None, Random(7)) == none_hash(algorithm, seed, Random(0))
-    assert none_hash(algorithm, None, Random(7)) != none_hash(algorithm, None, Random(2)), (
-        "anew in every server"
+    drawn, given, other = (
+        BlockHasher(algorithm, 16, text, Random(number)).none_hash
+        for text, number in ((None, 7), (seed, 0), (None, 2))
     )
+    assert drawn == given and drawn != other, "anew in every server"
 
 
 ids_of_any_width = st.integers(0, 300) | st.integers(60_000, 70_000) | st.integers(2**31, 2**33)

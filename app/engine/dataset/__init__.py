@@ -1,6 +1,6 @@
 """Recorded conversations as replies: which file answers for which model.
 
-`prepare` and `open_datasets` are called once at the start, `Datasets.of` and `Dataset.reply` for each reply.
+`prepare` and `open_datasets` are called once at the start, `Dataset.reply` for each reply.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.engine.dataset.tokens import DatasetError as DatasetError
 from app.text.base import Tokenizer
 from config.sections.reply import ALL_MODELS, DatasetSettings
 
@@ -20,29 +19,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Datasets:
-    """The datasets of a server, by model."""
+class DatasetError(Exception):
+    """A dataset cannot be used, downloaded or built; its text is one line for the user."""
 
-    def __init__(self, by_model: Mapping[str, Dataset]) -> None:
-        self._by_model = by_model
-
-    def __bool__(self) -> bool:
-        return bool(self._by_model)
-
-    def of(self, model: str) -> Dataset | None:
-        return self._by_model.get(model, self._by_model.get(ALL_MODELS))
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(dataset.size_bytes for dataset in self._by_model.values())
-
-    def close(self) -> None:
-        for dataset in self._by_model.values():
-            dataset.close()
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
 
 
-def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Datasets:
-    """Opens all usable datasets of the settings; logs a warning for each other dataset.
+def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Mapping[str, Dataset]:
+    """Returns the usable datasets of the settings, by model; logs a warning for each other dataset.
 
     Call `prepare` first. Takes up to a second for a million replies, and longer for copies in memory. Starts
     nothing that a fork would lose.
@@ -61,7 +46,11 @@ def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Datasets:
         else:
             whose = f"model {model}" if model else "all models"
             logger.info("dataset %s: %d replies for %s", path, len(opened[model]), whose)
-    return Datasets(opened)
+    return opened
+
+
+def dataset_of(datasets: Mapping[str, Dataset], model: str) -> Dataset | None:
+    return datasets.get(model, datasets.get(ALL_MODELS))
 
 
 def prepare(settings: DatasetSettings) -> None:

@@ -18,8 +18,8 @@ from sqlalchemy import NullPool, create_engine, insert
 from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
-from app.engine.dataset.dataset import ids_hash, replies_table
-from app.engine.dataset.tokens import DatasetError, RecordedTokens, encode
+from app.engine.dataset import DatasetError
+from app.engine.dataset.dataset import RecordedTokens, encode, ids_hash, replies_table
 from app.text.base import Message, Tokenizer, TokenizerError, TokenizerInputError
 from config import ConfigError, Settings
 from config.declaration import COMMAND

@@ -58,25 +58,30 @@ def all_low64(hashes: Sequence[bytes]) -> list[int]:
     return [number for (number,) in iter_unpack(f">{len(hashes[0]) - 8}xQ", b"".join(hashes))]
 
 
-def none_hash(algorithm: Algorithm, seed: str | None, rng: Random) -> bytes:
-    """Returns the parent hash of first blocks from `seed`, a PYTHONHASHSEED; xxHash draws a missing one."""
-    if seed is None:
-        seed = rng.randbytes(SEED_BYTES).hex() if algorithm.startswith("xxhash") else DEFAULT_SEED
-    serialize = cbor.encode if algorithm.endswith("_cbor") else _pickled
-    return _digest(algorithm)(serialize(seed))
+class BlockHasher:
+    """Computes the hashes of prompts' full blocks, as a vLLM with these settings does.
 
+    Remembers hashes up to `memo_bytes`. `seed` is a PYTHONHASHSEED; xxHash draws a missing one.
+    """
 
-class Chain:
-    """Computes hashes of consecutive full blocks, and remembers hashes up to `memo_bytes`."""
-
-    def __init__(self, block_size: int, hash_blocks: HashBlocks, memo_bytes: int = MEMO_BYTES) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        block_size: int,
+        seed: str | None,
+        rng: Random,
+        memo_bytes: int = MEMO_BYTES,
+    ) -> None:
         if block_size < 1:
             raise ValueError("a block has at least one token")
         self.block_size = block_size
-        self.none_hash = b""
-        """Hash before the first block of a prompt."""
+        self._hash_blocks = hash_function(algorithm, block_size)
         self.memo: Memo[object, Part] = Memo(memo_bytes)
-        self._hash_blocks = hash_blocks
+        if seed is None:
+            seed = rng.randbytes(SEED_BYTES).hex() if algorithm.startswith("xxhash") else DEFAULT_SEED
+        serialize = cbor.encode if algorithm.endswith("_cbor") else _pickled
+        self.none_hash = _digest(algorithm)(serialize(seed))
+        """Hash before the first block of a prompt."""
 
     def hashes(
         self, token_ids: Sequence[int], extras: Sequence[Extra] | None = None, parent: bytes | None = None
@@ -120,21 +125,6 @@ class Chain:
                 extra = sum(map(extras_bytes, {id(each): each for each in extras or ()}.values()))
                 self.memo.put(key, part, len(packed) + HASH_BYTES * len(part) + extra)
         return part
-
-
-class BlockHasher(Chain):
-    """Computes the hashes of prompts' full blocks, as a vLLM with these settings does."""
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        block_size: int,
-        seed: str | None,
-        rng: Random,
-        memo_bytes: int = MEMO_BYTES,
-    ) -> None:
-        super().__init__(block_size, hash_function(algorithm, block_size), memo_bytes)
-        self.none_hash = none_hash(algorithm, seed, rng)
 
 
 def extras_bytes(value: object) -> int:

@@ -10,8 +10,9 @@ An entry is made on access and not kept: a large request may have millions.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import msgspec
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 from app.engine.core.errors import SchemaUnsatisfiable
 from app.engine.core.outputs import Finish, LazySequence, Part, TokenLogprob
 from app.engine.core.request import LENGTH, STOP, Constraint, EngineRequest, Reply, ScriptedReply, joined
-from app.engine.dataset import Datasets
+from app.engine.dataset import dataset_of
 from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.derivation import write
 from app.engine.simulated.calls import CallReplies, written
@@ -28,6 +29,9 @@ from app.engine.simulated.corpus import Corpus, LengthSource, RandomMode, ReplyS
 from app.engine.simulated.endings import biased, chooser, stopped
 from app.text.base import Tokenizer
 from config.settings import Settings
+
+if TYPE_CHECKING:
+    from app.engine.dataset.dataset import Dataset
 
 STEP = 0.5
 BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -137,13 +141,12 @@ class SimulatedModel:
         settings: Settings,
         tokenizer: Tokenizer,
         corpus: Corpus,
-        datasets: Datasets,
+        datasets: Mapping[str, Dataset],
         schemas: Schemas,
         text_rng: Random,
         call_rng: Random,
     ) -> None:
         self._settings, self._tokenizer, self._corpus, self._datasets = settings, tokenizer, corpus, datasets
-        self._has_datasets = bool(datasets)
         self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
         self._schemas = schemas
         self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
@@ -250,13 +253,13 @@ class SimulatedModel:
             reached = request.limited and len(ids) >= request.max_tokens
             said = Reply(self._tokenizer.pieces(ids), ids, LENGTH if reached else STOP)
         else:
-            recorded = self._recorded(request, rng) if self._has_datasets else None
+            recorded = self._recorded(request, rng) if self._datasets else None
             said = recorded or self._random.reply(request, rng)
         return said if tokens is None else biased(said, request, tokens, self._tokenizer, rng)
 
     def _recorded(self, request: EngineRequest, rng: Random) -> Reply | None:
         """Returns a recorded reply (5.10); None without a dataset for the model, and when it fails."""
-        if (dataset := self._datasets.of(request.model)) is None:
+        if (dataset := dataset_of(self._datasets, request.model)) is None:
             return None
         most = request.max_tokens
         least = most if request.ignore_eos else max(1, request.min_tokens)
