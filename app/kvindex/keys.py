@@ -88,7 +88,6 @@ PART_BLOCKS, PARTS_BYTES = 64, 32 << 20
 """Blocks of a part of a prompt in the cache of keys, and memory of all parts, in bytes."""
 NUMBER_BYTES, PART_BYTES = 44, 350
 """Memory of a key and its place in a list, and of a part besides tokens and keys, in bytes."""
-_OFFSET_32, _PRIME_32 = 2166136261, 16777619
 
 
 class Link:
@@ -178,14 +177,6 @@ def packed_ids(ids: Sequence[int]) -> array[int]:
     except (OverflowError, TypeError):
         raise ValueError("a token id is not a number of 32 bits") from None
     return packed
-
-
-def fnv1a_32(data: bytes) -> int:
-    """32-bit FNV-1a, llm-d's hash for the queue of a pod. No package for FNV is maintained."""
-    value = _OFFSET_32
-    for byte in data:
-        value = ((value ^ byte) * _PRIME_32) & 0xFFFFFFFF
-    return value
 
 
 def _sized(texts: Sequence[str]) -> bytes:

@@ -18,11 +18,11 @@ from msgspec import Struct, field
 
 from app.base.clock.pause import Pace, pause_if_possible
 from app.engine.kvcache.events import is_ipv6, of_rank
+from app.engine.kvcache.hashing import fnv1a_32
 from app.engine.kvcache.publisher import END, affinity
 from app.kvindex.backend import BackendUnavailable, IndexedEngine
 from app.kvindex.decoding import PodBatch, Unreadable, decode
 from app.kvindex.index import Index
-from app.kvindex.keys import fnv1a_32
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from app.engine.core.batch import Batch, SchedulerLimits
 from app.engine.core.scheduler import Scheduler, WaitingQueue
-from app.engine.core.wire import EndReason, EngineCoreOutput, TextForm, WireLogprob
+from app.engine.core.wire import EndReason, EngineCoreOutput, EngineSizes, TextForm, WireLogprob
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.llm.attention import Chunk
@@ -35,24 +35,10 @@ if TYPE_CHECKING:
     from app.llm.structured_output import FormMatcher, Forms
 
 
-class EngineOptions(Struct, frozen=True, kw_only=True):
-    """Sizes and limits; names are vLLM's where it has them."""
-
-    num_blocks: int = 1024
-    block_size: int = 16
+class EngineOptions(EngineSizes, frozen=True, kw_only=True):
     max_seq_length: int = 4096
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 512
-    enable_prefix_caching: bool = True
-    max_queue_size: int = 1000
-    seed: int | None = None
-    prefix_caching_hash_algo: str = "sha256"
-    hash_seed: str | None = None
-    """PYTHONHASHSEED of a vLLM server, to get the same block hashes."""
     kv_events: bool = False
     """True to keep events of blocks for `take_events`."""
-    int_hashes: bool = True
-    """True for hashes in events as integers of 64 bits, else as bytes."""
     form_cpu_s: float | None = None
     """Most seconds of CPU time to compile a structured output in the sandbox; None: no sandbox."""
 
@@ -110,9 +96,8 @@ class LLMEngine:
         self.watch: Callable[[Batch[Sequence]], None] | None = None
         """Called with each step before it runs."""
         self._now = now
-        algorithm = options.prefix_caching_hash_algo
-        random = Random(options.seed)
-        hasher = BlockHasher(algorithm, options.block_size, options.hash_seed, random)  # type: ignore[arg-type]
+        algorithm, random = options.prefix_caching_hash_algo, Random(options.seed)
+        hasher = BlockHasher(algorithm, options.block_size, options.hash_seed, random)
         self.cache = PagedBlocks(
             options.num_blocks,
             hasher,

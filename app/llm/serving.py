@@ -26,6 +26,7 @@ from app.engine.core.wire import (
     EngineCoreRequest,
     EngineLoad,
     EngineProcessOptions,
+    EngineSizes,
     Hello,
     Notice,
     Order,
@@ -391,9 +392,9 @@ def start(options: EngineProcessOptions, socket: zmq.Socket[bytes]) -> EngineSer
     if length > model_len:
         raise ModelLoadError(f"max_model_len is {length}, and the model was made for {model_len} tokens.")
     length = min(length, options.num_blocks * options.block_size)
-    same = {name: value for name, value in asdict(options).items() if name in EngineOptions.__struct_fields__}
-    same["kv_events"] = options.kv_events is not None
-    sizes = EngineOptions(**same, max_seq_length=length, form_cpu_s=FORM_CPU_S)
+    same = {name: getattr(options, name) for name in EngineSizes.__struct_fields__}
+    publishes = options.kv_events is not None
+    sizes = EngineOptions(**same, max_seq_length=length, kv_events=publishes, form_cpu_s=FORM_CPU_S)
     try:
         events = None if options.kv_events is None else EventSender(options.kv_events)
     except ValueError as error:

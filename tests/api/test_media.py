@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.serving.api.chat.media import features, fnv1a32, placeholders
+from app.engine.kvcache.hashing import fnv1a_32
+from app.serving.api.chat.media import features, placeholders
 from app.serving.api.chat.prompt import content_text, last_message_text
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://x/a.png"}}
@@ -18,16 +19,11 @@ def said(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(parts)}]
 
 
-@pytest.mark.parametrize(("text", "value"), [("", 0x811C9DC5), ("a", 0xE40C292C), ("foobar", 0xBF9CF968)])
-def test_hashes_are_fnv(text: str, value: int) -> None:
-    assert fnv1a32(text) == value
-
-
 def test_items_share_the_prompt_evenly_and_are_named_by_what_they_are() -> None:
     found = features(said(IMAGE, SOUND, IMAGE), range(10))
     assert found is not None
-    names = [f"sim_img_{place}_{fnv1a32('http://x/a.png'):x}" for place in (0, 1)]
-    sound = f"sim_audio_0_{fnv1a32('UklGRg=='):x}"
+    names = [f"sim_img_{place}_{fnv1a_32(b'http://x/a.png'):x}" for place in (0, 1)]
+    sound = f"sim_audio_0_{fnv1a_32(b'UklGRg=='):x}"
     assert found["mm_hashes"] == {"image": names, "audio": [sound]}
     assert found["mm_placeholders"] == {
         "image": [{"offset": 0, "length": 3}, {"offset": 6, "length": 3}],

@@ -22,6 +22,7 @@ from app.engine.kvcache.hashing import (
     Extra,
     ExtraKeys,
     Placeholder,
+    fnv1a_32,
     low64,
 )
 from tests.kvcache.caches import ALICE
@@ -234,3 +235,8 @@ values = st.recursive(
 @given(values)
 def test_values_are_encoded_canonically(value: Any) -> None:
     assert cbor.encode(value) == cbor2.dumps(value, canonical=True)
+
+
+def test_queues_and_media_have_the_numbers_of_llm_d() -> None:
+    hashes = {b"": 0x811C9DC5, b"a": 0xE40C292C, b"pod1": 3435266023, b"10.0.0.1:8000": 1207617965}
+    assert {data: fnv1a_32(data) for data in hashes} == hashes

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from app.engine.kvcache.events import BlockStored, KVEvent
 from app.engine.kvcache.publisher import END
-from app.kvindex.keys import fnv1a_32
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import PodEndpoint, TargetSource
 from app.kvindex.pool import PublishedMessage
@@ -106,11 +105,6 @@ def test_only_a_few_replays_run_at_once(place: Station) -> None:
     assert place.pool.places.counter == 0
     place.engines.extend(engines)
     place.until(lambda: len(place.matched(PROMPT)) == 12)
-
-
-def test_shards_are_those_of_llm_d() -> None:
-    hashes = {"pod1": 3435266023, "10.0.0.1:8000": 1207617965, "10.0.0.1": 3737042573, "localhost": 22050618}
-    assert {pod: fnv1a_32(pod.encode()) for pod in hashes} == hashes
 
 
 OTHER = list(range(500, 540))

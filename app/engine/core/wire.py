@@ -22,7 +22,25 @@ PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
 EndReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
 
 
-class EngineProcessOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EngineSizes(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sizes and limits of an engine that computes; names are vLLM's where it has them."""
+
+    num_blocks: int = 1024
+    block_size: int = 16
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    max_queue_size: int = 1000
+    """Most waiting choices, of all workers together."""
+    enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: Algorithm = "sha256"
+    hash_seed: str | None = None
+    """PYTHONHASHSEED of the vLLM whose block hashes should be reproduced."""
+    int_hashes: bool = True
+    """KV events carry hashes as 64-bit numbers; if False, as bytes."""
+    seed: int | None = None
+
+
+class EngineProcessOptions(EngineSizes, frozen=True, kw_only=True, omit_defaults=True):
     """Options of the engine process `python -m app.llm.service OPTIONS`, given as JSON."""
 
     endpoint: str
@@ -33,22 +51,9 @@ class EngineProcessOptions(Struct, frozen=True, kw_only=True, omit_defaults=True
     """Process id; the engine ends when its parent is another process."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    num_blocks: int = 1024
-    block_size: int = 16
     max_model_len: int | None = None
     """None: the model's own maximum."""
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 512
     max_queue_size: int = 10_000
-    """Most waiting choices, of all workers together."""
-    enable_prefix_caching: bool = True
-    prefix_caching_hash_algo: Algorithm = "sha256"
-    hash_seed: str | None = None
-    """PYTHONHASHSEED of the vLLM whose block hashes should be reproduced."""
-    int_hashes: bool = True
-    """KV events carry hashes as 64-bit numbers; if False, as bytes."""
-    seed: int | None = None
-    """Threads of torch; None: one per core."""
     kv_events: PublisherSettings | None = None
     log_level: str = "INFO"
 

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from msgspec import Struct
 
-from app.base.clock.pause import pause_if_possible
+from app.engine.kvcache.hashing import fnv1a_32
 from app.serving.protocol.chat import Message
 from app.serving.protocol.common import ECTransferParams
 from app.text.conversation import MODALITIES
@@ -22,8 +22,6 @@ FIELDS = {
 """Type of a part -> its modality, and the field that identifies the item."""
 SHORT = {"image": "img", "audio": "audio", "video": "video"}
 """Modality -> prefix of its hashes."""
-AT_ONCE = 1 << 15
-"""Bytes hashed between two pauses: about 3 ms."""
 
 
 class MediaTokens(TypedDict):
@@ -54,7 +52,7 @@ def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]
     span = max(total // len(media), 1)
     for number, (modality, identifier) in enumerate(media):
         hashes = found["mm_hashes"].setdefault(modality, [])
-        name = f"sim_{SHORT[modality]}_{len(hashes)}_{fnv1a32(identifier):x}"
+        name = f"sim_{SHORT[modality]}_{len(hashes)}_{fnv1a_32(identifier.encode()):x}"
         hashes.append(name)
         offset = max(min(number * span, total - 1), 0)
         place: MediaTokens = {"offset": offset, "length": max(min(span, total - offset), 1)}
@@ -104,16 +102,6 @@ def items(messages: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]
                 identifier = value.get(key) if isinstance(value, Mapping) else value
                 if isinstance(identifier, str) and identifier:
                     yield modality, identifier
-
-
-def fnv1a32(text: str) -> int:
-    """FNV-1a, 32 bits, of the UTF-8 bytes of `text`, which may be all of an image."""
-    value = 0x811C9DC5
-    for at, byte in enumerate(text.encode()):
-        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
-        if at % AT_ONCE == 0:
-            pause_if_possible()
-    return value
 
 
 ENCODED: Mapping[str, str | int] = {
