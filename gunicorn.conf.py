@@ -20,7 +20,6 @@ import math  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 
-from app.engine.dataset import DatasetError  # noqa: E402
 from app.serving.gunicorn import logs, ranks  # noqa: E402
 from app.serving.gunicorn.arbiter import say_console, say_model, take_charge  # noqa: E402
 from app.serving.gunicorn.certificates import CertificateError  # noqa: E402
@@ -61,7 +60,7 @@ def on_starting(server):
     """Refuse what cannot be served before a worker tries to, and tell what is served."""
     try:
         take_charge(server, settings, factory.prepare, factory.create_app, factory.engine_options)
-    except (ConfigError, CertificateError, DatasetError, TokenizerError, OSError) as error:
+    except (ConfigError, CertificateError, TokenizerError, OSError) as error:
         sys.exit(f"error: {error}")
     for warning in warnings:
         server.log.warning("%s", warning)

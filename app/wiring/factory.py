@@ -16,7 +16,7 @@ from app.base.metrics.recorder import Recorder
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Lifecycle, WeightUpdates
 from app.engine.core.request import Model
-from app.engine.dataset import DatasetError, open_datasets
+from app.engine.dataset import open_datasets
 from app.engine.dataset import prepare as prepare_datasets
 from app.engine.forms.schema import Schemas
 from app.engine.kvcache.block_pool import Residency
@@ -96,7 +96,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
 
             return build_indexer(settings, tokenizer)
         return build(settings, tokenizer, ranks.rank_of(settings.server, os.environ))
-    except (ConfigError, TokenizerError, DatasetError) as error:
+    except (ConfigError, TokenizerError) as error:
         sys.exit(f"error: {error}")
 
 

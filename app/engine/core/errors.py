@@ -5,6 +5,12 @@ HTTP is unknown here: `app.serving.api.errors` maps each error to a status.
 
 from __future__ import annotations
 
+from config.declaration import ConfigError
+
+
+class DatasetError(ConfigError):
+    """A dataset cannot be used, downloaded or built."""
+
 
 class EngineError(Exception):
     """A request or an operator's command that the engine does not carry out."""

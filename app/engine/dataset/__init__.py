@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.engine.core.errors import DatasetError as DatasetError
 from app.text.base import Tokenizer
 from config.sections.reply import ALL_MODELS, DatasetSettings
 
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
     from app.engine.dataset.dataset import Dataset
 
 logger = logging.getLogger(__name__)
-
-
-class DatasetError(Exception):
-    """A dataset cannot be used, downloaded or built; its text is one line for the user."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
 
 
 def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Mapping[str, Dataset]:

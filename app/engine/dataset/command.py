@@ -18,7 +18,7 @@ from sqlalchemy import NullPool, create_engine, insert
 from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
-from app.engine.dataset import DatasetError
+from app.engine.core.errors import DatasetError
 from app.engine.dataset.dataset import RecordedTokens, encode, ids_hash, replies_table
 from app.text.base import Message, Tokenizer, TokenizerError, TokenizerInputError
 from config import ConfigError, Settings
@@ -155,7 +155,7 @@ tokenizer matter.
 """
 
 
-@as_command(DatasetError, TokenizerError)
+@as_command(TokenizerError)
 def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> int:
     """Returns the exit status. `tokenizer_of` makes the tokenizer that the server would use."""
     parser = FlagParser(prog=f"{COMMAND} dataset", description=ABOUT, allow_abbrev=False)

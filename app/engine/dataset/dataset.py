@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import UserDefinedType
 
 from app.base.clock.pause import call_off_hub
-from app.engine.dataset import DatasetError
+from app.engine.core.errors import DatasetError
 from app.text.base import Tokenizer
 
 Turn = tuple[str, str]

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from urllib3.exceptions import HTTPError, LocationParseError
 from urllib3.util import Retry, Timeout, parse_url
 
-from app.engine.dataset import DatasetError
+from app.engine.core.errors import DatasetError
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT = Timeout(connect=10, read=60)
