@@ -81,7 +81,14 @@ class Job:
         else:
             assert self.trace is not None
             load = read_trace(self.trace, progress)
-        self.check_sizes(load)
+        engine = self.plan.profile.engine
+        for number, sizes in enumerate(zip(load.input_tokens, load.output_tokens, strict=True)):
+            if sum(sizes) > longest:
+                rule = "max-model-len" if longest == engine.max_model_len else "what cache and budget hold"
+                raise ConfigError(
+                    f"{load.row(number)}: input_tokens {sizes[0]} and output_tokens {sizes[1]} together must "
+                    f"not exceed {rule}, {longest} tokens"
+                )
         if self.judgement.limits is not None:
             check_classes(self.judgement.limits, load)
         scaling, length_s = self.plan.autoscaling, load.arrival_s[-1] - load.arrival_s[0]
@@ -91,18 +98,6 @@ class Job:
                 f"--cold-start {scaling.cold_start_s:g} s must be shorter than the load, {length_s:.6g} s"
             )
         return load
-
-    def check_sizes(self, load: LoadTrace) -> None:
-        """Raises ConfigError for a request that the engine could never finish."""
-        engine = self.plan.profile.engine
-        longest = simulation.longest_tokens(engine)
-        for number, sizes in enumerate(zip(load.input_tokens, load.output_tokens, strict=True)):
-            if sum(sizes) > longest:
-                rule = "max-model-len" if longest == engine.max_model_len else "what cache and budget hold"
-                raise ConfigError(
-                    f"{load.row(number)}: input_tokens {sizes[0]} and output_tokens {sizes[1]} together must "
-                    f"not exceed {rule}, {longest} tokens"
-                )
 
     def at(self, name: str, value: float) -> Job:
         if name == "rate":

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import add
 
 import msgspec
 from msgspec import Struct
@@ -16,11 +17,10 @@ from app.engine.core.step_loop import StepCost
 from app.lab.fidelity.goodput import METRICS, Limits, limit_ratios
 from app.lab.fidelity.pod import OfflineRequest
 from app.lab.fidelity.simulate import Job
-from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
+from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, longest_tokens, simulate
 from app.lab.fidelity.summary import LATENCIES, SPLIT, STATISTICS, Objective, RunSummary, summarize
 from app.lab.load import report
 from app.lab.load.loads import LoadTrace
-from config import ConfigError
 from config.profile import EngineLimits
 
 WITHIN = 1.5
@@ -260,14 +260,12 @@ def _order(fleet: Fleet) -> tuple[float, float, int]:
 
 def make_group(name: str, jobs: Sequence[tuple[Job, float]], reason: str, load: LoadTrace) -> Group:
     """Makes engines of jobs and their prefill shares; `reason` is of a job that could not be made."""
-    engines = []
+    longest, engines = max(map(add, load.input_tokens, load.output_tokens)), []
     for job, share in jobs:
-        try:
-            job.check_sizes(load)
-        except ConfigError as error:
-            reason = str(error)
-        else:
+        if longest <= (most := longest_tokens(job.plan.profile.engine)):
             engines.append(Engine(name, job, share, failed=1 if share else 0))
+        else:
+            reason = f"{job.profile_name}: holds {most} tokens of a request of {longest}"
     return Group(name, engines, "" if engines else re.split("[;,]", reason)[0].partition(": ")[2])
 
 
