@@ -74,6 +74,15 @@ def test_bounds_are_below_what_is_simulated(
         assert len(own["simulated"]) < len(other["simulated"])
 
 
+def test_pods_that_hold_one_request_at_a_time_are_tried_in_numbers(
+    model: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = ["--num-gpu-blocks-override", "700", "--max-model-len", "10000", "--input-tokens", "9000"]
+    load = [*one, "--rate", "3", "--seconds", "8", "--goodput", "ttft:3000", "--prefill-share", "0"]
+    argv = [*model, *load, "--device", "h100=2", "--tensor-parallel-size", "1", "--processes", "1"]
+    assert figures(capsys, *argv)["loads"][0]["cheapest"]["pods"] > 1
+
+
 def test_the_table_has_a_reason_for_each_device(
     model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

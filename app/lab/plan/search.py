@@ -155,8 +155,7 @@ class Engine:
             self.met = min(pods, self.met or pods)
             return
         before = [its.slo_share for count, its in self.runs.items() if 2 * count <= pods]
-        alone = verdict.summary.running.peak <= 1
-        self.hopeless = alone or bool(before) and verdict.slo_share > HELPS * min(before)
+        self.hopeless = bool(before) and verdict.slo_share > HELPS * min(before)
         self.failed = max(pods, self.failed)
 
 
@@ -243,7 +242,7 @@ class Group:
             if open_at and min(open_at) > cheapest.price:
                 return f"at least {_dearer(min(open_at) / cheapest.price)}"
         nearest = min((Fleet(its, pods) for its in self.engines for pods in its.runs), key=_nearness)
-        return f"misses {nearest.verdict.misses} with {nearest.pods} pods"
+        return f"misses {nearest.verdict.misses} with {nearest.pods} pod{'s' * (nearest.pods > 1)}"
 
 
 def _dearer(ratio: float) -> str:
