@@ -4,24 +4,75 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.engine.core.batch import Batch
+from app.engine.core.scheduler import Scheduler
+from app.engine.core.step_loop import StepCost
+from app.engine.kvcache.block_pool import CountedBlocks
 from app.lab.fidelity.benchmark_files import MeasuredRun, read_recordings
+from app.lab.fidelity.pod import OfflineRequest, scheduler_limits
 from app.lab.load.loads import Between, LoadTrace, Recipe
 from benchmarks.rehearse import report
-from benchmarks.rehearse.playing import TURNAROUND_S, Played, RecordedStep, play_offline, play_on
+from benchmarks.rehearse.playing import (
+    TURNAROUND_S,
+    Clock,
+    Played,
+    RecordedStep,
+    Token,
+    play_offline,
+    play_on,
+)
 from benchmarks.rehearse.rehearsal import Comparison, Rehearsal, draw_loads, limits_for, rehearse
 from benchmarks.rehearse.step_fitting import fit_steps, predicted
 from config import ConfigError
 from config.profile import CostConstants, EngineLimits, Profile
-from tests.benchmarks.stand_in import StandIn
+
+
+class StandIn:
+    """`noise` is what each step's seconds are multiplied by."""
+
+    def __init__(
+        self, limits: EngineLimits, cost: CostConstants, noise: Callable[[], float] = lambda: 1.0
+    ) -> None:
+        self.limits = limits
+        self.now_s = 0.0
+        self.clock = Clock(lambda: self.now_s, self._pass)
+        self.pauses: list[float] = []
+        self._cost = StepCost(cost)
+        self._noise = noise
+        self._blocks = CountedBlocks(limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching)
+        self._scheduler: Scheduler[OfflineRequest] = Scheduler(scheduler_limits(limits), self._blocks)
+        self._numbers: dict[OfflineRequest, int] = {}
+
+    def add(self, number: int, input_tokens: int, output_tokens: int) -> None:
+        request = OfflineRequest(0.0, input_tokens, output_tokens)
+        self._numbers[request] = number
+        self._scheduler.waiting.add(request)
+
+    def step(self) -> tuple[Batch[Any], Sequence[Token]]:
+        batch = self._scheduler.schedule()
+        assert batch is not None
+        self.now_s += self._cost.seconds(batch, self.now_s, False) * self._noise()
+        self._scheduler.complete(batch)
+        told = [*batch.decodes, *batch.prefilled]
+        return batch, [Token(self._numbers[it], it in batch.ends) for it in told]
+
+    def reset(self) -> None:
+        assert self._scheduler.idle
+
+    def _pass(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now_s += max(seconds, 1e-9)  # less might not add up to anything
+
 
 LIMITS = EngineLimits(
     num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, max_model_len=100,

@@ -8,7 +8,7 @@ import pytest
 
 from app.engine.core.errors import PromptExceedsCache
 from app.engine.core.outputs import Started
-from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored
+from app.engine.kvcache.events import AllBlocksCleared
 from tests.engine.harness import BLOCK_TOKENS, Harness
 
 PROMPT = list(range(100, 100 + 4 * BLOCK_TOKENS))
@@ -45,14 +45,6 @@ def test_what_is_cached_is_not_prefilled_again() -> None:
     assert served.metric("prompt_tokens_cached_total") == 24 + 32
 
 
-def test_a_reply_is_cached_too() -> None:
-    served = harness()
-    asked(served, "first", PROMPT, max_tokens=BLOCK_TOKENS + 1)
-    reply = [token for event in served.tokens("first") for token in event.ids]
-    asked(served, "next", [*PROMPT, *reply[:BLOCK_TOKENS], 5])
-    assert cached(served, "next") == 5 * BLOCK_TOKENS
-
-
 def test_who_does_not_fit_waits_and_holds_up_who_comes_later() -> None:
     served = harness(blocks=6, time_to_first_token=1.0)
     served.ask("a", prompt_ids=PROMPT, max_tokens=1)
@@ -71,17 +63,6 @@ def test_what_never_fits_is_refused() -> None:
     with pytest.raises(PromptExceedsCache, match="32 tokens exceeds the KV cache of 24 tokens"):
         served.ask("a", prompt_ids=PROMPT, max_tokens=1)
     assert served.is_idle()
-
-
-def test_blocks_make_room_for_others_and_events_tell_of_it() -> None:
-    served = harness(blocks=6)
-    asked(served, "a", PROMPT)
-    asked(served, "b", PROMPT[::-1])
-    stored, *rest = served.kv_events
-    assert isinstance(stored, BlockStored) and len(stored.block_hashes) == 4
-    removed = [event.block_hashes[0] for event in rest if isinstance(event, BlockRemoved)]
-    assert removed == stored.block_hashes[:0:-1], "three blocks of four, the tail first"
-    assert isinstance(served.kv_events[-1], BlockStored)
 
 
 def test_a_request_with_too_few_hits_ends_at_once_and_stores_its_prompt_all_the_same() -> None:

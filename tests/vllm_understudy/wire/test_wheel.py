@@ -20,6 +20,7 @@ import requests
 
 from tests.running_server import ROOT, ending, free_port
 
+pytestmark = pytest.mark.timeout(300)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CLIENT = Path(__file__).with_name("client_project.py")
 HERE = Path(sys.executable).parent
@@ -109,7 +110,6 @@ def is_healthy(url: str) -> bool:
         return False
 
 
-@pytest.mark.timeout(300)
 def test_the_wheel_is_one_package_that_holds_the_tree_as_it_is(checkout: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -119,7 +119,6 @@ def test_the_wheel_is_one_package_that_holds_the_tree_as_it_is(checkout: Path, w
     assert "vllm_understudy/config/vllm/options.json" in packed
 
 
-@pytest.mark.timeout(300)
 def test_it_serves_from_an_environment_that_was_empty(installed: Path, elsewhere: Path) -> None:
     (elsewhere / "profile.yaml").write_text("max-num-seqs: 3\n")
     command = [installed / "understudy", "serve", "Qwen/Qwen3-8B", "--gpu-memory-utilization", "0.9"]
@@ -132,7 +131,6 @@ def test_it_serves_from_an_environment_that_was_empty(installed: Path, elsewhere
         assert requests.get(f"{url}/admin/config", timeout=20).json()["max-num-seqs"] == 3
 
 
-@pytest.mark.timeout(300)
 def test_gunicorn_serves_it_by_its_name_and_reads_a_module_s_configuration_again(
     installed: Path, elsewhere: Path
 ) -> None:
@@ -152,7 +150,6 @@ def test_gunicorn_serves_it_by_its_name_and_reads_a_module_s_configuration_again
             time.sleep(0.1)
 
 
-@pytest.mark.timeout(300)
 def test_what_is_missing_ends_the_start_with_one_line(installed: Path, elsewhere: Path) -> None:
     extra = ": pip install 'vllm-understudy[{}]'\n"
     for words, told in {
@@ -165,7 +162,6 @@ def test_what_is_missing_ends_the_start_with_one_line(installed: Path, elsewhere
         assert done.stderr.endswith(told)
 
 
-@pytest.mark.timeout(300)
 def test_help_names_what_an_installation_has(installed: Path, elsewhere: Path) -> None:
     for words in ((), ("serve",), ("record", "--proxy")):
         told = run(installed / "understudy", *words, "--help", cwd=elsewhere)
@@ -173,7 +169,6 @@ def test_help_names_what_an_installation_has(installed: Path, elsewhere: Path) -
         assert not re.search(r"python -m|requirements-|gunicorn wsgi", told.stdout)
 
 
-@pytest.mark.timeout(300)
 def test_it_claims_no_other_name(installed: Path, elsewhere: Path) -> None:
     code = "import vllm_understudy, app, config; app.MINE"
     said = run(installed / "python", "-c", code, cwd=elsewhere)
@@ -183,7 +178,6 @@ def test_it_claims_no_other_name(installed: Path, elsewhere: Path) -> None:
     assert run(installed / "python", "-P", "-c", code, cwd=elsewhere).stdout == "[]\n"
 
 
-@pytest.mark.timeout(300)
 def test_a_clients_tests_have_the_fixture(installed: Path, elsewhere: Path) -> None:
     shutil.copy(CLIENT, elsewhere / "test_client.py")
     settings = "import pytest\n@pytest.fixture(scope='session')\ndef understudy_settings():\n"
