@@ -1,7 +1,5 @@
 """Fixtures and options of all rooms (README.md). A test in a folder named `wire` may start processes."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -1,7 +1,5 @@
 """The objects of deploy/helm, made by helm where that is installed, else by the few words that it uses."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

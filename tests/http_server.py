@@ -1,7 +1,5 @@
 """HTTP servers in a thread of this process, for tests of what asks them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Each thing is a marker: `pytest -m redis`. Without it the tests that need it are skipped.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What stands for test modules that cannot be imported, because a package is not here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

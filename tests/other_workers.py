@@ -1,7 +1,5 @@
 """Servers under gunicorn's other workers, or with ours on the way that all of them have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real server in a process of its own, on a free port, for as long as a `with` block lasts."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import secrets

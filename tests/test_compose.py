@@ -1,7 +1,5 @@
 """The compose files: valid, careful, and true outside of containers, too."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

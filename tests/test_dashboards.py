@@ -1,7 +1,5 @@
 """Dashboards and alerts, asked of a real Prometheus that scrapes real servers."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The house of docs/architecture.md: files that import each other in no circle, none of them too long."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """Replies of parts, as the tests of several answers tell them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from itertools import count

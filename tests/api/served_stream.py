@@ -1,7 +1,5 @@
 """A stream in the hands of a server that is none, with a socket that takes what it is told to take."""
 
-from __future__ import annotations
-
 import socket
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Streamed or whole, in small events or large ones: an answer says the same."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Starts that are refused when the application is built."""
 
-from __future__ import annotations
-
 import pytest
 
 from app.wiring.factory import create_app

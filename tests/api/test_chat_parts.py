@@ -1,7 +1,5 @@
 """Thoughts, tool calls and images in chat answers: streamed or whole, they say the same."""
 
-from __future__ import annotations
-
 import json
 from itertools import count
 from typing import Any

@@ -1,7 +1,5 @@
 """Token ids become a chat or a completion again."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Errors leave in vLLM's form, the engine's in vLLM's words; what is nobody's business stays inside."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Headers of requests and answers, ids, fingerprints: who asks for what, and who answers."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Large answers are written in parts that say the same, with turns for others between them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, pairwise

@@ -1,7 +1,5 @@
 """Images, sounds and films in messages, and what mode `echo` repeats of a conversation."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

@@ -1,7 +1,5 @@
 """GET /admin/memory: every cache is there, and none is larger than it may be."""
 
-from __future__ import annotations
-
 from app.serving.flask.application import Understudy
 from app.wiring.factory import create_app
 from config.loader import load

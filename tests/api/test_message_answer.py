@@ -1,7 +1,5 @@
 """Streamed or whole, in small events or large ones: a message says the same, block by block."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import count

@@ -1,7 +1,5 @@
 """What concerns all ranks is asked of the others, over HTTP."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Which requests are plain, and what is read off them; all others are left to the general way."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from types import SimpleNamespace

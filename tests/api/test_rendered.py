@@ -1,7 +1,5 @@
 """The sampling parameters of a rendered request: vLLM's, with its defaults or what the request says."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

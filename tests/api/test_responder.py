@@ -1,7 +1,5 @@
 """From engine requests to a response: at once, as a promise, or as a stream; and nothing left behind."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
 from typing import Any

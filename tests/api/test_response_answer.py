@@ -1,7 +1,5 @@
 """Streamed or whole, in small events or large ones: a response says the same, item by item."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import count
 from typing import Any, cast

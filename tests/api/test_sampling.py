@@ -1,7 +1,5 @@
 """How a model that computes is told to choose: the request's fields before the model's own defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """A stream on its way to the socket: whatever the socket takes, the client gets the same bytes."""
 
-from __future__ import annotations
-
 import gevent
 import pytest
 from hypothesis import given, settings

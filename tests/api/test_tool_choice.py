@@ -1,7 +1,5 @@
 """Which tool calls a chat allows, and which form its reply must have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the load client makes of arrivals: synthetic ones here, no clock and no socket."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

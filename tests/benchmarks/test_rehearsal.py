@@ -1,7 +1,5 @@
 """A rehearsal of an engine that costs exactly what a profile says: the simulation has to find that out."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The real clock's alarm in the hub: at its moment, once, and the last one that was set."""
 
-from __future__ import annotations
-
 import os
 import time
 

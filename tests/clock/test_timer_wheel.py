@@ -1,7 +1,5 @@
 """The wheel on a virtual clock: due moments are kept, whatever else happens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A token bucket: never more than it may, and exactly when it may."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Profiles made of a model's config.json and a device's data sheet."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

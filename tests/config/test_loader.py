@@ -1,7 +1,5 @@
 """Where a setting comes from, how it and a duration are written, and how it is handed to another process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path

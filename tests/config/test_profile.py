@@ -1,7 +1,5 @@
 """Profiles: what they set, what is stronger, and what is wrong with one, in a line that names it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """vLLM's own command line: all options are known, what has a meaning acts, what is wrong is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import chain, zip_longest

@@ -1,7 +1,5 @@
 """Requests to the endpoints of generation, and their answers, as the checks of this folder see them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

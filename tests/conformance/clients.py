@@ -1,7 +1,5 @@
 """The openai SDK, and programs that use client libraries, run with the interpreter that has them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

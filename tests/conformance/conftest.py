@@ -1,7 +1,5 @@
 """One server for the checks of this folder, started like the recorded vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Where the recording of a real vLLM lies, if anywhere, and how a server is started like the recorded one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Every recorded exchange again: the same status, keys in the same order, kinds, words and token counts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

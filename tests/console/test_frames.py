@@ -1,7 +1,5 @@
 """What a page is told of an engine whose every moment is known."""
 
-from __future__ import annotations
-
 from functools import partial
 from random import Random
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """What the page asks of a server in this process: knobs, requests, actions, the load generator."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

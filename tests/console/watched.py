@@ -1,7 +1,5 @@
 """An engine on a virtual clock with an observer, and a page's knowledge of it, made of nothing but frames."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An HTTP server with one file, which can be told to misbehave."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """SQLite files for tests, made with sqlite3 alone and declared as the specification has it."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence

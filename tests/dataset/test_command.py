@@ -1,7 +1,5 @@
 """`python -m app dataset`, as a user runs it."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Replies out of SQLite files and of copies in memory: which row is drawn, how its tokens are written."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sqlite3

@@ -1,7 +1,5 @@
 """Downloads from a real HTTP server: whole, broken off, resumed, and of the wrong thing."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """An engine with a simulated model on a virtual clock, and everything that comes out of it written down."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from random import Random

@@ -1,7 +1,5 @@
 """What tests of the step loop share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf

@@ -1,7 +1,5 @@
 """Who runs when adapters are few: the orders of simulator.md section 20, on a virtual clock."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A reply that waits for nothing takes a shorter way through the engine. Nobody can tell by anything."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

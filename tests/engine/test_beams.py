@@ -1,7 +1,5 @@
 """Beams come whole, and each of their steps is a request of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

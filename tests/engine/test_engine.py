@@ -1,7 +1,5 @@
 """Admission, and the life of sequences, on a virtual clock."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """What breaks ends alone: no place is lost, and nobody behind is stopped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

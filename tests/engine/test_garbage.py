@@ -1,7 +1,5 @@
 """Requests leave no cyclic garbage behind, whatever becomes of them: the worker hardly ever collects any."""
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Large requests keep nobody waiting: they are prepared and emitted in portions."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import Future
 from typing import Any

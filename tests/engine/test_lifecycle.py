@@ -1,7 +1,5 @@
 """What an operator does to an engine, and what its metrics say; by HTTP: surface/wire/test_lifecycle.py."""
 
-from __future__ import annotations
-
 import pytest
 from gevent.event import Event
 

@@ -1,7 +1,5 @@
 """The pool of slots and the line before it: who runs, who waits, who is next; and no slot is ever lost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hypothesis import settings

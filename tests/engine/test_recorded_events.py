@@ -1,7 +1,5 @@
 """What a real vLLM said of its KV cache, the whole engine says, too: whichever way time passes in it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 from typing import Any

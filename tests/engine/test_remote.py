@@ -1,7 +1,5 @@
 """A worker's door to an engine in a process of its own: what it orders, admits, counts, and survives."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What an engine in a process of its own says of a choice, as it is emitted and counted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The scheduler of steps: no block lost, no budget broken, nobody forgotten, however requests come and go."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How a choice stands, as who watches an engine sees it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

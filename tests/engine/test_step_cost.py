@@ -1,7 +1,5 @@
 """What a step costs, part by part, reckoned by hand; and how hot the device is, reckoned by small steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests that share steps: on the virtual clock they tell what the loop by itself tells."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """When the tokens of a sequence with latencies of its own are due, part by part."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

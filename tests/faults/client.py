@@ -1,14 +1,12 @@
 """A client that asks for faults and looks at every byte of the answer; requests as rules see them."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl
 from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPResponse, IncompleteRead
-from typing import Any
+from typing import Any, Self
 
 from app.serving.faults.fault import RequestFacts
 from tests.hostile.raw_client import PATIENCE_S, http_post
@@ -45,13 +43,13 @@ class Asker:
         plain = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
         self.sock = tls.wrap_socket(plain, suppress_ragged_eofs=False) if tls else plain
 
-    def __enter__(self) -> Asker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.sock.close()
 
-    def send(self, path: str, body: Any, version: str = "1.1", **headers: str) -> Asker:
+    def send(self, path: str, body: Any, version: str = "1.1", **headers: str) -> Self:
         """POST `body`; `X_Fault=...` is the header X-Fault."""
         lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         data = http_post(

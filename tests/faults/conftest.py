@@ -1,7 +1,5 @@
 """A server for faults that clients ask for; every test begins with a clean verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

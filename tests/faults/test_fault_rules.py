@@ -1,7 +1,5 @@
 """Fault rules as they are written, which requests they strike, and what they then decide."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

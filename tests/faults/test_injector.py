@@ -1,7 +1,5 @@
 """One decision per request: headers, rules, chance; and settings that change while the server runs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 from typing import Any

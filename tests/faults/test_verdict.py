@@ -1,8 +1,7 @@
 """What a server can tell of how a client behaves, in virtual time."""
 
-from __future__ import annotations
-
 from random import Random
+from typing import Self
 
 import pytest
 
@@ -39,7 +38,7 @@ class Client:
         retry_after_s: float | None = None,
         path: str = PATH,
         cut_off: bool = False,
-    ) -> Client:
+    ) -> Self:
         self.sent += 1
         arrived_s, self.at_s = self.at_s, self.at_s + 0.01
         exchange = AuditedExchange(
@@ -49,7 +48,7 @@ class Client:
         self.audit.note_end(exchange, self.at_s, status >= 400 or cut_off, cut_off)
         return self
 
-    def wait(self, seconds: float) -> Client:
+    def wait(self, seconds: float) -> Self:
         self.at_s += seconds
         return self
 

@@ -1,7 +1,5 @@
 """One small fleet for all tests that need a real one: starting it takes a few seconds."""
 
-from __future__ import annotations
-
 import time
 from argparse import Namespace
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Small real servers on loopback that stand in for a pod, an indexer and a client."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable, Iterable, Iterator

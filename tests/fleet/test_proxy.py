@@ -1,7 +1,5 @@
 """Requests pass the proxy unchanged, to the pod that the policy chooses, for as long as somebody listens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Which pod gets a request; which prefixes requests share, and what is measured of them."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Texts of grammars, for the tests of this folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from random import Random

@@ -1,7 +1,5 @@
 """GBNF: what is read, what is derived, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

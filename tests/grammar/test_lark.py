@@ -1,7 +1,5 @@
 """Lark's EBNF: what is read, what is derived, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Structural tags: what is in the tags keeps to its format, and what is no structural tag is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """A client of the engine's service, with the stubs of the package that vLLM uses."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A client of HTTP/2 that sends what it likes, frame by frame."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import Iterator, Mapping

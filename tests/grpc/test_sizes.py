@@ -1,7 +1,5 @@
 """Which messages are taken apart at all."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

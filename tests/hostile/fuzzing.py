@@ -3,8 +3,6 @@
 All of it follows from a seed: what fails once fails again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """One connection to a server, byte by byte: clients that behave badly need no client library."""
 
-from __future__ import annotations
-
 import json
 import socket
 import struct
@@ -10,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
-from typing import Any
+from typing import Any, Self
 
 COMPLETIONS = "/v1/completions"
 PATIENCE_S = 20.0
@@ -55,17 +53,17 @@ class Wire:
             self.sock.close()
             raise
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.sock.close()
 
-    def send(self, data: bytes) -> Wire:
+    def send(self, data: bytes) -> Self:
         self.sock.sendall(data)
         return self
 
-    def post(self, body: Any, path: str = COMPLETIONS, version: str = "1.1") -> Wire:
+    def post(self, body: Any, path: str = COMPLETIONS, version: str = "1.1") -> Self:
         """Send `body` as JSON; read the answer with `answer` or `events`."""
         return self.send(http_post(path, json.dumps(body).encode(), version=version))
 

@@ -1,7 +1,5 @@
 """A server that has to survive what a test does to it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a request is to those who handle it, and how a WSGI environ becomes one."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 from urllib.parse import urlencode

@@ -1,7 +1,5 @@
 """Responses: what leaves, in which order, and who is told when it is over."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

@@ -2,8 +2,6 @@
 a client that does not read.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager

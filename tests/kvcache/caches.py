@@ -1,7 +1,5 @@
 """Small caches for tests."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from random import Random

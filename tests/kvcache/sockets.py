@@ -1,7 +1,5 @@
 """Real subscribers and clients of replays, that let the publisher's greenlets run while they wait."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

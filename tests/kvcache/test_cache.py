@@ -1,7 +1,5 @@
 """What a sequence finds in the cache, takes of it and leaves in it."""
 
-from __future__ import annotations
-
 from random import Random
 
 import gevent

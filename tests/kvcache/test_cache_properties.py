@@ -1,7 +1,5 @@
 """Whatever is asked of the cache, it does what vLLM's rules, told plainly, do, and its books balance."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """A sender of events by itself, on a clock that we move."""
 
-from __future__ import annotations
-
 import logging
 import math
 

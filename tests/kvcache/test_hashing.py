@@ -1,7 +1,5 @@
 """Block hashes equal vLLM's. The numbers V1 to V19 are those of the KV cache specification, section 7.2."""
 
-from __future__ import annotations
-
 import hashlib
 import tracemalloc
 from collections.abc import Callable

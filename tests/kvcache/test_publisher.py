@@ -1,7 +1,5 @@
 """Batches on real sockets, to subscribers that are there, late, slow or gone."""
 
-from __future__ import annotations
-
 import logging
 
 import gevent

@@ -7,8 +7,6 @@ has; a hit says nothing; a block of the reply is stored in the step that brings 
 last token of a reply is never in the cache; a salt is in the first block only.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

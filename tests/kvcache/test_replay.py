@@ -1,7 +1,5 @@
 """Batches once more, for those who ask on a real socket, rightly or wrongly."""
 
-from __future__ import annotations
-
 import os
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What comes back from the store of a connector after the cache has forgotten it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

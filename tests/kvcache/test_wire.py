@@ -1,7 +1,5 @@
 """Batches have the bytes of each vLLM; expected ones are those of the KV cache specification, section 2.4."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the tests of the index share: a real Redis, and the backends that all have to behave alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import count
 

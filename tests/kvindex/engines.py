@@ -1,7 +1,5 @@
 """Events as engines publish them, and reading a backend by names instead of bits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

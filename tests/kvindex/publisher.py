@@ -1,7 +1,5 @@
 """An engine's sockets, and what it takes to get messages through an index in one thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count

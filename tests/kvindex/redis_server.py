@@ -1,7 +1,5 @@
 """A Redis of one's own: a process on a free port, with its data in a folder."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import time

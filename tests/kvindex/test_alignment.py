@@ -1,7 +1,5 @@
 """Blocks of engines on blocks of the index, of any two sizes, alone and several together."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import pytest

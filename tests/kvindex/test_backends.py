@@ -1,7 +1,5 @@
 """What every backend does, one suite for all of them; the bound of the one in memory."""
 
-from __future__ import annotations
-
 import gevent
 import pytest
 from hypothesis import given

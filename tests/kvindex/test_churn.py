@@ -1,7 +1,5 @@
 """A day of 100 pods, in seconds: in the end the index is what their caches hold, no more and no less."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 from random import Random

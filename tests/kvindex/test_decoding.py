@@ -1,7 +1,5 @@
 """Batches off the wire: every layout there was, and everything that is none."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """Any history of blocks that have parts of each other leaves what a plain model of it leaves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

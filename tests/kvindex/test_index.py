@@ -1,7 +1,5 @@
 """Events in, scores out, on every backend; events that are applied together mean what they mean alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Keys of prompts: the vectors of the specifications (7.2 and 13.2), the formulas written out, features."""
 
-from __future__ import annotations
-
 import struct
 import tracemalloc
 from array import array

@@ -1,7 +1,5 @@
 """Where pods publish, what their topics call them, and which of them are still there."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The event pool: many pods side by side, what its queues hold, and how long they work and rest."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Longest prefixes, against a plain loop over sets."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The index as a service, with its greenlets and real sockets, as the settings ask for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

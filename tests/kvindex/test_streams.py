@@ -1,7 +1,5 @@
 """Streams of batches: each once and in order; gaps and how they are filled, by whom, and for how long."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Real sockets: pods that connect, pods that are connected to, what is read in one go, what goes wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

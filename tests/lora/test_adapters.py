@@ -3,8 +3,6 @@
 Places are as a vLLM with two of them on the GPU and three in CPU memory was seen to give them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A server's metrics with fake ones over them, at a time that the test moves on."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """With fake metrics, a scrape tells the families that are named, in vLLM's form, and nothing else of vLLM."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The setting `fake-metrics`: how it may be written, and what stops the start."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

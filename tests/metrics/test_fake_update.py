@@ -1,7 +1,5 @@
 """Fake metrics change in parts while the server runs, by /admin/config and by POST /fake_metrics alike."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

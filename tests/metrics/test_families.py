@@ -1,7 +1,5 @@
 """The families are those of the recorded vLLM 0.32: names, types, labels, bounds (families.json)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

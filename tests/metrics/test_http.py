@@ -1,7 +1,5 @@
 """HTTP families count an exchange when its response has ended, through real WSGI calls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Instruments count as a naive reading does; a family's text is what prometheus_client prints."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

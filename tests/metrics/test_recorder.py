@@ -1,7 +1,5 @@
 """What serving tells the recorder is what the families say (vllm-api.md 11.2)."""
 
-from __future__ import annotations
-
 import re
 from itertools import count
 from typing import Any

@@ -1,7 +1,5 @@
 """Who may ask: API keys as vLLM asks for them, a key for /admin alone, and web pages of other origins."""
 
-from __future__ import annotations
-
 import pytest
 import requests
 from flask.testing import FlaskClient

@@ -1,7 +1,5 @@
 """What steers a server is refused to web pages of others, and to names that are not the server's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """`log-http`: one line of JSON for each exchange, without secrets, and nothing while it is off."""
 
-from __future__ import annotations
-
 import json
 import logging
 from typing import Any

@@ -1,7 +1,5 @@
 """The load of the server in a response header, for proxies that ask for it (ORCA)."""
 
-from __future__ import annotations
-
 import pytest
 
 from app.base.metrics.recorder import Recorder

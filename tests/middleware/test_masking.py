@@ -1,7 +1,5 @@
 """What looks like a secret is hidden in logs; what does not is left alone."""
 
-from __future__ import annotations
-
 import json
 from time import process_time
 

@@ -1,7 +1,5 @@
 """Requests and tokens per minute: who has used them up waits, and is told for how long."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """The list of middleware: down it to the route, up it from the response, and only those that are active."""
 
-from __future__ import annotations
-
 import pytest
 
 from app.serving.http.context import RequestContext

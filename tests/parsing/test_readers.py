@@ -1,7 +1,5 @@
 """A model's text is told by its parts, the same however it was cut into tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What several plugins do together, and how one that cannot be used stops the start, in this process."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pooling models in process, with a context of 64 tokens and vectors of 16 numbers; requests and answers."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

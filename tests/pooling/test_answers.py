@@ -1,7 +1,5 @@
 """What the pooling routes answer: forms of input, encodings, tasks, scores, vLLM's keys; Cohere's form."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

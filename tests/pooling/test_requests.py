@@ -1,7 +1,5 @@
 """Which routes a task has, what they take, and how vLLM 0.32 refuses the rest: status, type and param."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests as a client sends them, and what a refusal tells it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

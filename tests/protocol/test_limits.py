@@ -1,7 +1,5 @@
 """Rules that know the model: the last that is allowed, the first that is not, what follows from fields."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

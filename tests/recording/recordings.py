@@ -1,7 +1,5 @@
 """Recordings for tests: files written line by line, and real proxies that write some."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Files that are not what they should be; which recorded request answers another one; no secret is kept."""
 
-from __future__ import annotations
-
 import json
 import logging
 from contextlib import closing

@@ -1,7 +1,5 @@
 """What passes the proxy passes unchanged and at once, from strange servers, too; what is kept is whole."""
 
-from __future__ import annotations
-
 import errno
 import json
 from collections.abc import Callable, Iterable, Iterator

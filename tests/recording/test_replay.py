@@ -1,7 +1,5 @@
 """A recording's answers come at their moments, byte by byte: on the virtual clock, without a server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

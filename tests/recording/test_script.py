@@ -1,7 +1,5 @@
 """A recording becomes a script: a rule for each exchange, which says what was said."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A server for all tests that leave it, and its engine, as they were."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

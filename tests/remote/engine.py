@@ -6,8 +6,6 @@ notes each order as a line of `orders.jsonl`; it refuses to start while there is
 reason that stands in it.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal

@@ -1,7 +1,5 @@
 """A server whose engine is another process: that of `tests.remote.engine`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the tests of schemas do again and again: compile, and draw a value."""
 
-from __future__ import annotations
-
 from random import Random
 
 from app.engine.forms.schema import Schemas

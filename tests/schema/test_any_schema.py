@@ -1,7 +1,5 @@
 """Whatever the schema, what is drawn satisfies it, or a SchemaError says why there is nothing."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

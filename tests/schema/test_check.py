@@ -3,8 +3,6 @@
 Which schemas vLLM's structured outputs refuse was found with xgrammar 0.2.8 and llguidance 1.9.1.
 """
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every keyword is kept, whatever is drawn."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

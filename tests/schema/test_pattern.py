@@ -1,7 +1,5 @@
 """Texts written for a pattern match it, and no pattern takes long."""
 
-from __future__ import annotations
-
 import re
 from random import Random
 

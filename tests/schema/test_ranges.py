@@ -1,7 +1,5 @@
 """Where a schema leaves a choice, the settings decide (simulator.md 7.4)."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

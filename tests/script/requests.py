@@ -1,7 +1,5 @@
 """Requests as rules see them, and books of rules written as YAML."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """The rules of several files at work: the first that fits answers, and all is counted."""
 
-from __future__ import annotations
-
 import logging
 from random import Random
 

@@ -1,7 +1,5 @@
 """`python -m app script check` and `script try`, in this process."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The scripts of docs/agents.md are in order, and answer agents as the page says."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Which requests a rule fits; templates fill in what they know, and neither run long nor reach beyond it."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

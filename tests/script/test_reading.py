@@ -1,7 +1,5 @@
 """A script that is wrong says so in one line; one that would fill any memory or never end is refused."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Certificates: files that change are read again once they have come to rest; the server can make its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Turns of the event loop are shared between connections: short work first."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import gevent

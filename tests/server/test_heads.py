@@ -1,7 +1,5 @@
 """Heads of requests: what the fast path takes, gunicorn's parser takes, too, and in the same sense."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gunicorn import http

@@ -1,7 +1,5 @@
 """Ranks: where each is reached, which one a worker becomes, and the settings that the arbiter hands over."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace

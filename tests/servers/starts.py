@@ -1,7 +1,5 @@
 """The application under each server that speaks WSGI, started as its users start it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The matrix of docs/servers.md: what clients and operators do, under each server that speaks WSGI."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

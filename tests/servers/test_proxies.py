@@ -1,7 +1,5 @@
 """Proxies as they come, in front of our server: docs/proxies.md."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Tool calls, structured replies and thoughts, as they are played."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stops, against a naive walk over the tokens; biases and lists of tokens, which decide a reply's tokens."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """What is said, and each token at its moment."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

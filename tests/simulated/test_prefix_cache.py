@@ -1,7 +1,5 @@
 """What a KV cache changes: who waits, when the first token comes, what is told of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

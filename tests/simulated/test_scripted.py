@@ -1,7 +1,5 @@
 """Replies that a script has decided: the same tokens as their text, in parts, within every limit."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Texts of mode random: exactly as long as they say, of specified lengths, with log probabilities."""
 
-from __future__ import annotations
-
 from functools import cache
 from random import Random
 from types import SimpleNamespace

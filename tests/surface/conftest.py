@@ -1,7 +1,5 @@
 """Servers with every route that is not there by default, in this process or their own, and a client."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

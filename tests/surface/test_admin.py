@@ -1,7 +1,5 @@
 """Settings change while the server runs: all or none of them, and only those that may."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The documents: every route has an example, tables are whole, what docs/seeds.md promises is there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """A reply that ends of itself ends with a token for that, in every family; forms and biases show it best."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

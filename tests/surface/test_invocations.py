@@ -1,7 +1,5 @@
 """POST /invocations: a body goes to the first family that it fits, in vLLM's order."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

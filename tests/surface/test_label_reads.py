@@ -1,7 +1,5 @@
 """POST /generative_scoring and POST /v1/systemone: numbers that add up, the same each time, and refusals."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sleep and wake, pause and resume, abort: what needs no process."""
 
-from __future__ import annotations
-
 from tests.surface.conftest import Client, in_process
 
 

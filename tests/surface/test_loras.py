@@ -1,7 +1,5 @@
 """Adapters come and go while the server runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.surface.conftest import MODEL, Client, in_process

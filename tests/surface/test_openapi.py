@@ -1,7 +1,5 @@
 """GET /openapi.json describes every route; what it promises is what is answered. GET / says what this is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache

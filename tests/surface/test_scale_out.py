@@ -1,7 +1,5 @@
 """Token in, token out: render, generate, and prefill apart from decode."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

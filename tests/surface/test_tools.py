@@ -1,7 +1,5 @@
 """Tools and structured output as the openai SDK sees them, strict about every answer."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

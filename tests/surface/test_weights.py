@@ -1,7 +1,5 @@
 """The routes of trainers and of elastic scaling: status, bodies, and what a session of updates refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flask.testing import FlaskClient

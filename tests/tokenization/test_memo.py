@@ -1,7 +1,5 @@
 """Prompts that were encoded before are remembered, within a limit of memory."""
 
-from __future__ import annotations
-
 import gc
 import json
 import tracemalloc

@@ -1,7 +1,5 @@
 """Texts that are encoded word by word have the ids that the library gives them as a whole."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Spans leave in batches; a collector that does not take them costs spans, and one line a minute."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What the spans of a request tell, on a virtual clock."""
 
-from __future__ import annotations
-
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor

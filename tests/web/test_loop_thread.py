@@ -1,7 +1,5 @@
 """The loop that serves requests of many native threads."""
 
-from __future__ import annotations
-
 import gc
 import io
 import socket

@@ -1,7 +1,5 @@
 """What each server that is not ours is told of an answer that breaks off; tests/servers has the real ones."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import sys

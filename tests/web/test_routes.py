@@ -1,7 +1,5 @@
 """Routes behind Flask: one blueprint a family, found by rule, by path and by method."""
 
-from __future__ import annotations
-
 from flask import Response as FlaskResponse
 from flask import session, url_for
 

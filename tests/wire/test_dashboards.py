@@ -1,7 +1,5 @@
 """Dashboards and alerts, asked of a real Prometheus that scrapes real servers."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

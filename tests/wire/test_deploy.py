@@ -1,7 +1,5 @@
 """The manifests of deploy/kubernetes, and those of the chart: as Kubernetes reads them, careful, and true."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

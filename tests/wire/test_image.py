@@ -1,7 +1,5 @@
 """The container image without a container engine: what is copied is there, and a server runs from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

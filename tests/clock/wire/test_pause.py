@@ -1,7 +1,5 @@
 """Long work gives way to others, and long calls are made beside the event loop."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Agents of three tools, whose calls a script decides, over Responses, Messages and chat."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """aiperf counts tokens itself and finds our numbers right. AIPERF names its program, if it is not in PATH."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -3,8 +3,6 @@
 It is given its key as `auth_token`, which it sends the way vLLM expects it: `Authorization: Bearer`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Client libraries of Python and of JavaScript read our answers as they read those of vLLM."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

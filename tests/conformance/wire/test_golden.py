@@ -1,7 +1,5 @@
 """The recording's own replay agrees with us, whichever way we are started, as do counters after a load."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

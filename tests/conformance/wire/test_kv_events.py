@@ -4,8 +4,6 @@ The structs are declared here once more, from the table of versions (kv-cache sp
 a field too many, so that nothing is taken for granted that our own ones say.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -4,8 +4,6 @@ Strict validation refuses streams of completions from a real vLLM as from us, fo
 finish where the SDK's models have none, and the events of a thought's parts, which the SDK does not know.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scripts about numbers: vectors, classes and scores of every route that has them."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

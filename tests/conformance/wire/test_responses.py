@@ -1,7 +1,5 @@
 """The Responses family on the wire: recorded exchanges, keys, order, tools, errors, hostile bodies."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kept responses: read, continued, generated in the background, followed, cancelled."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Scripted replies in every API family, whole and streamed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

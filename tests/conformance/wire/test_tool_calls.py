@@ -1,7 +1,5 @@
 """How vLLM 0.32.0 streams a tool call, and what it makes of one that the limit cuts off."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests get the same answers on both ways of a request, with latencies and in steps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """What no recorded exchange of vLLM 0.32.0 shows: answers, streams, errors, ids and routes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

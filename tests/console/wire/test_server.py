@@ -1,7 +1,5 @@
 """The console of a real server: its stream, its limits, its load generator, and its end."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

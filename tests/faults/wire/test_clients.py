@@ -1,7 +1,5 @@
 """Clients before the verdict: one that behaves, and several that do not."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Every fault as a client sees it, byte by byte; hundreds of them leave nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """`python -m app fleet`, as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Real pods and a real indexer: routing by prefix finds what is cached, also behind the proxy."""
 
-from __future__ import annotations
-
 import json
 import time
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """Servers start on free ports, say why when they do not, and never outlive the block."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Generate says what HTTP says, token by token."""
 
-from __future__ import annotations
-
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor

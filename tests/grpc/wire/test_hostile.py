@@ -1,7 +1,5 @@
 """Clients that break the rules of HTTP/2, send or ask for too much, or do not read: only they suffer."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import suppress

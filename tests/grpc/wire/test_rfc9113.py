@@ -1,7 +1,5 @@
 """What RFC 9113 and RFC 7541 demand of a server, asked frame by frame, in the order of the sections."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress

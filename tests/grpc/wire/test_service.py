@@ -1,7 +1,5 @@
 """What a gateway asks beside tokens, and what goes wrong, on purpose or not: each place is freed."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Bodies that nobody should send, some of hostile size: each gets its answer, and the worker lives on."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

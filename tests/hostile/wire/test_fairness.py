@@ -1,7 +1,5 @@
 """One client's appetite is no other client's delay."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

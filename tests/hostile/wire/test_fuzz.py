@@ -3,13 +3,11 @@
 `FUZZ_TIMES=1` makes five thousand of them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -68,7 +66,7 @@ def test_no_request_gets_a_500(name: str) -> None:
                 ask_operators_routes(client, document)
 
 
-def ask_operators_routes(client: Client, document: dict[str, Any]) -> None:
+def ask_operators_routes(client: Self, document: dict[str, Any]) -> None:
     """What changes or stops a server, each followed by what undoes it."""
     paths = {path: document["paths"][path] for path in SHUTTING if path != "/admin/config"}
     for request in Fuzzer({**document, "paths": paths}, SEED).requests(round(100 * TIMES)):

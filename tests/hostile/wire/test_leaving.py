@@ -1,7 +1,5 @@
 """Clients that go away: noticed at once, whatever stage their request has reached."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

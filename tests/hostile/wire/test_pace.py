@@ -1,7 +1,5 @@
 """Tokens leave at their moments; half a request, and then nothing, is not waited for without end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import closing

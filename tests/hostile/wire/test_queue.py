@@ -1,7 +1,5 @@
 """How many run, how many wait, and who is turned away."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import ExitStack

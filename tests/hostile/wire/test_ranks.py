@@ -1,7 +1,5 @@
 """Data parallel ranks, each a process with a port of its own; and reloads that nobody notices."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The end comes in time: nothing new is admitted, what runs ends, exit hooks run."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

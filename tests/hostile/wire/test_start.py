@@ -1,7 +1,5 @@
 """The ways to start it, and the ways that are refused."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

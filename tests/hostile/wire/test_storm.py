@@ -1,7 +1,5 @@
 """Many at once: everybody is answered, and afterwards nothing is left."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """HTTPS: the files are read again when they change, and a certificate can be made at the start."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import openai
 import pytest
@@ -37,7 +35,7 @@ class Files:
     certificate: Path
     key: Path
 
-    def make(self) -> Files:
+    def make(self) -> Self:
         """Write a new pair; each file is replaced at once, as careful tools do it."""
         for path, content in zip((self.certificate, self.key), make_pair(NAMES), strict=True):
             fresh = path.with_suffix(".new")

@@ -1,7 +1,5 @@
 """A server with a cache, asked over HTTP, and a subscriber that reads what it publishes."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

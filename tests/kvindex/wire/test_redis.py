@@ -1,7 +1,5 @@
 """What only a shared backend has to do: be shared, be away, come back, and come back empty."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from itertools import count

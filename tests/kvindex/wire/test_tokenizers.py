@@ -1,7 +1,5 @@
 """Prompts as token ids, in time or refused; tokenizers loaded once, and never waited for without end."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

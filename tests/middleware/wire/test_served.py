@@ -1,7 +1,5 @@
 """Keys, logs, limits and pages of other origins on one real server, by both of its ways."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

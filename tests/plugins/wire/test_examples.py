@@ -1,7 +1,5 @@
 """The plugins of examples/plugins, each in a real server or command."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

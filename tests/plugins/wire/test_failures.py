@@ -1,7 +1,5 @@
 """A plugin that raises, says nonsense or blocks at run time is named, and spoils nothing of others."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

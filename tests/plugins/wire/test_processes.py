@@ -1,7 +1,5 @@
 """Plugins across processes: reloads, ranks, vLLM's command line, and what several plugins do together."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

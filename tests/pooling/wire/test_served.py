@@ -1,7 +1,5 @@
 """Over HTTP: texts take places, wait and are counted as prompts are; large answers; the openai SDK."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

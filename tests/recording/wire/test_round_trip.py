@@ -1,7 +1,5 @@
 """An agent's loop, recorded through the real proxy from a real server, and played by another one."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

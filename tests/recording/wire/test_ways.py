@@ -1,7 +1,5 @@
 """A recording is replayed by whichever worker, over TLS, and before a real engine is asked."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """What an engine in a process of its own says is answered as by vLLM, and what clients ask arrives there."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What holds where a request says nothing: the model's own generation_config.json, as in vLLM."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

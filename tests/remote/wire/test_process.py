@@ -1,7 +1,5 @@
 """The engine's process: one for all workers, private, started again when it dies, gone with its server."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Schemas that ask for too much end soon, with a value or a SchemaError, and never with anything else."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

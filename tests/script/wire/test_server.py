@@ -1,7 +1,5 @@
 """A real server with scripts: how it starts, reads them again, and ends."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Callable

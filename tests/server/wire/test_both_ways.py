@@ -1,7 +1,5 @@
 """Both ways of a request, the fast path and Flask, give the same answers, metrics and logs."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

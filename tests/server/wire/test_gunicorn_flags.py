@@ -1,7 +1,5 @@
 """gunicorn's own flags, beside settings that mean the same: those of its command line win."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

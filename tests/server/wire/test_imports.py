@@ -1,7 +1,5 @@
 """What a start loads, and how far a request's way through the code is (docs/architecture.md)."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """gunicorn's worker of threads, under which one loop serves the requests of all of them."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Sleep and wake, pause and resume, abort, drain, settings that change: amid streams, and for all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice

@@ -1,7 +1,5 @@
 """GET /openapi.json keeps its promises to schemathesis; README.md keeps its own to a stranger."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

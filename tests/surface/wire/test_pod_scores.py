@@ -1,7 +1,5 @@
 """An indexer and the pods that publish to it, asked over HTTP for scores."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

@@ -1,7 +1,5 @@
 """A server that was started with vLLM's own command line."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Options of vLLM's command line that change answers, on both ways of a request."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A real server, a real collector: whose spans arrive, joined to the client's, and when."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

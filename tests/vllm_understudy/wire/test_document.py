@@ -1,7 +1,5 @@
 """docs/testing.md: its tests pass, and its recipes are of the form that GitHub and GitLab read."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

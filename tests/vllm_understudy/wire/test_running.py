@@ -1,7 +1,5 @@
 """`vllm_understudy.running_server`: a server for a `with` block, and what a test can ask of it."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

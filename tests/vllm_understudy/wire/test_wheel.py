@@ -1,7 +1,5 @@
 """What a user installs: one package, with all that a server needs, in an environment that had nothing."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
