@@ -66,7 +66,7 @@ def parser() -> FlagParser:
         text, kind = f"to consider [{' '.join(map(str, values))}]", whole_number(1, MOST_TOKENS)
         add(f"--{name}", nargs="+", type=kind, default=values, metavar="N", help=text)
     split = "shares of the pods that only prefill, to consider; 0 is none [0.25 0.4 0.6]"
-    shares = number_of(0, 0.9, zero=True)
+    shares = number_of(0, 1, zero=True)
     add("--prefill-share", nargs="+", type=shares, default=(0.25, 0.4, 0.6), metavar="SHARE", help=split)
     rates = number_of(0, summary.MOST["rate"])
     add("--rate", nargs="+", type=rates, help="requests a second; each value is a load")
