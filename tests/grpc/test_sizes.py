@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto import vllm_engine_pb2 as messages
 
-from app.serving.api.grpc.messages import LONG, MOST_FIELDS, MOST_OTHER_BYTES, check_size
+from app.serving.api.grpc.generate import LONG, MOST_FIELDS, MOST_OTHER_BYTES, check_size
 from app.serving.http.errors import ApiError
 from tests.grpc.client import generate, varint
 

@@ -21,8 +21,7 @@ from app.serving.protocol.response_tools import (
     convert_tool_choice,
     convert_tools,
 )
-from app.serving.protocol.responses import ResponsesRequest
-from app.serving.protocol.responses_chat import ResponsesChat, chat_request, echo_text
+from app.serving.protocol.responses import ResponsesChat, ResponsesRequest, chat_request, echo_text
 from config.loader import load
 from tests.protocol.refused import refused
 

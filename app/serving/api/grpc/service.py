@@ -27,10 +27,10 @@ from app.engine.core.lifecycle import Operations
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.engine.kvcache.hashing import low64
 from app.engine.kvcache.publisher import EventSender
-from app.serving.api.grpc.generate import Generator
-from app.serving.api.grpc.messages import (
+from app.serving.api.grpc.generate import (
     MOST_MESSAGE_BYTES,
     SERVICE,
+    Generator,
     Proto,
     common,
     engine,

@@ -34,8 +34,14 @@ from app.serving.protocol.chat import ChatCompletionRequest, Message
 from app.serving.protocol.common import encode
 from app.serving.protocol.decoding import decode_query
 from app.serving.protocol.response_tools import called_tools
-from app.serving.protocol.responses import ResponseObject, ResponsesRequest
-from app.serving.protocol.responses_chat import ResponsesChat, chat_request, echo_text, go_on
+from app.serving.protocol.responses import (
+    ResponseObject,
+    ResponsesChat,
+    ResponsesRequest,
+    chat_request,
+    echo_text,
+    go_on,
+)
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 256 << 20
