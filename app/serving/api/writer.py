@@ -163,6 +163,12 @@ class ResponseWriter:
     encoded_media: ECTransferParams | None = None
     keeps_alive = False
     """Idle streams get comments (`sse-keep-alive-interval`)."""
+    _tokens: Callable[[Tokens], bytes]
+    """Returns the events of some tokens."""
+    closing: Callable[[], bytes]
+    """Returns the end of the stream, after the last choice."""
+    whole: Callable[[], Struct | JsonObject]
+    """Returns the whole answer, once all outputs are taken."""
 
     def __init__(self, choices: int) -> None:
         self.choices = [ChoiceState()] if choices == 1 else [ChoiceState() for _ in range(choices)]
@@ -176,9 +182,6 @@ class ResponseWriter:
         assert type(output) is Failed
         self.has_failed = True
         return self._failure(output.error)
-
-    def _tokens(self, output: Tokens) -> bytes:
-        raise NotImplementedError
 
     def _start(self, output: Started) -> bytes:
         self.begin(output)
@@ -233,10 +236,6 @@ class ResponseWriter:
             self.started, self.cached_tokens = output, output.cached_tokens
             self.prompt_logprobs = output.prompt_logprobs
 
-    def closing(self) -> bytes:
-        """Returns the end of the stream, after the last choice."""
-        raise NotImplementedError
-
     def take(self, output: EngineOutput) -> None:
         if type(output) is Tokens:
             self.choices[output.index].take(output)
@@ -248,9 +247,6 @@ class ResponseWriter:
     def body(self) -> bytes:
         """Returns the whole JSON answer, once all outputs are taken; pauses where it is long."""
         return encode(self.whole())
-
-    def whole(self) -> Struct | JsonObject:
-        raise NotImplementedError
 
     def each_choice(self, make: Callable[[int, ChoiceState], T]) -> Sequence[T | Raw]:
         """Returns the result of `make` for each choice and its number, encoded when there are several."""
@@ -277,6 +273,10 @@ class BlockWriter(ResponseWriter):
 
     A stream opens a block where another part shows something, and numbers blocks from 0.
     """
+
+    _begin_block: Callable[[Segment], bytes]
+    _texts: Callable[[Segment, Tokens], bytes]
+    _end_block: Callable[[Segment], bytes]
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         super().__init__(1)
@@ -318,15 +318,6 @@ class BlockWriter(ResponseWriter):
     def _id_of(self, part: Part | None) -> str:
         return self._new_id()
 
-    def _begin_block(self, segment: Segment) -> bytes:
-        raise NotImplementedError
-
-    def _texts(self, segment: Segment, output: Tokens) -> bytes:
-        raise NotImplementedError
-
-    def _end_block(self, segment: Segment) -> bytes:
-        raise NotImplementedError
-
 
 def named_event(name: str, fields: Mapping[str, object]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(fields))
@@ -346,6 +337,14 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
     """Beginning of each choice's plain chunks, up to the text."""
     _plain_calls = False
     """True where tokens in the midst of a call have constant chunks but for their text, or none without."""
+    _call: Callable[[Tokens, Part], bytes]
+    _plain_thoughts: Callable[[Tokens, int], bytes]
+    _shown: Callable[[ChoiceState, Tokens, slice, bool], ChunkChoice | CompletionChunkChoice | None]
+    """Returns the tokens of a slice, without the end of their choice; None when they show nothing."""
+    _usage: Callable[[int], Usage]
+    """Returns the usage of a choice in the midst of a stream."""
+    _whole_usage: Callable[[None | UnsetType], Usage]
+    """Returns the usage of an answer, with the given value for unknown fields."""
 
     def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
         super().__init__(choices)
@@ -382,12 +381,6 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             chunks.append(self._special(output, i))
         return b"".join(chunks)
 
-    def _call(self, output: Tokens, part: Part) -> bytes:
-        raise NotImplementedError
-
-    def _plain_thoughts(self, output: Tokens, number: int) -> bytes:
-        raise NotImplementedError
-
     def _special(self, output: Tokens, i: int) -> bytes:
         """Returns the chunk of token `i`; the last one is signed, unless the stream's usage follows."""
         choice, options, end = self.choices[output.index], self._options, END
@@ -407,18 +400,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             end = chunk_end(ChunkTail(usage, self._meta.signature if signed else UNSET))
         return self._head + encode(shown) + end
 
-    def _shown(
-        self, choice: ChoiceState, output: Tokens, of: slice, ends: bool
-    ) -> ChunkChoice | CompletionChunkChoice | None:
-        """Returns the token at `of`, without the end of its choice; None when it shows nothing."""
-        raise NotImplementedError
-
     def _finish_reason(self, choice: ChoiceState) -> str:
         return choice.finish.reason
-
-    def _usage(self, index: int) -> Usage:
-        """Returns the usage of a choice in the midst of a stream."""
-        raise NotImplementedError
 
     def closing(self) -> bytes:
         options = self._options
@@ -427,10 +410,6 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         timing = (self.timing(UNSET) or UNSET) if options.metrics else UNSET
         tail = ChunkTail(self._whole_usage(UNSET), self._meta.signature, metrics=timing)
         return self._head + chunk_end(tail) + DONE
-
-    def _whole_usage(self, missing: None | UnsetType) -> Usage:
-        """Returns the usage of an answer, with `missing` for unknown fields."""
-        raise NotImplementedError
 
     def _answer(self, kind: Callable[..., A], make: Callable[[int, ChoiceState], Struct]) -> A:
         meta, options = self._meta, self._options

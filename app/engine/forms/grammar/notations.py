@@ -49,6 +49,12 @@ class Parser:
 
     tokens: re.Pattern[str]
     """Tokens, each in a named group; `blank` is skipped."""
+    directive: Callable[[Token], dict[str, nodes.Node]]
+    """Returns the rules that a directive adds."""
+    item: Callable[[int], nodes.Node | None]
+    """Returns the next node at a depth, without its repeats; None where an alternative ends."""
+    numbers: Callable[[str], Times]
+    """Returns the least and the most repeats of a token of kind `times`."""
 
     def __init__(self, source: str, prefix: str) -> None:
         self._source, self._prefix = source, prefix
@@ -71,18 +77,6 @@ class Parser:
             if self.look().kind not in ("name", "directive", "end"):
                 raise self.wrong("an unexpected sign")
         return found
-
-    def directive(self, token: Token) -> dict[str, nodes.Node]:
-        """Returns the rules that a directive adds."""
-        raise NotImplementedError
-
-    def item(self, depth: int) -> nodes.Node | None:
-        """Returns the next node, without its repeats; None where an alternative ends."""
-        raise NotImplementedError
-
-    def numbers(self, text: str) -> Times:
-        """Returns the least and the most repeats of a token of kind `times`."""
-        raise NotImplementedError
 
     def options(self, depth: int) -> nodes.Node:
         if depth > DEEPEST:

@@ -282,10 +282,6 @@ class RpcWriter(ResponseWriter):
         """Returns nothing: the transport sends the status."""
         return b""
 
-    def whole(self) -> msgspec.Struct:
-        """Fails: an answer consists of messages only."""
-        raise NotImplementedError
-
     def _streamed(self, output: Tokens) -> bytes:
         index, ids, entries = output.index, output.ids, output.logprobs or ()
         self.choices[index].tokens += len(ids)
