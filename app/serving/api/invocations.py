@@ -39,18 +39,14 @@ def routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -> list[Rout
         if not handlers:
             by_path = {route.path: route.handle for route in served()}
             handlers.update((kind, by_path[path]) for path, kind in FAMILIES.items() if path in by_path)
-        if not isinstance(values, dict):
-            raise _no_family(handlers)
-        if adapter := context.headers.get(ADAPTER):
-            values["model"] = adapter
-            context.body = msgspec.json.encode(values)
-        kind = first_fit(values, list(handlers))
+        kind = None
+        if isinstance(values, dict):
+            if adapter := context.headers.get(ADAPTER):
+                values["model"] = adapter
+                context.body = msgspec.json.encode(values)
+            kind = first_fit(values, list(handlers))
         if kind is None:
-            raise _no_family(handlers)
+            raise bad_request(f"The body fits none of {', '.join(kind.__name__ for kind in handlers)}.")
         return handlers[kind](context)
 
     return [post("/invocations", invocations)]
-
-
-def _no_family(kinds: Iterable[type[Request]]) -> Exception:
-    return bad_request(f"The body fits none of {', '.join(kind.__name__ for kind in kinds)}.")

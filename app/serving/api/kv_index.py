@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from app.engine.kvcache.hashing import Placeholder
 from app.kvindex.backend import BackendUnavailable
@@ -20,31 +20,15 @@ from app.serving.http.route import Route, get, post
 from app.serving.protocol.decoding import Request, decode
 from app.serving.protocol.tokenize import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
 from app.text.base import TokenizerLoadError
+from config.settings import Settings
 
-
-def routes(index: KvIndex, backend: str) -> list[Route]:
-
-    def kv_index(context: RequestContext) -> Response:
-        """The state of the index; sizes and pods are null while its backend does not answer."""
-        return json_response({"backend": backend, **index.stats()})
-
-    return [get("/kv/index", kv_index)]
-
-
-ChatWriter = Literal["scores", "templated"]
 T = TypeVar("T", bound=Request)
 Asked = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
 
 
-def score_routes(
-    index: KvIndex,
-    body: BodyLimits,
-    aliases: Mapping[str, str],
-    model: str,
-    chat_answer: ChatWriter,
-    rules: ChatRules,
-) -> list[Route]:
-    """Returns the routes. `aliases` map other names to base models; `model` is the default."""
+def routes(index: KvIndex, settings: Settings) -> list[Route]:
+    at, model, rules = settings.kvindex, settings.model.model, ChatRules.of(settings.api)
+    body, aliases = BodyLimits.of(settings.server), dict.fromkeys(settings.model.served_names, model)
 
     def base(asked: Asked) -> str:
         return aliases.get(asked.model or model, asked.model or model)
@@ -71,7 +55,7 @@ def score_routes(
     def chats(asked: ScoreChatRequest) -> object:
         """The score of every pod that has the beginning of a conversation."""
         options = chat_options(asked, rules)
-        if chat_answer == "scores":
+        if at.kv_index_chat_answer == "scores":
             tokens = index.tokenization.encode_chat(speaker(asked), asked.messages, options)
             return by_pod(scores(asked, tokens))
         text = index.tokenization.render_chat(speaker(asked), asked.messages, options)
@@ -86,6 +70,10 @@ def score_routes(
             card = {"score": _short(best.score), "matched": best.matched, "match_ratio": best.match_ratio}
             cards[best.pod] = {**card, "tiers": best.tiers, "rank": best.rank}
         return {"blocks": len(asked.tokens) // index.block_size, "scores": cards}
+
+    def kv_index(context: RequestContext) -> Response:
+        """The state of the index; sizes and pods are null while its backend does not answer."""
+        return json_response({"backend": at.kv_index_backend, **index.stats()})
 
     def route(path: str, kind: type[T], answer: Callable[[T], object]) -> Route:
         @wraps(answer)
@@ -105,6 +93,7 @@ def score_routes(
         return post(path, handle)
 
     return [
+        get("/kv/index", kv_index),
         route("/score_completions", ScoreTextRequest, texts),
         route("/score_chat_completions", ScoreChatRequest, chats),
         route("/score_tokens", ScoreTokensRequest, ids),

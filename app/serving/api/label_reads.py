@@ -71,10 +71,6 @@ class LabelRequest(Request, kw_only=True):
         return CompletionRequest(**same, max_tokens=1, logprob_token_ids=label_ids)
 
 
-def _items(value: object) -> object:
-    return convert_value(list[str] | list[list[int]], value)
-
-
 class GenerativeScoringRequest(LabelRequest, kw_only=True):
     """The body of ``POST /generative_scoring``; items are texts or lists of token ids, never mixed."""
 
@@ -86,7 +82,9 @@ class GenerativeScoringRequest(LabelRequest, kw_only=True):
     item_first: bool = False
     add_special_tokens: bool = True
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"items": _items}
+    lax: ClassVar[Mapping[str, Hashable]] = {
+        "items": lambda items: convert_value(list[str] | list[list[int]], items)
+    }
 
 
 def _questions(value: object) -> dict[str, JsonObject]:

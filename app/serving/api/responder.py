@@ -21,7 +21,7 @@ from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import EngineClient, Handle
 from app.serving.api.writer import ResponseWriter
 from app.serving.faults.fault import Fault, damage
-from app.serving.http.connection import Connection, StreamTransport
+from app.serving.http.connection import Connection, StreamTransport, watched
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import (
@@ -195,13 +195,10 @@ class ResponseCollector:
     def wait(self, connection: Connection | None) -> None:
         bell = Bell()
         self.on_done(lambda future: bell.set())
-        if connection is not None:
-            connection.watch(self.leave)
         try:
-            bell.wait()
+            with watched(connection, self.leave):
+                bell.wait()
         finally:
-            if connection is not None:
-                connection.unwatch()
             self._abort()  # only where the waiting greenlet was killed
 
 

@@ -125,11 +125,6 @@ class ChoiceState(Struct):
         return said
 
 
-def places(output: Tokens) -> range:
-    """Positions of tokens in the lists of `output`; an end without a token has one, too."""
-    return range(max(len(output.texts), output.finish is not None))
-
-
 T = TypeVar("T", bound=Struct)
 A = TypeVar("A", bound=Struct)
 

@@ -11,10 +11,9 @@ from app.kvindex.service import fed, fed_encoded, index_of
 from app.serving.api import kv_index
 from app.serving.api.admin import server as admin
 from app.serving.api.openapi import document as openapi
-from app.serving.api.pipeline import ChatRules
 from app.serving.api.responder import ServerLoad
 from app.serving.flask.application import Understudy
-from app.serving.http.context import BodyLimits, RequestContext
+from app.serving.http.context import RequestContext
 from app.serving.http.errors import unavailable
 from app.serving.middleware.access import ApiKeys, Cors
 from app.serving.middleware.http_log import HttpLog
@@ -76,18 +75,12 @@ def add_index(
     The `publisher` or `engine` of this server, if given, feeds the index, too.
     """
     settings: Settings = live.current
-    at, model, server = settings.kvindex, settings.model.model, settings.server
-    index = index_of(settings, tokenizer)
+    index, model = index_of(settings, tokenizer), settings.model.model
     if publisher is not None:
         publisher.listen(fed(index, model))
     if engine is not None:
         engine.listen(fed_encoded(index, model))
     app.services.append(index)
     app.caches.append(lambda: index.caches)
-    body = BodyLimits.of(server)
-    rules = ChatRules.of(settings.api)
-    aliases = dict.fromkeys(settings.model.served_names, model)
-    scores = kv_index.score_routes(index, body, aliases, model, at.kv_index_chat_answer, rules)
-    app.add_routes("pod_scores", scores)
-    app.add_routes("kv_index", kv_index.routes(index, at.kv_index_backend))
+    app.add_routes("kv_index", kv_index.routes(index, settings))
     return index.metrics_text

@@ -17,7 +17,7 @@ import msgspec
 from gevent.pywsgi import WSGIHandler, WSGIServer
 from msgspec import Struct
 
-from app.serving.http.connection import Connection
+from app.serving.http.connection import Connection, watched
 from app.serving.http.context import context_of
 from config import ConfigError
 
@@ -160,12 +160,11 @@ def server_of(application: WSGIApplication, host: str = "127.0.0.1", port: int =
 @contextmanager
 def watching(environ: WSGIEnvironment, left: Callable[[], None]) -> Iterator[None]:
     """Calls `left` in a greenlet when the client closes its side, also while no data can be sent to it."""
-    connection, leaving = Connection(environ[CLIENT]), gevent.Greenlet(left)
-    connection.watch(leaving.start)
+    leaving = gevent.Greenlet(left)
     try:
-        yield
+        with watched(Connection(environ[CLIENT]), leaving.start):
+            yield
     finally:
-        connection.unwatch()
         leaving.kill(block=False)
 
 

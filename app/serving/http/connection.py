@@ -17,7 +17,6 @@ from ssl import SSLWantReadError, SSLWantWriteError
 from typing import Any, Protocol
 
 import gevent.socket
-from gevent.event import Event
 
 from app.base.clock.clock import Watcher
 
@@ -100,13 +99,12 @@ def reset_when_closed(sock: socket.socket) -> None:
 
 
 @contextmanager
-def leaving(connection: Connection | None) -> Iterator[Event]:
-    """Yields an event that is set when the client leaves during the block."""
-    gone = Event()
+def watched(connection: Connection | None, gone: Callable[[], None]) -> Iterator[None]:
+    """Calls `gone` in the hub when the client leaves during the block."""
     if connection is not None:
-        connection.watch(gone.set)
+        connection.watch(gone)
     try:
-        yield gone
+        yield
     finally:
         if connection is not None:
             connection.unwatch()

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, TypeVar
 
+from gevent.event import Event
 from msgspec import Meta, Struct
 
 from app.engine.core.lifecycle import Operations, WeightUpdates
 from app.engine.core.wire import DEEPEST_SLEEP, PauseMode
 from app.serving.api.admin.server import action
-from app.serving.http.connection import leaving
+from app.serving.http.connection import watched
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request, internal, malformed
 from app.serving.http.route import Route
@@ -103,7 +104,8 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], Mapping[s
         """Puts the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."""
         query = decode_query(context.query(), SleepQuery)
         if sleeps:
-            with leaving(context.connection) as left:
+            left = Event()
+            with watched(context.connection, left.set):
                 lifecycle.sleep(query.level, query.mode, left)
         return {"status": "sleeping", "level": query.level}
 
@@ -124,8 +126,8 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], Mapping[s
 
     def pause(context: RequestContext) -> object:
         """Stops starting requests; `mode` decides about running requests."""
-        query = decode_query(context.query(), PauseQuery)
-        with leaving(context.connection) as left:
+        query, left = decode_query(context.query(), PauseQuery), Event()
+        with watched(context.connection, left.set):
             lifecycle.pause(query.mode, left, query.clear_cache)
         return {"status": "paused"}
 

@@ -15,7 +15,7 @@ from app.serving.api.generate import render
 from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered, token_id_entry
 from app.serving.api.pipeline import RequestPipeline
-from app.serving.api.writer import ChoiceState, ResponseWriter, places
+from app.serving.api.writer import ChoiceState, ResponseWriter
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, malformed
 from app.serving.http.response import DONE, Response, event_of, json_response
@@ -51,10 +51,10 @@ class GenerateWriter(ResponseWriter):
 
     def _tokens(self, output: Tokens) -> bytes:
         self._note_weights(output)
-        return b"".join([self._token(output, i) for i in places(output)])
+        number = max(len(output.texts), output.finish is not None)  # an end without a token has an event, too
+        return b"".join([self._token(output, i) for i in range(number)])
 
     def _token(self, output: Tokens, i: int) -> bytes:
-        """Returns one event per token; an end without a token has one, too."""
         options, choice, ids = self._options, self.choices[output.index], output.ids[i : i + 1]
         finish = output.finish if i + 1 >= len(output.texts) else None
         choice.tokens += len(ids)

@@ -25,7 +25,7 @@ from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responder import Responder
 from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.serving.api.writer import ResponseWriter
-from app.serving.http.connection import Connection
+from app.serving.http.connection import Connection, watched
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import EVENT_STREAM, Response, json_response
@@ -93,9 +93,7 @@ class KeptResponse:
             self.ring()
 
         yield b""  # the status line leaves at once
-        if connection is not None:
-            connection.watch(leave)
-        try:
+        with watched(connection, leave):
             while not gone:
                 changed, events = self.changed, (self.events or [])[start:]
                 start += len(events)
@@ -105,9 +103,6 @@ class KeptResponse:
                     return
                 else:
                     changed.wait()
-        finally:
-            if connection is not None:
-                connection.unwatch()
 
     def cancel(self) -> None:
         """Ends the generation. ApiError 400 when it is over, or was never in the background."""
