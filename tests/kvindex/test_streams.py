@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import BlockStored, KVEvent
-from app.engine.kvcache.hashing import fnv1a_32
 from app.engine.kvcache.publisher import END
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import PodEndpoint, TargetSource
