@@ -264,8 +264,8 @@ def _draw(searches: Mapping[str, Search], path: Path) -> None:
     """Draws a panel for each load: price and worst latency of all fleets, their front, the cheapest."""
     columns = min(2, len(searches))
     rows = -(-len(searches) // columns)
-    title = "Price and worst latency of fleets, as a share of its limit"
-    with report.picture_file(path, title, (4.4 * columns, 3 * rows), (rows, columns)) as panels:
+    title = "Price and worst latency of fleets: device, tensor-parallel size, pods"
+    with report.picture_file(path, title, (max(6.4, 4.4 * columns), 3.8 * rows), (rows, columns)) as panels:
         for axes in panels[len(searches) :]:
             axes.set_visible(False)
         for axes, (name, search) in zip(panels, searches.items(), strict=False):
@@ -280,5 +280,10 @@ def _draw(searches: Mapping[str, Search], path: Path) -> None:
                 axes.plot(x, y, style, color=color, label=label, drawstyle="steps-post")
             axes.axhline(100, color=report.RED, linestyle="--", linewidth=1, label="SLO")
             axes.set(title=f"{name}: {best}" if best else name, xlabel="price an hour")
-            axes.set(ylabel="% of the limit", yscale="log")
+            axes.set(ylabel="worst latency (% of its limit)", yscale="log")
+            met = [its for its in search.front() if its.verdict.slo_share <= 1] if columns == 1 else []
+            below = {"xytext": (-3, -1), "textcoords": "offset points", "ha": "right", "va": "top"}
+            for its in met:  # nothing is left of the front and below
+                axes.annotate(str(its), (its.price, 100 * its.verdict.slo_share), fontsize=7, **below)
+            axes.set_xlim(left=0)
             axes.set_ylim(top=min(MOST_DRAWN, axes.get_ylim()[1]))
