@@ -20,16 +20,10 @@ from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.remote import RemoteEngine, RemoteLifecycle
 from config.settings import SchedulingSettings, Settings
 from tests.engine.harness import START_S, engine_request
+from tests.kvcache.sockets import until
 
 DEADLINE_S = 10.0
 BOOT = "first"
-
-
-def until(happens: Callable[[], object]) -> None:
-    """Wait for it; what it gives is looked at every few milliseconds."""
-    with gevent.Timeout(DEADLINE_S):
-        while not happens():
-            gevent.sleep(0.002)
 
 
 class PlayedEngine:

@@ -10,12 +10,8 @@ import pytest
 from app.engine.forms.grammar.structural_tags import compile_structural_tag
 from app.engine.forms.schema import SchemaError, Schemas
 from tests.grammar.deriving import SPOKEN, tag, text, texts
+from tests.simulated.test_calls import WEATHER
 
-WEATHER = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1, "maximum": 5}},
-    "required": ["city"],
-}
 LEGACY = {
     "structures": [
         {"begin": "<function=weather>", "schema": WEATHER, "end": "</function>"},

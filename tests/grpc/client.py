@@ -1,6 +1,5 @@
 """A client of the engine's service, with the stubs of the package that vLLM uses."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -8,6 +7,8 @@ from typing import Any
 import grpc
 from smg_grpc_proto import vllm_engine_pb2 as messages
 from smg_grpc_proto import vllm_engine_pb2_grpc as stubs
+
+from tests.hostile.raw_client import wait_until
 
 LIMIT_S = 20.0
 
@@ -48,14 +49,6 @@ def failure(method: Callable[..., Any], request: Any) -> grpc.StatusCode:
         code: grpc.StatusCode = error.code()
         return code
     raise AssertionError(f"it was answered: {said}")
-
-
-def wait_until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-    """AssertionError when it never does."""
-    end_s = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 @contextmanager

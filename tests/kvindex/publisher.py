@@ -192,12 +192,6 @@ def work(pool: Pool) -> None:
         pool.work(shard)
 
 
-def until(done: Callable[[], object]) -> None:
-    """Let greenlets run until something is so; the time limit of tests ends what never is."""
-    while not done():
-        gevent.sleep(0.001)
-
-
 def ends(context: Context) -> bool:
     """Whether all sockets are closed: else it waits for them."""
     ending = Thread(target=context.term, daemon=True)

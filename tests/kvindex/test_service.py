@@ -24,8 +24,9 @@ from app.text.base import TokenizerError, TokenizerLoadError
 from app.text.huggingface import LocalTokenizer, default_tokenizer
 from config import ConfigError
 from config.settings import KVIndexSettings, ModelSettings, Settings
+from tests.kvcache.sockets import until
 from tests.kvindex.engines import stored
-from tests.kvindex.publisher import LOCAL, FakeEngine, until
+from tests.kvindex.publisher import LOCAL, FakeEngine
 from tests.running_server import ROOT
 
 PROMPT = list(range(100, 120))

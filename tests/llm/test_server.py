@@ -20,7 +20,7 @@ from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
 from tests.conformance.clients import openai_client
 from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay
-from tests.hostile.raw_client import Wire, get, metric, post, running, wait_until
+from tests.hostile.raw_client import Wire, get, post, running, wait_until
 from tests.llm.tiny import Shape, edit_config, make_model
 from tests.running_server import RunningServer, running_server
 
@@ -83,13 +83,6 @@ def test_greedy_replies_are_those_of_the_library(server: RunningServer, model: s
     with LLM(model, device="cpu") as llm:
         params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
         assert llm.generate_single(prompt, params)["token_ids"] == told
-
-
-def test_a_prompt_that_is_cached_is_counted(server: RunningServer) -> None:
-    asked = {"prompt": list(range(100, 164)), "max_tokens": 1}
-    before = metric(server.port, "vllm:prefix_cache_hits_total")
-    post(server.port, asked), post(server.port, asked)
-    assert metric(server.port, "vllm:prefix_cache_hits_total") - before == 48
 
 
 def test_chats_whole_streamed_and_with_log_probabilities(server: RunningServer) -> None:
@@ -156,30 +149,6 @@ def test_an_engine_that_hangs_is_not_healthy_until_it_goes_on(server: RunningSer
     wait_until(lambda: get(server.port, "/health").status == 200)
     assert chat(server, max_tokens=4)["usage"]["completion_tokens"] == 4
     assert engine_of(server) == engine
-
-
-def test_weights_go_to_sleep_and_wake_up(server: RunningServer) -> None:
-    asked = {"temperature": 0, "max_tokens": 8}
-    before = chat(server, **asked)["choices"][0]["message"]
-    assert post(server.port, {}, "/sleep?level=2").status == 200
-    assert get(server.port, "/is_sleeping").json() == {"is_sleeping": True}
-    assert post(server.port, {}, "/wake_up").status == 200
-    assert get(server.port, "/is_sleeping").json() == {"is_sleeping": False}
-    assert chat(server, **asked)["choices"][0]["message"] == before
-
-
-def test_an_index_beside_it_knows_its_blocks(model: str) -> None:
-    told = {"model": "tiny", "prompt": "The sea is deep, and so is the sky. " * 5, "max_tokens": 1}
-    with serving(
-        model, "--kv-index", "--kv-index-block-size", "16", "--event-flush-interval", "0s"
-    ) as server:
-
-        def score() -> float:
-            return sum(post(server.port, told, "/score_completions").json().values())
-
-        assert score() == 0
-        tokens = post(server.port, told, "/v1/completions").json()["usage"]["prompt_tokens"]
-        wait_until(lambda: score() == tokens // 16)
 
 
 def test_weights_that_are_cut_off_end_the_start_with_one_line(model: str, tmp_path: Path) -> None:

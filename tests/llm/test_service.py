@@ -22,6 +22,7 @@ from app.engine.kvcache.hashing import BlockHasher, low64
 from tests.hostile.raw_client import wait_until
 from tests.llm.process import EngineProcess, Worker, engine_process
 from tests.llm.tiny import VOCABULARY, prompts
+from tests.remote.wire.test_process import is_alive
 from tests.running_server import ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -155,15 +156,8 @@ def test_the_engine_ends_with_its_parent(folder: Path) -> None:
             assert parent.stdout is not None
             pid, endpoint = parent.stdout.readline().split()
             parent.kill()
-        wait_until(lambda pid=pid: not is_alive(pid), 30.0)
+        wait_until(lambda pid=pid: not is_alive(int(pid)), 30.0)
         assert not Path(endpoint.removeprefix("ipc://")).exists()
-
-
-def is_alive(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 # Commands of an operator, and what the index of blocks hears.

@@ -14,6 +14,7 @@ import requests
 from app.console.application import MOST_CONSOLES
 from app.console.bars import FIGURES
 from tests.console.conftest import until
+from tests.hostile.raw_client import metric
 from tests.remote.served import new_peer, served
 from tests.running_server import RunningServer, running_gunicorn, running_server
 
@@ -47,11 +48,6 @@ def events(answer: requests.Response) -> Iterator[tuple[str, Any]]:
             yield kind, json.loads(line.removeprefix(b"data: "))
 
 
-def metric(server: RunningServer, name: str) -> float:
-    lines = requests.get(f"{server.url}/metrics", timeout=LIMIT_S).text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{"))
-
-
 def test_a_stream_begins_with_a_picture_and_tells_of_a_request_with_its_trace(watched: RunningServer) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     with look(watched) as answer:
@@ -81,8 +77,8 @@ def test_a_stream_begins_with_a_picture_and_tells_of_a_request_with_its_trace(wa
         assert told["trace_id"] == trace
         assert told["prompt"].endswith("Hello there")
         figures = dict(zip(FIGURES, frames[-1]["figures"], strict=True))
-        assert figures["generated"] == metric(watched, "generation_tokens_total")
-        assert figures["prompt"] == metric(watched, "prompt_tokens_total")
+        assert figures["generated"] == metric(watched.port, "vllm:generation_tokens_total")
+        assert figures["prompt"] == metric(watched.port, "vllm:prompt_tokens_total")
 
 
 def test_of_fifty_consoles_most_are_refused_in_one_line(watched: RunningServer) -> None:
@@ -122,7 +118,7 @@ def test_a_browser_that_does_not_read_holds_nobody_up(watched: RunningServer) ->
 
 def test_the_load_generator_sends_what_it_is_told_and_stops_when_it_is_told(watched: RunningServer) -> None:
     url = f"{watched.url}/admin/console/load"
-    before = metric(watched, "request_success_total")
+    before = metric(watched.port, "vllm:request_success_total")
     plan = {"rate": 50, "seconds": 1, "prompt_tokens": 60, "output_tokens": 5, "groups": 2, "shared": 30}
     assert requests.post(url, json=plan, headers=KEY, timeout=LIMIT_S).json()["active"]
     with look(watched) as answer:
@@ -132,10 +128,10 @@ def test_the_load_generator_sends_what_it_is_told_and_stops_when_it_is_told(watc
             if frame.get("load", {"active": True})["active"] is False
         )
     assert load["sent"] == load["answered"] > 20 and load["failed"] == 0
-    assert metric(watched, "request_success_total") - before == load["sent"]
+    assert metric(watched.port, "vllm:request_success_total") - before == load["sent"]
     requests.post(url, json={"rate": 20, "seconds": 600, "output_tokens": 2000}, headers=KEY, timeout=LIMIT_S)
     assert requests.delete(url, headers=KEY, timeout=LIMIT_S).json()["active"] is False
-    until(lambda: not metric(watched, "num_requests_running"), "requests run on")
+    until(lambda: not metric(watched.port, "vllm:num_requests_running"), "requests run on")
 
 
 def test_consoles_do_not_hold_up_the_end_of_a_server() -> None:

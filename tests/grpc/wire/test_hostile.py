@@ -12,8 +12,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 from h2.errors import ErrorCodes as Reason
 
 from tests.grpc import raw as frames
-from tests.grpc.client import Engine, connected, ends_of, generate, varint, wait_until
+from tests.grpc.client import Engine, connected, ends_of, generate, varint
 from tests.grpc.raw import RawClient, call, encode, frame, headers, message, opening, settings_frame
+from tests.hostile.raw_client import wait_until
 from tests.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.grpc

@@ -26,9 +26,8 @@ from tests.grpc.client import (
     failure,
     generate,
     tokens_of,
-    wait_until,
 )
-from tests.hostile.raw_client import metric
+from tests.hostile.raw_client import metric, wait_until
 from tests.running_server import RunningServer, free_port, running_server
 
 pytestmark = pytest.mark.grpc

@@ -12,8 +12,9 @@ import redis
 from app.kvindex.backend import BackendUnavailable, Clear, Remove, Stamp, TooManyHolders
 from app.kvindex.pool import PublishedMessage
 from app.kvindex.redis_backend import RedisBackend
+from tests.kvcache.sockets import until
 from tests.kvindex.engines import PROMPT, block, content, holders_of, source, store
-from tests.kvindex.publisher import Station, station, until
+from tests.kvindex.publisher import Station, station
 from tests.kvindex.redis_server import RedisServer, redis_server
 
 A, B = source("a"), source("b")

@@ -2,7 +2,6 @@
 
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,21 @@ def said(server: RunningServer, text: str = "hello", **asked: Any) -> Any:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-def until(holds: Callable[[], bool]) -> None:
-    wait_until(holds, 15.0)
-
-
 def test_a_changed_file_is_served_and_a_broken_one_is_not(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("rules: [{then: {text: old}}, {then: {text: never}}]")
     with running_server("--script", str(path)) as server:
         assert said(server) == "old"
         path.write_text("rules: [{then: {text: new}}, {then: {text: never}, name: unused}]")
-        until(lambda: said(server) == "new")
+        wait_until(lambda: said(server) == "new")
         path.write_text("rules: [{then: {text: 5}}]")
-        until(lambda: "then.text: expected str, got int; the rules of before stay" in server.log())
+        wait_until(lambda: "then.text: expected str, got int; the rules of before stay" in server.log())
         server.process.send_signal(signal.SIGHUP)
-        until(lambda: "reload refused, everything stays as it is: setting script" in server.log())
+        wait_until(lambda: "reload refused, everything stays as it is: setting script" in server.log())
         assert said(server) == "new"
         path.write_text("rules: [{then: {text: newest}}, {then: {text: never}, name: unused}]")
         server.process.send_signal(signal.SIGHUP)
-        until(lambda: said(server) == "newest")
+        wait_until(lambda: said(server) == "newest")
         assert server.stop() == 0
         assert re.search(r"1 of 2 rules never answered: rule 2 \(unused\)", server.log())
 

@@ -1,6 +1,5 @@
 """Options of vLLM's command line that change answers, on both ways of a request."""
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 import requests
 
 from tests.running_server import RunningServer, running_image
+from tests.surface.conftest import events
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 OPTIONS = (
@@ -37,11 +37,6 @@ def ask(server: RunningServer, path: str, body: dict[str, Any], headers: dict[st
     answer = requests.post(server.url + path, json=asked, headers=headers, timeout=20)
     assert answer.status_code == 200, answer.text
     return answer
-
-
-def events(answer: requests.Response) -> list[dict[str, Any]]:
-    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 @WAYS
