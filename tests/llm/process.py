@@ -1,7 +1,5 @@
 """The engine as a process, and workers that talk to it over real ZMQ."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import zmq
@@ -132,7 +131,7 @@ class Worker:
         self._socket.close()
         self._context.term()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

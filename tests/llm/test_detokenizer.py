@@ -1,7 +1,5 @@
 """Text as it comes: whole characters, and nothing of a stop string."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -4,8 +4,6 @@ torch's `meta` device has shapes and no numbers. A step that ran on it mixes no 
 torch takes from the CPU), and reads nothing from the device but what is listed here: the CPU waits for that.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

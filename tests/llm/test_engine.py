@@ -1,7 +1,5 @@
 """The engine's behaviour: ends, aborts, priorities, limits, and replies that do not depend on others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The same model out of a GGUF file: names, orders and quantisations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """gRPC before a model that computes: the same door as over HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import grpc

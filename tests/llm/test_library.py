@@ -1,7 +1,5 @@
 """The library as scripts use it, and its command, by our names and those of nano-qwen3-serving."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """Greedy tokens in float32 are those of transformers, whatever else happens; those in bfloat16 are near."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

@@ -3,8 +3,6 @@
 How long steps take is the machine's affair, so the verdict is not.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from itertools import count

@@ -1,7 +1,5 @@
 """What is likely, beside a plain computation in numpy; and random numbers that are a sequence's own."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

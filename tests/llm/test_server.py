@@ -1,7 +1,5 @@
 """A server before a model that computes: nothing is played, the engine alone has torch; SDKs before it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

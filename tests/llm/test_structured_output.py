@@ -1,7 +1,5 @@
 """Texts of a form: whatever a random model would like to say, they have it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A model that thinks first, and then writes a text of a form."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

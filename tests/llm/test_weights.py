@@ -1,7 +1,5 @@
 """Weights and configurations that cannot be used are one clear line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tiny random models in the layout of the hub, and what transformers makes of them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
