@@ -14,9 +14,9 @@ from tests.running_server import RunningServer
 HERE = Path(__file__).parent
 
 
-def told_by(program: str, server: RunningServer, *options: str) -> Any:
+def told_by(program: str, server: RunningServer, *words: str) -> Any:
     """The JSON that `program` of this folder prints after it has asked `server` for model `tiny`."""
-    return _told([str(CLIENTS_PYTHON), *options, str(HERE / program), server.url, "tiny"])
+    return _told([str(CLIENTS_PYTHON), str(HERE / program), server.url, "tiny", *words])
 
 
 def told_by_node(program: str, server: RunningServer) -> Any:

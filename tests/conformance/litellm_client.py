@@ -1,26 +1,26 @@
-"""One use of litellm against the server at `argv[1]` with model `argv[2]`; prints what came back as JSON.
+"""litellm against the server at `argv[1]` with model `argv[2]`; prints what came back as JSON.
 
-A program and not a test, for litellm lives in an environment of its own.
+With a third word, what it makes of prompts that are too long: it knows them by words of the message, and falls
+back to a model with a longer context. A program and not a test: litellm has an environment of its own.
 """
 
 import json
 import sys
+import warnings
 from typing import Any
 
-import litellm  # type: ignore[import-not-found]  # has an environment of its own
+warnings.simplefilter("error", UserWarning)
+import litellm  # type: ignore[import-not-found]  # noqa: E402  # has an environment of its own
+
+LENGTHS = {"a little": 3_000, "far": 300_000}
+"""Words of a prompt that is so much too long; the second one is not even made tokens."""
 
 
 def main(url: str, model: str) -> dict[str, Any]:
     """What each kind of request got."""
-    litellm.suppress_debug_info = True
     asked: dict[str, Any] = {
-        "model": f"hosted_vllm/{model}",
-        "api_base": f"{url}/v1",
-        "api_key": "x",
-        "messages": [{"role": "user", "content": "Say something."}],
-        "max_tokens": 6,
-        "num_retries": 0,
-        "seed": 1,
+        **{"model": f"hosted_vllm/{model}", "api_base": f"{url}/v1", "api_key": "x", "num_retries": 0},
+        **{"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 6, "seed": 1},
     }
     whole = litellm.completion(**asked)
     chunks = list(litellm.completion(**asked, stream=True, stream_options={"include_usage": True}))
@@ -31,6 +31,7 @@ def main(url: str, model: str) -> dict[str, Any]:
         prompt="hello",
         max_tokens=6,
     )
+    logprobs = litellm.completion(**asked, logprobs=True, top_logprobs=2).choices[0].logprobs
     return {
         "content": whole.choices[0].message.content,
         "finish_reason": whole.choices[0].finish_reason,
@@ -39,14 +40,25 @@ def main(url: str, model: str) -> dict[str, Any]:
         "streamed_usage": next(_usage(chunk) for chunk in chunks if getattr(chunk, "usage", None)),
         "text_tokens": text.usage.completion_tokens,
         "choices": len(litellm.completion(**asked, n=3).choices),
-        "top_logprobs": [
-            len(token.top_logprobs)
-            for token in litellm.completion(**asked, logprobs=True, top_logprobs=2)
-            .choices[0]
-            .logprobs.content
-        ],
-        "unknown_model": _error_of({**asked, "model": "hosted_vllm/nope"}),
-        "wrong_value": _error_of({**asked, "temperature": -1}),
+        "top_logprobs": [len(token.top_logprobs) for token in logprobs.content],
+        "unknown_model": _error_of(litellm.completion, **asked | {"model": "hosted_vllm/nope"}),
+        "wrong_value": _error_of(litellm.completion, **asked, temperature=-1),
+    }
+
+
+def too_long(url: str, model: str, text: str) -> dict[str, str]:
+    """The class of the error of every kind of request."""
+    server: dict[str, Any] = {"api_base": f"{url}/v1", "api_key": "x", "num_retries": 0}
+    chat = {**server, "messages": [{"role": "user", "content": text}], "max_tokens": 9}
+    ours = {**chat, "model": f"hosted_vllm/{model}"}
+    return {
+        "chat": _error_of(litellm.completion, **ours),
+        "stream": _error_of(litellm.completion, **ours, stream=True),
+        "openai": _error_of(litellm.completion, **chat, model=f"openai/{model}"),
+        "anthropic": _error_of(litellm.completion, **chat | {"api_base": url}, model=f"anthropic/{model}"),
+        "text": _error_of(
+            litellm.text_completion, **server, model=f"text-completion-openai/{model}", prompt=text
+        ),
     }
 
 
@@ -55,13 +67,17 @@ def _usage(answer: Any) -> list[int]:
     return [usage.prompt_tokens, usage.completion_tokens, usage.total_tokens]
 
 
-def _error_of(asked: dict[str, Any]) -> str:
+def _error_of(ask: Any, **asked: Any) -> str:
     try:
-        litellm.completion(**asked)
+        ask(**asked)
     except Exception as error:  # each kind has a class of its own
         return type(error).__name__
     return "none"
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
+    litellm.suppress_debug_info = True
+    _, url, model, *more = sys.argv
+    lengths = LENGTHS.items() if more else ()
+    long = {name: too_long(url, model, "word " * words) for name, words in lengths}
+    print(json.dumps(long or main(url, model)))

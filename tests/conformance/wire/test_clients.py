@@ -13,7 +13,7 @@ node = pytest.mark.node
 
 @python
 def test_litellm_completes_streams_and_maps_errors(vllm: RunningServer) -> None:
-    told = told_by("litellm_client.py", vllm, "-W", "error::UserWarning")
+    told = told_by("litellm_client.py", vllm)
     assert told["content"] == told["streamed"] != ""
     assert told["finish_reason"] == "length"
     prompt = told["usage"][0]
@@ -24,7 +24,7 @@ def test_litellm_completes_streams_and_maps_errors(vllm: RunningServer) -> None:
 
 @python
 def test_litellm_knows_a_prompt_that_is_too_long(vllm: RunningServer) -> None:
-    told = told_by("litellm_overflow_client.py", vllm)
+    told = told_by("litellm_client.py", vllm, "too long")
     assert set(told) == {"a little", "far"}
     for errors in told.values():
         assert len(errors) == 5 and set(errors.values()) == {"ContextWindowExceededError"}, errors
@@ -34,7 +34,7 @@ def test_litellm_knows_a_prompt_that_is_too_long(vllm: RunningServer) -> None:
 def test_litellm_takes_an_injected_overflow_for_one() -> None:
     failing = ("--failure-injection-rate", "100", "--failure-types", "context_length")
     with running_server("--model", "tiny", *failing) as server:
-        told = told_by("litellm_overflow_client.py", server)
+        told = told_by("litellm_client.py", server, "too long")
     assert {error for errors in told.values() for error in errors.values()} == {"ContextWindowExceededError"}
 
 
