@@ -145,27 +145,12 @@ def seconds(cost: CostConstants, tokens: int) -> float:
         ("h100", 1, {"quantization_config": {"quant_method": "magic"}}, "quant_method magic is none of"),
         ("h100", 1, {"num_experts": 4, "num_experts_per_tok": 8}, "is more than the experts"),
         ("h100", 1, {"kv_lora_rank": 512}, "kv_lora_rank: Qwen3ForCausalLM has latent attention"),
-        (
-            "h100",
-            1,
-            {"vision_config": {"depth": 32}},
-            "vision_config: Qwen3ForCausalLM has an encoder",
-        ),
+        ("h100", 1, {"vision_config": {"depth": 32}}, "vision_config: Qwen3ForCausalLM has an encoder"),
         ("h100", 1, {"text_config": QWEN}, "text_config: Qwen3ForCausalLM has an encoder beside"),
         ("h100", 1, {"text_config": {"kv_lora_rank": 512}}, "kv_lora_rank: Qwen3ForCausalLM has latent"),
         ("h100", 1, {"mamba_d_state": 16}, "mamba_d_state: Qwen3ForCausalLM has state-space layers"),
-        (
-            "h100",
-            1,
-            {"layer_types": ["linear_attention"] * 40},
-            "has layers of linear_attention, and",
-        ),
-        (
-            "h100",
-            1,
-            {"architectures": ["JambaForCausalLM"]},
-            "JambaForCausalLM is none that a data sheet",
-        ),
+        ("h100", 1, {"layer_types": ["linear_attention"] * 40}, "has layers of linear_attention, and"),
+        ("h100", 1, {"architectures": ["JambaForCausalLM"]}, "JambaForCausalLM is none that a data sheet"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(

@@ -239,10 +239,7 @@ def test_a_file_is_weaker_than_the_line(yaml_file: Write) -> None:
         (["--dtype", "bf16"], "flag --dtype: 'bf16' must be one of auto, bfloat16, float, float16, float32"),
         (["--max-num-seqs", "many"], "flag --max-num-seqs: 'many' must be a whole number"),
         (["--max-num-seqs", "0"], "setting max-num-seqs: '0' (flag --max-num-seqs) must be at least 1"),
-        (
-            ["--max-model-len", "8.5K"],
-            "flag --max-model-len: '8.5K' must be a whole number, which may",
-        ),
+        (["--max-model-len", "8.5K"], "flag --max-model-len: '8.5K' must be a whole number, which may"),
         (
             ["--max-model-len", "8kb"],
             "flag --max-model-len: '8kb' must be a whole number, which may end in k",

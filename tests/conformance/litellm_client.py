@@ -1,7 +1,7 @@
 """litellm against the server at `argv[1]` with model `argv[2]`; prints what came back as JSON.
 
-With a third word, what it makes of prompts that are too long: it knows them by words of the message, and falls
-back to a model with a longer context. A program and not a test: litellm has an environment of its own.
+With a third word, what it makes of prompts that are too long: it knows them by words of the message, and
+falls back to a model with a longer context. A program and not a test: litellm has an environment of its own.
 """
 
 import json

@@ -97,10 +97,7 @@ class Client:
 
 
 @contextmanager
-def connected(
-    write_timeout_s: float = PATIENCE_S,
-    head: bytes = b"",
-) -> Iterator[Client]:
+def connected(write_timeout_s: float = PATIENCE_S, head: bytes = b"") -> Iterator[Client]:
     server, sock = gevent.socket.socketpair()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     bare = socket.socket(fileno=sock.detach())

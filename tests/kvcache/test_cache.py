@@ -7,17 +7,7 @@ import gevent
 from app.base.clock.clock import VirtualClock
 from app.engine.kvcache.block_pool import Residency
 from app.engine.kvcache.events import BlockStored
-from tests.kvcache.caches import (
-    ALICE,
-    Replying,
-    admit,
-    begin,
-    check,
-    serve,
-    small_cache,
-    summary,
-    tokens,
-)
+from tests.kvcache.caches import ALICE, Replying, admit, begin, check, serve, small_cache, summary, tokens
 
 
 def test_events_carry_salt_adapter_and_hashes() -> None:

@@ -82,19 +82,10 @@ LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period
         ({"runing-requests": 1}, "'runing-requests' is not a fake metric; did you mean running-requests?"),
         ({"running-requests": 1, "running_requests": 2}, "running-requests is given twice"),
         ({"running-requests": -1}, f"running-requests: Expected `float` >= 0.0{LEVEL}"),
-        (
-            {"waiting-requests": True},
-            f"waiting-requests: {WANTED}, got `bool`{LEVEL}",
-        ),
-        (
-            {"waiting-requests": "many"},
-            f"waiting-requests: {WANTED}, got `str`{LEVEL}",
-        ),
+        ({"waiting-requests": True}, f"waiting-requests: {WANTED}, got `bool`{LEVEL}"),
+        ({"waiting-requests": "many"}, f"waiting-requests: {WANTED}, got `str`{LEVEL}"),
         ({"waiting-requests": float("nan")}, f"waiting-requests: Expected `float` >= 0.0{LEVEL}"),
-        (
-            {"running-requests": "ramp:0:10"},
-            f"running-requests: {WANTED}, got `str`{LEVEL}",
-        ),
+        ({"running-requests": "ramp:0:10"}, f"running-requests: {WANTED}, got `str`{LEVEL}"),
         (
             {"running-requests": "sawtooth:0:10:5s"},
             f"running-requests.shape: Invalid enum value 'sawtooth'{LEVEL}",
@@ -108,10 +99,7 @@ LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period
         ({"request-success-total": [1]}, "request-success-total: Expected `object | null`, got `array`"),
         ({"request-success-total": {"bored": 1}}, "request-success-total: Invalid enum value 'bored'"),
         ({"request-success-total": {"stop": -1}}, "request-success-total[...]: Expected `int` >= 0"),
-        (
-            {"total-generation-tokens": 2**63},
-            "total-generation-tokens: Expected `int` <= 9223372036854775",
-        ),
+        ({"total-generation-tokens": 2**63}, "total-generation-tokens: Expected `int` <= 9223372036854775"),
         ({"prefix-cache-hits": -1, "prefix-cache-queries": 2}, "prefix-cache-hits: Expected `int` >= 0"),
         ({"prefix-cache-hits": 1}, "prefix-cache-hits must be given together with prefix-cache-queries"),
         (

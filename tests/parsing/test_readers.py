@@ -49,11 +49,7 @@ CUT_OFF = '<tool_call>{"name": "f", "arguments": {"a'
 CALLED, AGAIN = (call(number, "weather", ARGUMENTS) for number in (0, 1))
 TWO = [call(0, "f", '{"a": [1]}'), call(1, "g", "{}")]
 CASES: list[tuple[str, str, list[Piece]]] = [
-    (
-        "hermes",
-        f"So:\n<tool_call>\n{WEATHER}\n</tool_call>",
-        [(None, "So:\n"), CALLED],
-    ),
+    ("hermes", f"So:\n<tool_call>\n{WEATHER}\n</tool_call>", [(None, "So:\n"), CALLED]),
     # Calls are numbered, and what stands between and behind them is not told.
     (
         "hermes",

@@ -11,15 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.vectors import (
-    Bag,
-    PoolingModel,
-    embedding,
-    logit,
-    packing,
-    sigmoid,
-    small_floats,
-)
+from app.engine.vectors import Bag, PoolingModel, embedding, logit, packing, sigmoid, small_floats
 from app.text.huggingface import default_tokenizer
 
 

@@ -11,11 +11,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from gunicorn.config import Config
 
-from app.serving.gunicorn.certificates import (
-    CertificateError,
-    ServerCertificate,
-    make_pair,
-)
+from app.serving.gunicorn.certificates import CertificateError, ServerCertificate, make_pair
 
 
 @pytest.fixture

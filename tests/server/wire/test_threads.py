@@ -10,16 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.raw_client import (
-    COMPLETIONS,
-    Wire,
-    ask,
-    http_post,
-    metric,
-    post,
-    running,
-    wait_until,
-)
+from tests.hostile.raw_client import COMPLETIONS, Wire, ask, http_post, metric, post, running, wait_until
 from tests.kvcache.wire.test_over_http import subscribed
 from tests.other_workers import THREADS, served_by
 from tests.running_server import QUICK_STEPS, RunningServer
