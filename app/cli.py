@@ -67,10 +67,7 @@ def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Ca
 def _serve(argv: Sequence[str]) -> int:
     from config.vllm import serve  # other commands do not need these 300 options
 
-    def read(words: Sequence[str]) -> Flags:
-        return serve.settings_of(serve.read(words, os.environ))
-
-    return _start(argv, read, lambda flags: serve.usage())
+    return _start(argv, lambda words: serve.settings_of(words, os.environ), lambda flags: serve.usage())
 
 
 def _late(module: str, *given: object, name: str = "run") -> Callable[..., Any]:

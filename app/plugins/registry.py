@@ -479,38 +479,30 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-class PluggedCosts(Struct, frozen=True):
-    """Creates an engine's cost model from the plugins of `settings`. Can be pickled for other processes."""
-
-    settings: dict[str, Any]
-
-    def __call__(self, profile: Profile) -> CostModel:
-        found = registry_of(from_plain(self.settings)).step_cost(profile, _no_cost)
-        return StepCost(profile.cost) if found is None else found[1]
+# What other processes get: functions of settings as JSON types, which can be pickled.
 
 
-def plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCosts] | None:
-    """Returns the name and the costs of the plugin that sets step costs; None without such a plugin."""
+def plugged_costs(settings: Settings, profile: Profile) -> tuple[str, Callable[[Profile], CostModel]] | None:
+    """Returns the name of the plugin that sets step costs, and its cost models; None without one."""
     found = registry_of(settings).step_cost(profile, _no_cost)
-    return None if found is None else (found[0], PluggedCosts(to_plain(settings)))
+    return None if found is None else (found[0], partial(_plugged_cost, to_plain(settings)))
 
 
-class PluggedAutoscaler(Struct, frozen=True):
-    """Starts an autoscaling policy of the plugins of `settings`. Can be pickled for other processes."""
-
-    settings: dict[str, Any]
-    name: str
-
-    def __call__(self, pods: int) -> Decide:
-        return registry_of(from_plain(self.settings)).autoscalers()[self.name](pods)
+def _plugged_cost(plain: dict[str, Any], profile: Profile) -> CostModel:
+    found = registry_of(from_plain(plain)).step_cost(profile, _no_cost)
+    return StepCost(profile.cost) if found is None else found[1]
 
 
-def plugged_autoscalers(settings: Settings) -> dict[str, PluggedAutoscaler]:
+def plugged_autoscalers(settings: Settings) -> dict[str, AutoscalerStart]:
     """Returns the autoscaling policies of the plugins in the settings, by name."""
     if not settings.PLUGINS:
         return {}
-    plain = to_plain(settings)
-    return {name: PluggedAutoscaler(plain, name) for name in registry_of(settings).autoscalers()}
+    plain, names = to_plain(settings), registry_of(settings).autoscalers()
+    return {name: partial(_plugged_autoscaler, plain, name) for name in names}
+
+
+def _plugged_autoscaler(plain: dict[str, Any], name: str, pods: int) -> Decide:
+    return registry_of(from_plain(plain)).autoscalers()[name](pods)
 
 
 def _no_cost(batch: Batch[Any], start_s: float, idle: bool) -> float:

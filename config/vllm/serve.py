@@ -7,7 +7,6 @@ are ignored. Settings of Understudy's own are flags, too.
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -156,20 +155,14 @@ _EXAMPLE = re.compile(r"(/vllm-workspace/)?examples/[\w./-]+\.jinja")
 """Path of a chat template in vLLM's image."""
 
 
-class Line(Struct):
-    given: Given
-    """vLLM's options by name, with the positional model as `model`; sizes are plain numbers."""
-    flags: Flags
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Given, Flags]:
+    """Returns vLLM's options, with the positional model as `model`, and flags of settings.
 
-
-def read(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Line:
-    """Parses the command line, and the weaker file that `--config` names.
-
-    ConfigError for words that vLLM's parser would refuse.
+    ConfigError for words that vLLM's parser would refuse. The file of `--config` is weaker than the words.
     """
     if sum(word.partition("=")[0] == CONFIG for word in argv) > 1:
         raise UsageError(f"flag {CONFIG}: only one file can be given")
-    kind = kind_of(argv, environ or {})
+    kind = kind_of(argv, environ)
     ours = (flag for name, facts in (options() | obsolete()).items() for flag in _forms(name, facts, False))
     flags = [*setting_flags(table_of(kind)), *ours, LEVEL]
     results, models = read_words(_without_dots(argv), flags, shortened=True)
@@ -178,7 +171,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Line:
     given = {name.removeprefix(OURS): results.pop(name) for name in list(results) if name.startswith(OURS)}
     if len(models) > 1:
         raise UsageError(f"unexpected argument {models[1]!r}: settings are given as --name value")
-    return Line(given | dict(zip(("model",), models, strict=False)), flags_of(results, kind))
+    return given | dict(zip(("model",), models, strict=False)), flags_of(results, kind)
 
 
 def usage() -> str:
@@ -266,15 +259,16 @@ def _merge(into: JsonObject, more: JsonObject) -> None:
             into[key] = value
 
 
-def settings_of(line: Line, environ: Mapping[str, str] = os.environ) -> Flags:
+def settings_of(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
     """Converts a vLLM command line; settings on it are stronger than options. May raise ConfigError."""
-    flags, given = line.flags, {name: value for name, value in line.given.items() if value != ""}
+    named, flags = read(argv, environ)
+    given = {name: value for name, value in named.items() if value != ""}
     values: Given = {}
     for name in (name for name in MEANINGS if name in given):
         found = _effect_of(name, given[name])
         values |= found
         flags.names |= {setting: name for setting in found if setting not in flags.values}
-    if idle := sorted(name for name in line.given if name not in MEANINGS):
+    if idle := sorted(name for name in named if name not in MEANINGS):
         flags.warnings.append("accepted, changes nothing here: " + ", ".join(f"--{name}" for name in idle))
     flags.warnings += _remarks(given)
     flags.values = values | flags.values

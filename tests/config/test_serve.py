@@ -31,7 +31,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "spec" / "vllm-serve-0.32.jsonl"
 
 
 def flags(*argv: str, environ: dict[str, str] | None = None) -> Flags:
-    return settings_of(read(argv), environ or {})
+    return settings_of(argv, environ or {})
 
 
 def served(*argv: str, environ: dict[str, str] | None = None) -> Settings:
@@ -80,7 +80,7 @@ def test_every_option_is_taken_with_a_value_of_its_kind() -> None:
     words = {name: sample(name, facts) for name, facts in options().items() if name not in elsewhere}
     for forms in zip_longest(*map(names_of, words)):
         line = [[form, *value] for form, value in zip(forms, words.values(), strict=True) if form]
-        given = read(["m", *chain(*line)]).given
+        given = read(["m", *chain(*line)], {})[0]
         assert {name for name, form in zip(words, forms, strict=True) if form} <= set(given)
     for name in set(words) & set(MEANINGS):
         served("m", f"--{name}", *words[name])
@@ -288,7 +288,7 @@ def test_dotted_names_are_the_same_as_json(fields: dict[str, Any]) -> None:
         plus = "+" if isinstance(field, list) else ""
         text = ",".join(field) if isinstance(field, list) else json.dumps(field)
         words += [f"--additional-config.{name}{plus}", text]
-    assert json.loads(str(read(["m", *words]).given["additional-config"])) == fields
+    assert json.loads(str(read(["m", *words], {})[0]["additional-config"])) == fields
 
 
 @hypothesis.settings(max_examples=50, deadline=None)

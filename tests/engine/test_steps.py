@@ -163,12 +163,12 @@ def test_paused_nobody_begins_and_all_go_on_afterwards() -> None:
     harness = stepped()
     harness.ask("a", max_tokens=20)
     harness.clock.advance(0.05)
-    harness.engine.pause()
+    harness.engine.executor.pause()
     assert harness.engine.executor.free() == 0
     harness.ask("b", max_tokens=2)
     harness.clock.advance(1)
     assert harness.finish("a") == "length" and not harness.of("b")
-    harness.engine.resume()
+    harness.engine.executor.resume()
     harness.clock.advance(1)
     assert harness.finish("b") == "length" and harness.is_idle()
 

@@ -73,7 +73,7 @@ def test_vllms_command_line_takes_plugins_with_their_settings(plugin: Write) -> 
         "    size: Annotated[Count, About('A size.')] = 4\n" + SAYING.format(text="x")
     )
     words = ["some/model", "--plugin", path, "--mine-size", "8", "--max-num-seqs", "3"]
-    flags = serve.settings_of(serve.read(words))
+    flags = serve.settings_of(words, {})
     assert flags.values["mine-size"] == "8" and flags.values["max-num-seqs"] == "3"
 
 

@@ -142,12 +142,6 @@ class Engine(EngineClient):
                 self.executor.submit(sequence, number >= STARTED_AT_ONCE)
         return handle
 
-    def pause(self) -> None:
-        self.executor.pause()
-
-    def resume(self) -> None:
-        self.executor.resume()
-
     def _needs_no_slot(self, requests: Listed[EngineRequest], replies: Listed[Reply]) -> bool:
         """Returns whether the request can end at once: free slot, no latencies, no special features."""
         pool, request, reply = self._pool, requests[0], replies[0]

@@ -60,7 +60,7 @@ class Lifecycle:
         is set first.
         """
         self._sleepers += 1
-        self._engine.pause()
+        self._engine.executor.pause()
         try:
             self._settle(mode, caller_left)
             if level == 0:
@@ -108,7 +108,7 @@ class Lifecycle:
         running requests end; the server stays paused.
         """
         self._is_paused = True
-        self._engine.pause()
+        self._engine.executor.pause()
         self._settle(mode, caller_left)
         if clear_cache:
             self.reset_prefix_cache(under_requests=True)
@@ -120,9 +120,6 @@ class Lifecycle:
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:
         """Empties the prefix cache; returns False if requests run, unless `under_requests`."""
         return self._cache is None or self._cache.reset(under_requests)
-
-    def drain(self) -> None:
-        self._engine.drain()
 
     def _free(self, memory: Collection[str]) -> None:
         self._asleep |= set(memory)
@@ -138,7 +135,7 @@ class Lifecycle:
 
     def _go_on(self) -> None:
         if not self._holds:
-            self._engine.resume()
+            self._engine.executor.resume()
 
 
 NAMES: Sequence[str] = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")

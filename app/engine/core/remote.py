@@ -485,9 +485,6 @@ class RemoteLifecycle:
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:
         return bool(self._do(wire.EngineCommand(name="reset_prefix_cache", clear=under_requests)).value)
 
-    def drain(self) -> None:
-        self._engine.drain()
-
     def _do(self, command: wire.EngineCommand, caller_left: Event | None = None) -> wire.CommandResult:
         answer: AsyncResult[wire.CommandResult] = self._engine.command(command)
         gevent.wait([answer] if caller_left is None else [answer, caller_left], count=1)

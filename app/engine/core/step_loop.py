@@ -14,6 +14,7 @@ import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from heapq import heappop, heappush
 from itertools import repeat
 from math import exp, inf, nextafter
@@ -49,18 +50,15 @@ class StepCost:
 
     def __init__(self, constants: CostConstants) -> None:
         self._constants = constants
-        self._gemm: dict[int, float] = {}
-        """Cost of the matrix products by tokens of a step; few token counts occur."""
-        self._outputs: dict[int, float] = {}
+        # Few numbers of tokens and of sequences occur.
+        self._gemm, self._outputs = cache(self._products), cache(partial(between, constants.outputs))
         self._heat = 0.0
         self._heated_s = 0.0
 
     def seconds(self, batch: Batch[S], start_s: float, idle: bool) -> float:
         """Returns the cost of `batch` from `start_s` on; `idle` if the step before had ended by then."""
         its = self._constants
-        gemm = self._gemm.get(batch.tokens)
-        if gemm is None:
-            gemm = self._gemm[batch.tokens] = self._products(batch.tokens)
+        gemm = self._gemm(batch.tokens)
         context: float = batch.context
         pairs, decodes = batch.attention, batch.sequences - batch.prefills
         if its.window:
@@ -69,7 +67,7 @@ class StepCost:
             pairs -= share * (pairs - min(pairs, window * (batch.tokens - decodes)))
         cost = its.base + gemm + its.per_context * context + its.per_sequence * batch.sequences
         if its.outputs:
-            cost += self._outputs.get(batch.sequences) or self._output(batch.sequences)
+            cost += self._outputs(batch.sequences)
         if decodes:
             cost += its.decodes + its.per_decode * decodes
         if batch.prefills:
@@ -77,10 +75,6 @@ class StepCost:
             cost += attention + its.mixed_context * context
             cost = self._heated(cost, gemm + attention, start_s)
         return cost + its.wake if idle else cost
-
-    def _output(self, sequences: int) -> float:
-        cost = self._outputs[sequences] = between(self._constants.outputs, sequences)
-        return cost
 
     def _products(self, tokens: int) -> float:
         """Returns the cost of the matrix products: of the table, or the p-norm of reading weights and

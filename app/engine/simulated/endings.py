@@ -10,24 +10,21 @@ likely. So a bias of 100 decides, one of -100 forbids, and others shift the odds
 
 from __future__ import annotations
 
+import time
 from bisect import bisect
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import exp
 from random import Random
 
-from app.base.clock.pause import Slices
+from app.base.clock.pause import Pace
 from app.engine.core.outputs import Finish
 from app.engine.core.request import STOP, EngineRequest, Reply
 from app.engine.core.wire import Sampling
 from app.text.base import Tokenizer
 
-SEARCHED_IN_A_STEP = 20_000
-"""Characters searched for a stop string in one step of work, about 10 us."""
-PART_TOKENS, PART_STEPS = 2048, 100
-"""Tokens of a long reply that are cut in one go, and the steps of work for them."""
-TOKENS_IN_A_STEP = 100
-"""Tokens drawn, or joined, in one step of work."""
+PART_TOKENS = 2048
+"""Tokens of a long reply that are cut between two looks at the clock."""
 
 
 def stopped(reply: Reply, request: EngineRequest) -> Reply:
@@ -42,10 +39,9 @@ def stopped(reply: Reply, request: EngineRequest) -> Reply:
 
 
 def _stopped_by_text(reply: Reply, request: EngineRequest) -> Reply:
-    slices = Slices()
-    slices.spend(2 * len(reply.texts) // TOKENS_IN_A_STEP)  # making and joining them take that long
+    pace = Pace(time.monotonic)
     text, offsets = "".join(reply.texts), [0, *accumulate(map(len, reply.texts))]
-    found = _first_stop(text, offsets, request, slices)
+    found = _first_stop(text, offsets, request, pace)
     finish, count = reply.finish, len(reply.ids)
     if found is not None:
         stop, start = found
@@ -61,12 +57,12 @@ def _stopped_by_text(reply: Reply, request: EngineRequest) -> Reply:
         if end == count:  # the last token releases the rest
             ends[-1] = len(text)
         texts += [text[start:stop] for start, stop in pairwise(ends)]
-        slices.spend(PART_STEPS)
+        pace()
     return Reply(texts, reply.ids[:count], finish)
 
 
 def _first_stop(
-    text: str, offsets: Sequence[int], request: EngineRequest, slices: Slices
+    text: str, offsets: Sequence[int], request: EngineRequest, pace: Pace
 ) -> tuple[str, int] | None:
     """Returns the first complete stop string beyond `min_tokens` tokens, and its start; None without any."""
     if request.min_tokens >= len(offsets) - 1:
@@ -74,7 +70,7 @@ def _first_stop(
     protected = offsets[request.min_tokens]
     first: tuple[int, str, int] | None = None
     for stop in request.stop:
-        slices.spend(1 + len(text) // SEARCHED_IN_A_STEP)
+        pace()
         start = text.find(stop, max(0, protected + 1 - len(stop)))
         if start >= 0 and (first is None or start + len(stop) < first[0]):
             first = start + len(stop), stop, start
@@ -88,8 +84,6 @@ NEVER = 1e-4
 """Odds of the end of text below which a reply does not end by itself."""
 VOCABULARY = 50_000
 """Assumed number of tokens of a remote tokenizer."""
-CHOICE = 8
-"""Steps of work per token."""
 
 
 class TokenChooser:
@@ -154,10 +148,10 @@ def biased(
     reply: Reply, request: EngineRequest, tokens: TokenChooser, tokenizer: Tokenizer, rng: Random
 ) -> Reply:
     """Returns `reply` with the tokens that `tokens` chooses; an end of text among them ends the reply."""
-    eos, finish, slices = tokenizer.eos_token_id, reply.finish, Slices()
+    eos, finish, pace = tokenizer.eos_token_id, reply.finish, Pace(time.monotonic)
     ids: list[int] = []
     for own in reply.ids:
-        slices.spend(CHOICE)
+        pace()
         token = tokens.choose(own, rng)
         if token == eos and not request.ignore_eos:
             if len(ids) >= request.min_tokens:

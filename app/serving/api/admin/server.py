@@ -231,7 +231,7 @@ def routes(
 
     def drain(context: RequestContext) -> object:
         """Stops admitting requests and reports not ready; running requests continue."""
-        lifecycle.drain()
+        service.drain()
         counts = {"running": service.running, "waiting": service.waiting}
         return siblings.answers(context, {"status": "draining", **counts})
 
