@@ -80,43 +80,11 @@ def fold_features(placed: Iterable[tuple[int, Features]], blocks: int, block_siz
 
 ROOTS_BYTES = 1 << 18
 """Memory of the roots of models and adapters, in bytes."""
-KEY_BYTES, TOKEN_BYTES = 8, 4
-TOKENS_A_KEY = KEY_BYTES // TOKEN_BYTES
-LINK_BLOCKS, LEAST_LINKED = 64, 8
-"""Blocks hashed in place at a time, and fewest blocks worth a `Link`; fewer are packed one by one."""
+TOKEN_BYTES = 4
 PART_BLOCKS, PARTS_BYTES = 64, 32 << 20
 """Blocks of a part of a prompt in the cache of keys, and memory of all parts, in bytes."""
 NUMBER_BYTES, PART_BYTES = 44, 350
 """Memory of a key and its place in a list, and of a part besides tokens and keys, in bytes."""
-
-
-class Link:
-    """Hashes a chain of blocks without copies: a key overwrites the end of its block, before the next."""
-
-    def __init__(self, block_bytes: int) -> None:
-        self._words = array("Q", bytes(KEY_BYTES + LINK_BLOCKS * block_bytes))
-        self._bytes = memoryview(self._words).cast("B")
-        self._step = block_bytes // KEY_BYTES
-        self._links = [
-            ((number + 1) * self._step, self._bytes[start : start + KEY_BYTES + block_bytes])
-            for number, start in enumerate(range(0, LINK_BLOCKS * block_bytes, block_bytes))
-        ]
-        """For each block: the index of its key in `_words`, and the bytes to hash."""
-
-    def chain(self, parent: int, data: bytes) -> list[int]:
-        """Returns the keys of the full blocks of packed tokens behind the key `parent`."""
-        words, digest, step, keys = self._words, xxh64_intdigest, self._step, list[int]()
-        most = LINK_BLOCKS * step * KEY_BYTES
-        for start in range(0, len(data), most):
-            part = data[start : start + most]
-            blocks = len(part) // (step * KEY_BYTES)
-            self._bytes[KEY_BYTES : KEY_BYTES + len(part)] = part
-            words[0] = parent
-            for place, block in self._links[:blocks]:
-                words[place] = digest(block)
-            keys += words[step : blocks * step + 1 : step].tolist()
-            parent = keys[-1]
-        return keys
 
 
 class RequestKeys:
@@ -129,7 +97,6 @@ class RequestKeys:
         self.block_size = block_size
         self.roots: Memo[str, int] = Memo(ROOTS_BYTES)
         """Model or adapter -> the parent key of first blocks."""
-        self._place = Link(block_size * TOKEN_BYTES) if block_size % TOKENS_A_KEY == 0 else None
         self._block = struct.Struct(f"{4 * block_size}s")
         self._link = struct.Struct(f"=Q{4 * block_size}s")
         self._whole = struct.Struct(f"=Q{block_size}I")
@@ -155,10 +122,7 @@ class RequestKeys:
                 return [xxh64_intdigest(self._whole.pack(parent, *tokens))]
             except struct.error:
                 raise ValueError("a token id is not a number of 32 bits") from None
-        packed, pack, digest = packed_ids(tokens), self._link.pack, xxh64_intdigest
-        data = packed.tobytes()
-        if features is None and self._place and len(packed) >= LEAST_LINKED * self.block_size:
-            return self._place.chain(parent, data)
+        data, pack, digest = packed_ids(tokens).tobytes(), self._link.pack, xxh64_intdigest
         rest = len(data) % self._block.size
         blocks = self._block.iter_unpack(data[:-rest] if rest else data)
         if features is None:
