@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from random import Random
 from struct import iter_unpack
@@ -21,7 +21,6 @@ import xxhash
 from msgspec import Struct
 
 from app.base.clock.pause import pause_if_possible
-from app.engine.kvcache import cbor
 from app.engine.kvcache.memo import Memo
 
 Algorithm: TypeAlias = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
@@ -45,6 +44,8 @@ MEMO_BYTES = 5 << 20
 HASH_BYTES = 80
 """Memory of a hash and its place in a tuple, in bytes."""
 EXTRAS_MEMO_BYTES = 1 << 18
+MOST_CODES = 1 << 18
+"""Most remembered codes of token ids, of about 120 bytes each."""
 
 
 FNV_BYTES = 1 << 15
@@ -73,6 +74,55 @@ def all_low64(hashes: Sequence[bytes]) -> list[int]:
     return [number for (number,) in iter_unpack(f">{len(hashes[0]) - 8}xQ", b"".join(hashes))]
 
 
+UNSIGNED, NEGATIVE, BYTES, TEXT, ARRAY, MAP = range(6)
+"""Major types of CBOR."""
+NULL = b"\xf6"
+
+
+def cbor_head(major: int, value: int) -> bytes:
+    """Returns the head of an item of type `major` with a value or length. Raises ValueError from 2**64 on."""
+    if value < 24:
+        return bytes((major << 5 | value,))
+    for code, width in ((24, 1), (25, 2), (26, 4), (27, 8)):
+        if value < 1 << 8 * width:
+            return bytes((major << 5 | code,)) + value.to_bytes(width, "big")
+    raise ValueError("an integer of more than 64 bits has no CBOR head")
+
+
+def cbor(value: object) -> bytes:
+    """Encodes None, integers, bytes, text, and nested sequences and maps. Raises TypeError otherwise.
+
+    The form is canonical (RFC 7049, section 3.9): shortest integers, definite lengths, map keys sorted by
+    their encoded form, shorter ones first.
+    """
+    match value:
+        case None:
+            return NULL
+        case int() if not isinstance(value, bool):
+            return cbor_head(UNSIGNED, value) if value >= 0 else cbor_head(NEGATIVE, -1 - value)
+        case bytes():
+            return cbor_head(BYTES, len(value)) + value
+        case str():
+            text = value.encode(errors="surrogatepass")
+            return cbor_head(TEXT, len(text)) + text
+        case Sequence():
+            return cbor_head(ARRAY, len(value)) + b"".join(map(cbor, value))
+        case Mapping():
+            pairs = sorted((len(key := cbor(k)), key, cbor(v)) for k, v in value.items())
+            return cbor_head(MAP, len(pairs)) + b"".join(key + item for _, key, item in pairs)
+    raise TypeError(f"no CBOR for {type(value).__name__}")
+
+
+class TokenCodes(dict[int, bytes]):
+    """Token id -> its CBOR; filled at first use, and emptied at `MOST_CODES`, which no vocabulary has."""
+
+    def __missing__(self, token_id: int) -> bytes:
+        if len(self) >= MOST_CODES:
+            self.clear()
+        code = self[token_id] = cbor(token_id)
+        return code
+
+
 class BlockHasher:
     """Computes the hashes of prompts' full blocks, as a vLLM with these settings does.
 
@@ -94,7 +144,7 @@ class BlockHasher:
         self.memo: Memo[object, Part] = Memo(memo_bytes)
         if seed is None:
             seed = rng.randbytes(SEED_BYTES).hex() if algorithm.startswith("xxhash") else DEFAULT_SEED
-        serialize = cbor.encode if algorithm.endswith("_cbor") else _pickled
+        serialize = cbor if algorithm.endswith("_cbor") else _pickled
         self.none_hash = _digest(algorithm)(serialize(seed))
         """Hash before the first block of a prompt."""
 
@@ -153,9 +203,10 @@ def extras_bytes(value: object) -> int:
 def hash_function(algorithm: Algorithm, block_size: int) -> HashBlocks:
     """Returns the hash function of `algorithm` for a block size. Raises ValueError if unknown."""
     digest = _digest(algorithm)
-    before = b"\x83" + cbor.head(cbor.BYTES, len(digest(b"")))
-    between = cbor.head(cbor.ARRAY, block_size)
+    before = b"\x83" + cbor_head(BYTES, len(digest(b"")))
+    between = cbor_head(ARRAY, block_size)
     tails: Memo[Extra, bytes] = Memo(EXTRAS_MEMO_BYTES)
+    code_of = TokenCodes().__getitem__
 
     def hash_pickled(parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
         hashes = []
@@ -166,12 +217,13 @@ def hash_function(algorithm: Algorithm, block_size: int) -> HashBlocks:
         return hashes
 
     def hash_cbor(parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
-        hashes, tail = [], cbor.NULL
-        for number, codes in enumerate(cbor.block_codes(ids, block_size)):
+        hashes, tail = [], NULL
+        for start in range(0, len(ids), block_size):
+            codes = b"".join(map(code_of, ids[start : start + block_size]))
             if extras:
-                known = tails.get(extra := extras[number])
+                known = tails.get(extra := extras[start // block_size])
                 if known is None:
-                    known = cbor.encode(extra)
+                    known = cbor(extra)
                     tails.put(extra, known, len(known) + extras_bytes(extra))
                 tail = known
             parent = digest(before + parent + between + codes + tail)
