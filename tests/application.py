@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class NoEngine:
-    """Nothing runs in it that would have to end."""
-
     draining, healthy = False, True
 
     def drain(self) -> None:

@@ -56,7 +56,6 @@ NAMED: list[EngineOutput] = [tokens(['{"a"', ": 1}"], call(0), STOP)]
 
 
 def begun(number: int, name: str) -> dict[str, Any]:
-    """The entry of a delta that tells of a new call."""
     return {"id": f"call-{number}", "type": "function", "index": number, "function": {"name": name}}
 
 

@@ -29,6 +29,5 @@ FLAGS = tuple(f"--{name}={value}" for name, value in SETTINGS.items())
 
 
 def replay(url: str, *flags: str) -> str:
-    """What the recording's own replay reports of a server."""
     command = [sys.executable, str(REPLAY), "--verbose", "--server", url, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False).stdout

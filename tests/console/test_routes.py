@@ -27,7 +27,6 @@ def client(*flags: str) -> Any:
 
 @pytest.fixture(scope="module")
 def keyed() -> Any:
-    """A client of a server with an admin key."""
     return client("--admin-key", "secret", "--inter-token-latency", "20ms", "--max-model-len", "512")
 
 

@@ -19,7 +19,6 @@ def harness(slots: int, max_loras: int, ttft: float = 0.5) -> Harness:
 
 
 def finished(served: Harness) -> list[str]:
-    """Names of the requests in the order in which they ended."""
     return [name for name, event in served.events if isinstance(event, Tokens) and event.finish is not None]
 
 

@@ -93,8 +93,6 @@ def test_a_fault_on_purpose_leaves_nothing_behind(app: Understudy, fault: str) -
 
 
 class FastClient:
-    """A connection of the fast path, and its client."""
-
     def __init__(self, app: Understudy) -> None:
         log = SimpleNamespace(access_log_enabled=False)
         self.path = FastPath(app, cast("ServerLogger", log), FairTurns(), {}, 60.0, self._general, 5.0)

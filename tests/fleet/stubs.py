@@ -38,8 +38,6 @@ def proxying(pods: Iterable[str], policy: Policy) -> Iterator[tuple[str, Proxy]]
 
 
 class Pod:
-    """A pod that says its name and what it was asked."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.asked: list[tuple[str, str, bytes]] = []
@@ -131,5 +129,4 @@ def eventually(condition: Callable[[], object]) -> None:
 
 
 def unused_address() -> str:
-    """An address of this machine that nobody listens at."""
     return f"127.0.0.1:{free_port()}"

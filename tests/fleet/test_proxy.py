@@ -39,7 +39,6 @@ def behind(pod: stubs.Talker) -> Iterator[tuple[str, str, Proxy]]:
 
 @contextmanager
 def two_pods() -> Iterator[tuple[str, str]]:
-    """The addresses of two pods, which say "one" and "two"."""
     with stubs.serving(stubs.Pod("one")) as one, stubs.serving(stubs.Pod("two")) as two:
         yield one, two
 

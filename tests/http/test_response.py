@@ -7,7 +7,6 @@ from app.serving.http.response import Response
 
 
 def served(response: Response) -> tuple[str, list[tuple[str, str]], Iterable[bytes]]:
-    """Status line, headers and body as a server gets them."""
     started: list[Any] = []
 
     def start_response(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
@@ -26,8 +25,6 @@ def content(body: Iterable[bytes]) -> bytes:
 
 
 class Closing:
-    """A body that knows how often it was closed."""
-
     def __init__(self, *pieces: bytes) -> None:
         self.pieces, self.closed = pieces, 0
 

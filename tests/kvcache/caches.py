@@ -57,7 +57,6 @@ def begin(
     salt: str | None = None,
     placeholders: tuple[Placeholder, ...] = (),
 ) -> Replying:
-    """A sequence that has the blocks of its prompt."""
     sequence = Replying(cache, ids, adapter, salt, placeholders)
     assert admit(cache, sequence) is not None
     return sequence

@@ -17,8 +17,6 @@ END = b"\xff" * 8
 
 
 class Peers:
-    """Makes sockets and publishers, and closes them in the end."""
-
     def __init__(self) -> None:
         self.context = zmq.Context()
         self.sockets: list[Any] = []
@@ -61,7 +59,6 @@ class Peers:
         return publisher
 
     def connected_to(self, address: str, kind: int = zmq.SUB) -> Any:
-        """A socket connected to the address of a publisher."""
         socket = self.subscriber() if kind == zmq.SUB else self.socket(kind)
         socket.connect(address.replace("0.0.0.0", "127.0.0.1"))
         return socket

@@ -13,7 +13,6 @@ from tests.kvcache.sockets import END, TOPIC, Peers, meet, patience, removed, un
 
 
 def published(peers: Peers, count: int, **settings: Any) -> Publisher:
-    """A publisher with replays that has published so many batches."""
     publisher = peers.publisher("tcp://*:0", replay_endpoint="tcp://*:0", **settings)
     publisher.start()
     for number in range(count):

@@ -125,7 +125,6 @@ class Station:
         return self.subscriber
 
     def engine(self, topic: str = "kv@a@m", connect: bool = True, **more: object) -> FakeEngine:
-        """One that connects to the subscriber, or to which it connects."""
         address = self.subscriber.address if connect and self.subscriber else None
         engine = FakeEngine(self.context, topic, address, **more)  # type: ignore[arg-type]
         self.engines.append(engine)

@@ -88,8 +88,6 @@ def _whole(owned: Owned) -> tuple[int, ...]:
 
 
 class Model:
-    """All engines, and the tiers that anybody has named."""
-
     def __init__(self) -> None:
         self.engines: dict[tuple[str, int], FakeEngine] = {}
         self.tiers = {"gpu", "cpu"}

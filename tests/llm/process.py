@@ -45,8 +45,6 @@ def engine_process(model: Path, **options: object) -> Iterator[EngineProcess]:
 
 
 class Worker:
-    """What a worker of the server does, in short."""
-
     def __init__(self, endpoint: str, queued_messages: int = 10_000) -> None:
         """With few `queued_messages` it is one that soon is behind."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -143,7 +143,6 @@ def test_refusals(tmp_path: Path) -> None:
 
 
 def write_tokenizer(path: Path, words: str, merges: list[str] | None = None) -> None:
-    """The embedded tokenizer as a GGUF file holds one."""
     described = json.loads((EMBEDDED / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = described["model"]["vocab"]
     own = [" ".join(it) if isinstance(it, list) else it for it in described["model"]["merges"]]

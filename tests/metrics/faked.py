@@ -60,6 +60,5 @@ class Faked:
         ]
 
     def value(self, name: str) -> float:
-        """The number of a name that has one sample."""
         (sample,) = self.samples(name)
         return float(sample.split()[-1])

@@ -114,7 +114,6 @@ REPLY = gives("reply", "lambda request, rng: 'Hi'")
 
 
 def refusal(*flags: str, environ: Mapping[str, str] | None = None) -> str:
-    """The line that a start with these flags ends with."""
     with pytest.raises(ConfigError) as caught:
         started(*flags, environ=environ)
     assert "\n" not in str(caught.value)

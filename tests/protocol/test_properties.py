@@ -24,7 +24,6 @@ KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, De
 
 
 def kinds_below(kind: type[Request]) -> Iterator[type[Request]]:
-    """All kinds of request that some module of the protocol declares."""
     for one in kind.__subclasses__():
         if one.__module__.startswith("app.serving.protocol."):
             yield one

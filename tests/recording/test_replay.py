@@ -48,7 +48,6 @@ def asking(body: Any, path: str = CHAT, method: str = "POST", **headers: str) ->
 
 
 def came(clock: VirtualClock, response: Response, until_s: float) -> list[tuple[float, bytes]]:
-    """The pieces of a response, and when each came."""
     pieces: list[tuple[float, bytes]] = []
 
     def read() -> None:

@@ -35,8 +35,6 @@ class Kind:
 
 
 def gunicorn(configuration: str, *arguments: str) -> Command:
-    """gunicorn with a configuration file that begins like this."""
-
     def command(port: int, folder: Path) -> list[str]:
         (folder / "gunicorn.conf.py").write_text(configuration)
         return [sys.executable, "-m", "gunicorn", "-c", f"{folder}/gunicorn.conf.py", *arguments, "wsgi:app"]

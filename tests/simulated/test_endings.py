@@ -76,7 +76,6 @@ VOCABULARY = 1000
 
 
 def played(sampling: dict[str, Any], **fields: Any) -> tuple[list[int], str | None]:
-    """The ids of a reply and how it ended."""
     harness = Harness(mode="random")
     asked = {"limited": True, "max_tokens": 12, "ignore_eos": False, **fields}
     harness.ask(sampling=Sampling(**sampling), **asked)

@@ -25,7 +25,6 @@ def played(script: ScriptedReply, **fields: Any) -> Harness:
 
 
 def parts(tokens: list[Tokens]) -> list[tuple[str, str]]:
-    """Kind and text of each part of the reply, in order."""
     found: list[tuple[str, str]] = []
     for each in tokens:
         kind = "text" if each.part is None else f"{each.part.kind} {each.part.name}".strip()

@@ -24,7 +24,6 @@ OTHER_NAMES = {
 
 
 def routes() -> set[str]:
-    """The paths of every route that any setting brings."""
     paths: set[str] = set()
     for task in ("generate", "pooling"):
         app = create_app(load([*EVERYTHING, "--task", task], {}))

@@ -40,7 +40,6 @@ def served(*routes: Route) -> Client:
 
 
 def ident(context: RequestContext) -> Response:
-    """Waits until others have come, and tells who serves."""
     gevent.sleep(0.01)
     return json_response(threading.get_ident())
 

@@ -75,7 +75,6 @@ class Seen:
         self.page.click(f"#tab-{name}")
 
     def show(self, request_id: str) -> None:
-        """All that is known of a request that has ended."""
         bar = f"[...model.bars.values()].find(bar => bar.end !== null && bar.id.startsWith('{request_id}'))"
         until(lambda: self.model(f"{bar} !== undefined"), f"{request_id} has not ended")
         self.page.evaluate(f"views.detail.show({bar}.number, model)")

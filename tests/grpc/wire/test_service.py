@@ -230,7 +230,6 @@ def test_a_stream_can_end_too_early(engine: Engine) -> None:
 def bytes_said(
     engine: Engine, request: messages.GenerateRequest, *metadata: tuple[str, str]
 ) -> Iterator[bytes]:
-    """The messages of a stream, which may be none."""
     call = engine.channel.unary_stream(
         "/vllm.grpc.engine.VllmEngine/Generate",
         request_serializer=lambda message: message.SerializeToString(),

@@ -130,8 +130,6 @@ def test_signals_do_not_change_the_number_of_workers(three: RunningServer) -> No
 
 
 class Reloaded:
-    """A server whose settings stand in a YAML file."""
-
     def __init__(self, server: RunningServer, file: Path) -> None:
         self.server, self.file = server, file
 

@@ -85,7 +85,6 @@ def subscribed() -> Iterator[Subscriber]:
 
 @contextmanager
 def published(*flags: str, **env: str) -> Iterator[tuple[Client, Subscriber]]:
-    """A server with a cache, and a subscriber of its events."""
     with subscribed() as subscriber:
         endpoint = f"tcp://127.0.0.1:{subscriber.port}"
         flush = ("--event-flush-interval", f"{FLUSH_S}s", "--zmq-endpoint", endpoint)

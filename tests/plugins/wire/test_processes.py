@@ -44,7 +44,6 @@ def test_each_rank_has_the_plugins(plugin: Write) -> None:
 
 
 def installed(folder: Path, text: str) -> dict[str, str]:
-    """An environment in which a package with a plugin is installed."""
     (folder / "shouting.py").write_text(text)
     info = folder / "shouting_package-1.2.dist-info"
     info.mkdir()

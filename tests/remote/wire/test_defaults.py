@@ -36,7 +36,6 @@ def write(folder: Path, told: object) -> None:
 
 
 def ordered(server: RunningServer, peer: Peer, **fields: Any) -> tuple[Sampling, int]:
-    """How the engine is to choose tokens, and how many."""
     answer = post(server.port, HELLO | fields, CHATS)
     assert answer.status == 200, answer.body
     return msgspec.convert(peer.last["sampling"], Sampling), peer.last["max_tokens"]

@@ -44,12 +44,10 @@ class Twin:
         return answer.status, headers, MOMENTS.sub(b'"created":0', answer.body)
 
     def counted(self) -> list[list[str]]:
-        """The samples of both that do not depend on time."""
         texts = [get(server.port, "/metrics").body.decode() for server in (self.plain, self.general)]
         return [[line for line in text.splitlines() if not TIMED.search(line)] for text in texts]
 
     def ways(self) -> list[dict[str, float]]:
-        """How many requests each of both has served by each way."""
         found = []
         for server in (self.plain, self.general):
             text = get(server.port, "/metrics").body.decode()

@@ -24,7 +24,6 @@ CHAT = [{"role": "user", "content": TEXT}]
 
 @contextmanager
 def indexer(*flags: str) -> Iterator[tuple[Client, str]]:
-    """An indexer, and the address that pods publish to."""
     port = free_port()
     with served("--role", "indexer", "--kv-index-bind", f"tcp://*:{port}", *flags) as client:
         yield client, f"tcp://127.0.0.1:{port}"

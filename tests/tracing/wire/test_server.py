@@ -189,7 +189,6 @@ def test_the_collector_learns_who_sends(traced: RunningServer, collector: Collec
 
 
 def send(wire: Wire, headers: Mapping[str, str], **asked: object) -> Wire:
-    """Begin a request and do not wait for its answer."""
     lines = [f"{name}: {value}" for name, value in {"Content-Type": "application/json", **headers}.items()]
     return wire.send(http_post(COMPLETIONS, json.dumps(ask(**asked)).encode(), *lines))
 
@@ -247,7 +246,6 @@ def test_probes_and_scrapes_are_not_traced(traced: RunningServer, collector: Col
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """The port of something that takes connections and never answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(16)
