@@ -1,4 +1,4 @@
-"""Responses: what leaves, in which order, and who is told when it is over."""
+"""What a request is to those who handle it; what leaves as a response, and who is told when it is over."""
 
 import io
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Which routes a task has, what they take, and how vLLM 0.32 refuses the rest: status, type and param."""
+"""Which routes a task has, what they take, how vLLM 0.32 refuses the rest, and what they answer."""
 
 import json
 import math
