@@ -4,7 +4,6 @@ import hashlib
 import tracemalloc
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import cbor2
 import pytest
@@ -19,7 +18,6 @@ from app.engine.kvcache.hashing import (
     Extra,
     ExtraKeys,
     Placeholder,
-    cbor,
     fnv1a_32,
     low64,
 )
@@ -215,24 +213,6 @@ def test_an_image_is_in_exactly_the_blocks_that_hold_one_of_its_tokens(
             if name == image.identifier and offset == image.offset - block * block_size
         }
         assert inside == blocks
-
-
-texts = st.text(max_size=300)
-plain = st.none() | st.integers(-(2**64), 2**64 - 1) | st.binary(max_size=300) | texts
-values = st.recursive(
-    plain,
-    lambda inner: (
-        st.lists(inner, max_size=30).map(tuple)
-        | st.lists(inner, max_size=4)
-        | st.dictionaries(texts, inner, max_size=4)
-    ),
-    max_leaves=60,
-)
-
-
-@given(values)
-def test_values_are_encoded_canonically(value: Any) -> None:
-    assert cbor(value) == cbor2.dumps(value, canonical=True)
 
 
 def test_queues_and_media_have_the_numbers_of_llm_d() -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import pickle
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from hashlib import sha256
 from random import Random
 from struct import iter_unpack
@@ -43,11 +44,6 @@ MEMO_BYTES = 5 << 20
 """Default memory for remembered hashes, in bytes: half a million tokens in blocks of 16."""
 HASH_BYTES = 80
 """Memory of a hash and its place in a tuple, in bytes."""
-EXTRAS_MEMO_BYTES = 1 << 18
-MOST_CODES = 1 << 18
-"""Most remembered codes of token ids, of about 120 bytes each."""
-
-
 FNV_BYTES = 1 << 15
 """Bytes hashed by FNV without a pause, about 3 ms."""
 
@@ -74,55 +70,6 @@ def all_low64(hashes: Sequence[bytes]) -> list[int]:
     return [number for (number,) in iter_unpack(f">{len(hashes[0]) - 8}xQ", b"".join(hashes))]
 
 
-UNSIGNED, NEGATIVE, BYTES, TEXT, ARRAY, MAP = range(6)
-"""Major types of CBOR."""
-NULL = b"\xf6"
-
-
-def cbor_head(major: int, value: int) -> bytes:
-    """Returns the head of an item of type `major` with a value or length. Raises ValueError from 2**64 on."""
-    if value < 24:
-        return bytes((major << 5 | value,))
-    for code, width in ((24, 1), (25, 2), (26, 4), (27, 8)):
-        if value < 1 << 8 * width:
-            return bytes((major << 5 | code,)) + value.to_bytes(width, "big")
-    raise ValueError("an integer of more than 64 bits has no CBOR head")
-
-
-def cbor(value: object) -> bytes:
-    """Encodes None, integers, bytes, text, and nested sequences and maps. Raises TypeError otherwise.
-
-    The form is canonical (RFC 7049, section 3.9): shortest integers, definite lengths, map keys sorted by
-    their encoded form, shorter ones first.
-    """
-    match value:
-        case None:
-            return NULL
-        case int() if not isinstance(value, bool):
-            return cbor_head(UNSIGNED, value) if value >= 0 else cbor_head(NEGATIVE, -1 - value)
-        case bytes():
-            return cbor_head(BYTES, len(value)) + value
-        case str():
-            text = value.encode(errors="surrogatepass")
-            return cbor_head(TEXT, len(text)) + text
-        case Sequence():
-            return cbor_head(ARRAY, len(value)) + b"".join(map(cbor, value))
-        case Mapping():
-            pairs = sorted((len(key := cbor(k)), key, cbor(v)) for k, v in value.items())
-            return cbor_head(MAP, len(pairs)) + b"".join(key + item for _, key, item in pairs)
-    raise TypeError(f"no CBOR for {type(value).__name__}")
-
-
-class TokenCodes(dict[int, bytes]):
-    """Token id -> its CBOR; filled at first use, and emptied at `MOST_CODES`, which no vocabulary has."""
-
-    def __missing__(self, token_id: int) -> bytes:
-        if len(self) >= MOST_CODES:
-            self.clear()
-        code = self[token_id] = cbor(token_id)
-        return code
-
-
 class BlockHasher:
     """Computes the hashes of prompts' full blocks, as a vLLM with these settings does.
 
@@ -144,8 +91,7 @@ class BlockHasher:
         self.memo: Memo[object, Part] = Memo(memo_bytes)
         if seed is None:
             seed = rng.randbytes(SEED_BYTES).hex() if algorithm.startswith("xxhash") else DEFAULT_SEED
-        serialize = cbor if algorithm.endswith("_cbor") else _pickled
-        self.none_hash = _digest(algorithm)(serialize(seed))
+        self.none_hash = _digest(algorithm)(_serializer(algorithm)(seed))
         """Hash before the first block of a prompt."""
 
     def hashes(
@@ -202,35 +148,26 @@ def extras_bytes(value: object) -> int:
 
 def hash_function(algorithm: Algorithm, block_size: int) -> HashBlocks:
     """Returns the hash function of `algorithm` for a block size. Raises ValueError if unknown."""
-    digest = _digest(algorithm)
-    before = b"\x83" + cbor_head(BYTES, len(digest(b"")))
-    between = cbor_head(ARRAY, block_size)
-    tails: Memo[Extra, bytes] = Memo(EXTRAS_MEMO_BYTES)
-    code_of = TokenCodes().__getitem__
+    digest, serialize = _digest(algorithm), _serializer(algorithm)
 
-    def hash_pickled(parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
+    def hash_blocks(parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
         hashes = []
         for start in range(0, len(ids), block_size):
             extra = extras[start // block_size] if extras else None
-            parent = digest(_pickled((parent, tuple(ids[start : start + block_size]), extra)))
+            parent = digest(serialize((parent, tuple(ids[start : start + block_size]), extra)))
             hashes.append(parent)
         return hashes
 
-    def hash_cbor(parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
-        hashes, tail = [], NULL
-        for start in range(0, len(ids), block_size):
-            codes = b"".join(map(code_of, ids[start : start + block_size]))
-            if extras:
-                known = tails.get(extra := extras[start // block_size])
-                if known is None:
-                    known = cbor(extra)
-                    tails.put(extra, known, len(known) + extras_bytes(extra))
-                tail = known
-            parent = digest(before + parent + between + codes + tail)
-            hashes.append(parent)
-        return hashes
+    return hash_blocks
 
-    return hash_cbor if algorithm.endswith("_cbor") else hash_pickled
+
+def _serializer(algorithm: Algorithm) -> Callable[[object], bytes]:
+    """Returns canonical CBOR (RFC 7049, section 3.9), or pickle of the latest protocol."""
+    if algorithm.endswith("_cbor"):
+        import cbor2  # takes 10 ms, and many servers have no cache
+
+        return partial(cbor2.dumps, canonical=True)
+    return partial(pickle.dumps, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _digest(algorithm: Algorithm) -> Callable[[bytes], bytes]:
@@ -240,10 +177,6 @@ def _digest(algorithm: Algorithm) -> Callable[[bytes], bytes]:
         case "xxhash" | "xxhash_cbor":
             return xxhash.xxh3_128_digest
     raise ValueError(f"unknown block hash algorithm {algorithm}")
-
-
-def _pickled(value: object) -> bytes:
-    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 Key: TypeAlias = tuple[Hashable, object]
