@@ -52,10 +52,7 @@ CHECKED_KERNELS: Mapping[tuple[Format, bool], str] = {
     ("bf16", False): "dense bf16 models on H100 are within 5 % (TPOT, median of 40 runs)",
     ("fp8", False): "Llama 70B in FP8 on H100, H200 and B200 is within 4 % (TPOT) and 10 % (TTFT)",
     ("nvfp4", False): "Llama 70B in NVFP4 on B200 is within 2 % (TPOT) and 10 % (TTFT)",
-    (
-        "mxfp4",
-        True,
-    ): "gpt-oss-120b on H100 and H200 is within 4 % (TPOT) and 6 % (TTFT), on B200 9 and 16 %",
+    ("mxfp4", True): "gpt-oss-120b on H100 and H200 is within 4 % (TPOT) and 6 % (TTFT), on B200 9 and 16 %",
     ("fp8-block", True): "MiniMax-M2.5 on H200 is within 1 % (TPOT) and 5 % (TTFT), on B200 9 and 19 %",
 }
 """Format and whether the model has experts -> how far such profiles were checked (medians of

@@ -103,10 +103,7 @@ class BlockTable:
     """
 
     def __init__(
-        self,
-        bound: int,
-        weigh: Callable[[Copies], int],
-        on_evict: Callable[[Mapping[int, Copies]], None],
+        self, bound: int, weigh: Callable[[Copies], int], on_evict: Callable[[Mapping[int, Copies]], None]
     ) -> None:
         self.bound = bound
         self.weight = 0

@@ -146,11 +146,7 @@ class StepAttention:
     """
 
     def __init__(
-        self,
-        store: PagedStore,
-        workspace: DecodeWorkspace,
-        decodes: Listed[Chunk],
-        chunks: Listed[Chunk],
+        self, store: PagedStore, workspace: DecodeWorkspace, decodes: Listed[Chunk], chunks: Listed[Chunk]
     ) -> None:
         """`decodes` are in the order of rows in `workspace`."""
         self._store, self._workspace = store, workspace

@@ -50,11 +50,7 @@ class DeviceManager:
     @staticmethod
     def detect_device(device: str = "auto") -> str:
         """Returns `device` if available, else the CPU; the best device for auto."""
-        counts = {
-            "cuda": torch.cuda.device_count(),
-            "mps": int(torch.backends.mps.is_available()),
-            "cpu": 1,
-        }
+        counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
         if device == "auto":
             return next(name for name in DEVICES if counts[name])
         name, _, number = device.partition(":")

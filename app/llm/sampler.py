@@ -175,10 +175,7 @@ ALL: Final = 2.0
 
 
 def draw(
-    logits: torch.Tensor,
-    likeliest: torch.Tensor,
-    params: Sequence[SamplingParams],
-    numbers: Sequence[float],
+    logits: torch.Tensor, likeliest: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]
 ) -> torch.Tensor:
     """Returns a token id for each row of `logits` [rows, vocabulary], by a number from 0 to 1 (exclusive).
 

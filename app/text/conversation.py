@@ -109,10 +109,7 @@ def _parse_message(message: Message, content_format: ContentFormat, takes_media:
     is_openai = is_openai and not any(field in message for field in OWN_FIELDS)
     if parts and not isinstance(content, str) and is_openai and not any(map(_is_known, parts)):
         raise ChatTemplateError("None of the parts of a message's content has a form that is known.")
-    parsed: dict[str, object] = {
-        "role": role,
-        "content": _parse_content(parts, content_format, takes_media),
-    }
+    parsed: dict[str, object] = {"role": role, "content": _parse_content(parts, content_format, takes_media)}
     if role == "assistant":
         calls, reasoning = message.get("tool_calls"), message.get("reasoning")
         if calls and isinstance(calls, list):

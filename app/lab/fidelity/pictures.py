@@ -68,10 +68,7 @@ def draw_run(
 
 
 def _draw_latencies(
-    axes: Sequence[report.Axes],
-    load: LoadTrace,
-    outcome: SimulationOutcome,
-    objectives: Sequence[Objective],
+    axes: Sequence[report.Axes], load: LoadTrace, outcome: SimulationOutcome, objectives: Sequence[Objective]
 ) -> None:
     columns = outcome.send_s, outcome.first_s, outcome.last_s
     ttft_s, _, e2e_s = report.latencies(*columns, load.output_tokens)

@@ -245,7 +245,7 @@ def _schedule(given: Mapping[str, object]) -> Schedule:
 
 
 PREPARED: Mapping[str, Callable[[str], object]] = {
-    **{"up": _rates, "down": _rates, "window-up": _seconds, "window-down": _seconds},
+    **{"up": _rates, "down": _rates, "window-up": _seconds, "window-down": _seconds}
 }
 
 

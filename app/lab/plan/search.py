@@ -332,8 +332,7 @@ def run_fleet(load: LoadTrace, job: Job, slo: Slo) -> Verdict:
     try:
         outcome = simulate(load, job.plan)
         return Verdict(
-            *slo.judge(load, outcome),
-            summarize(load, job.plan, outcome, job.profile_name, job.judgement),
+            *slo.judge(load, outcome), summarize(load, job.plan, outcome, job.profile_name, job.judgement)
         )
     finally:
         gc.enable()

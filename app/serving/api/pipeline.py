@@ -31,12 +31,7 @@ from app.serving.http.response import Response
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.common import ECTransferParams
 from app.serving.protocol.decoding import Request, decode
-from app.serving.protocol.validation import (
-    GenerationRequest,
-    ModelLimits,
-    ValidatedRequest,
-    too_long,
-)
+from app.serving.protocol.validation import GenerationRequest, ModelLimits, ValidatedRequest, too_long
 from app.text.base import Tokenizer
 from config.sections.api import ApiSettings, json_object
 from config.settings import Settings

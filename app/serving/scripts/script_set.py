@@ -24,15 +24,7 @@ from app.engine.forms.schema.document import JSON
 from app.serving.faults.fault import Fault, FaultScript
 from app.serving.scripts.action import Accepts, Action, ScriptedAnswer, random_functions
 from app.serving.scripts.matching import KNOWN, Conditions, Groups, MatchedRequest, TooSlow, is_in
-from app.serving.scripts.rules import (
-    Nth,
-    Rule,
-    ScriptError,
-    ScriptFailure,
-    Then,
-    place,
-    read_script,
-)
+from app.serving.scripts.rules import Nth, Rule, ScriptError, ScriptFailure, Then, place, read_script
 from config.declaration import ConfigError
 from config.fault_rules import read_fault_rule
 from config.sections.reply import ScriptSettings
