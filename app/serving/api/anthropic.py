@@ -25,18 +25,7 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, post
-from app.serving.protocol.anthropic import (
-    AnthropicBlock,
-    Asked,
-    CountTokensRequest,
-    ErrorDetail,
-    ErrorResponse,
-    MessageParam,
-    MessagesRequest,
-    ThreadContinue,
-    ToolParam,
-    chat_request,
-)
+from app.serving.protocol import anthropic as wire
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import GAP, HOLE, encode
@@ -181,18 +170,18 @@ class ThreadNotFound(ApiError):
 
 
 class Thread(Struct):
-    messages: list[MessageParam]
-    system: str | list[AnthropicBlock] | None
-    tools: list[ToolParam] | None
+    messages: list[wire.MessageParam]
+    system: str | list[wire.AnthropicBlock] | None
+    tools: list[wire.ToolParam] | None
 
 
 Threads = Memo[str, bytes]
 """Conversations as JSON, by the id of their last reply."""
 
 
-def resume(threads: Threads, asked: MessagesRequest) -> None:
+def resume(threads: Threads, asked: wire.MessagesRequest) -> None:
     """Puts the conversation so far, its system prompt and its tools into `asked`."""
-    if not isinstance(asked.thread, ThreadContinue):
+    if not isinstance(asked.thread, wire.ThreadContinue):
         return
     if (kept := threads.get(asked.thread.previous_message_id)) is None:
         raise ThreadNotFound(asked.thread.previous_message_id)
@@ -205,7 +194,7 @@ def error_body(error: ApiError) -> bytes:
     # A message may quote a lone surrogate of the client.
     message = error.message.encode("utf-8", "replace").decode()
     details = error.details if isinstance(error, ThreadNotFound) else UNSET
-    return encode(ErrorResponse(ErrorDetail(error.type, message, details)))
+    return encode(wire.ErrorResponse(wire.ErrorDetail(error.type, message, details)))
 
 
 def error_event(error: Exception) -> bytes:
@@ -225,7 +214,7 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
 
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
-        message = pipeline.decode(context, MessagesRequest)
+        message = pipeline.decode(context, wire.MessagesRequest)
         resume(threads, message)
         asked = chat_of(message)
         accepted = pipeline.admit(asked, context)
@@ -246,7 +235,7 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
 
     def count_tokens(context: RequestContext) -> Response:
         """Number of tokens in a conversation's prompt."""
-        asked = chat_of(pipeline.decode(context, CountTokensRequest))
+        asked = chat_of(pipeline.decode(context, wire.CountTokensRequest))
         pipeline.models.resolve(asked.model)
         check_tool_choice(asked, pipeline.settings.tools)
         counted = len(chat_prompt(pipeline, asked, asked.messages).ids)
@@ -259,13 +248,13 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
     ]
 
 
-def message_chats(pipeline: RequestPipeline) -> Callable[[Asked], ChatCompletionRequest]:
+def message_chats(pipeline: RequestPipeline) -> Callable[[wire.Asked], ChatCompletionRequest]:
     tokenizer = pipeline.tokenizer
     effort = pipeline.settings.reply.anthropic_disabled_thinking_effort
     merges_system = cache(partial(_merges_system, tokenizer))
     probe = partial(_disabled_effort, tokenizer, pipeline.chat_rules)
     disabled_effort = cache(lambda: probe() if effort == "auto" else effort)
-    return lambda asked: chat_request(asked, merges_system, disabled_effort)
+    return lambda asked: wire.chat_request(asked, merges_system, disabled_effort)
 
 
 def _merges_system(tokenizer: Tokenizer) -> bool:

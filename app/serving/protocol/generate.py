@@ -15,26 +15,11 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.serving.http.errors import bad_request, malformed
-from app.serving.protocol import rules
+from app.serving.protocol import common, options, rules
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject, Misfit, convert, non_negative
-from app.serving.protocol.common import (
-    ECTransferParams,
-    KVTransferParams,
-    LogprobContent,
-    PromptLogprobs,
-    Usage,
-)
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.decoding import RawRequest, Request
-from app.serving.protocol.options import (
-    CacheSalt,
-    Int64,
-    Natural,
-    RepetitionDetection,
-    StreamOptions,
-    StructuredOutputs,
-)
 
 Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 Offsets = Annotated[list[int], Meta(min_length=2, max_length=2)]
@@ -71,14 +56,14 @@ class SamplingParams(Struct, kw_only=True):
     stream_interval: int | None = None
     skip_clone: bool = False
     output_text_buffer_length: int = 0
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: options.StructuredOutputs | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     extra_args: JsonObject | None = None
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
-    repetition_detection: RepetitionDetection | None = None
+    repetition_detection: options.RepetitionDetection | None = None
     routed_experts_prompt_start: int = 0
     trace_decode_token_ids: list[int] | None = None
 
@@ -103,7 +88,7 @@ class ReasoningParserKwargs(Struct, forbid_unknown_fields=True):
 
 
 class PlaceholderRange(Struct):
-    offset: Natural
+    offset: options.Natural
     length: Annotated[int, Meta(gt=0)]
 
 
@@ -145,9 +130,9 @@ class GenerateRequest(Request, kw_only=True):
     return_token_ids: bool | None = None
     output_mode: Literal["tokens", "text"] = "tokens"
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    cache_salt: CacheSalt | None = None
-    priority: Int64 = 0
+    stream_options: options.StreamOptions | None = None
+    cache_salt: options.CacheSalt | None = None
+    priority: options.Int64 = 0
     ignore_eos: bool = False
     """Not in vLLM; the same as the sampling parameter."""
     kv_transfer_params: JsonObject | None = None
@@ -239,28 +224,28 @@ class GenerateChoice(Struct):
     sampling_mask: None = None
     weight_versions: Sequence[WeightVersion] | None = None
     text: str | Raw | UnsetType = UNSET
-    logprobs: LogprobContent | None = None
+    logprobs: common.LogprobContent | None = None
 
 
 class GenerateResponse(Struct, kw_only=True):
     request_id: str
     model: str
     created: int
-    usage: Usage
-    prompt_logprobs: PromptLogprobs | Raw | None = None
+    usage: common.Usage
+    prompt_logprobs: common.PromptLogprobs | Raw | None = None
     prompt_token_id_logprobs: None = None
     prompt_token_ids: Sequence[int] | Raw | None = None
     mm_placeholders: None = None
     metrics: None = None
-    kv_transfer_params: KVTransferParams | None = None
-    ec_transfer_params: ECTransferParams | None = None
+    kv_transfer_params: common.KVTransferParams | None = None
+    ec_transfer_params: common.ECTransferParams | None = None
     output_mode: str
     choices: Sequence[GenerateChoice | Raw]
 
 
 class GenerateChunk(Struct):
     request_id: str
-    usage: Usage | None
+    usage: common.Usage | None
     prompt_token_ids: Sequence[int] | UnsetType
     output_mode: str
     choices: Sequence[GenerateChoice]
@@ -284,7 +269,7 @@ class RenderedChoice(Struct, kw_only=True):
     index: int
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[Natural] | None = None
+    token_ids: list[options.Natural] | None = None
     logprobs: Logprobs | None = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {"token_ids": non_negative}
@@ -302,7 +287,7 @@ class GenerateOutput(Struct, kw_only=True):
     choices: list[RenderedChoice]
     usage: CountedTokens | None = None
     prompt_logprobs: list[JsonObject | None] | None = None
-    prompt_token_ids: list[Natural] | None = None
+    prompt_token_ids: list[options.Natural] | None = None
     metrics: JsonObject | None = None
     kv_transfer_params: JsonObject | None = None
     output_mode: Literal["tokens"] = "tokens"
@@ -330,7 +315,7 @@ class DerenderRequest(Request, kw_only=True):
 class DerenderChatRequest(DerenderRequest, kw_only=True):
     generate_response: GenerateOutput
     prompt_tokens: int | None = None
-    prompt_token_ids: list[Natural] | None = None
+    prompt_token_ids: list[options.Natural] | None = None
 
     @classmethod
     def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
@@ -340,7 +325,7 @@ class DerenderChatRequest(DerenderRequest, kw_only=True):
 class DerenderCompletionRequest(DerenderRequest, kw_only=True):
     generate_responses: list[GenerateOutput]
     prompt_tokens: list[int] | None = None
-    prompt_token_ids: list[list[Natural] | None] | None = None
+    prompt_token_ids: list[list[options.Natural] | None] | None = None
 
     def check_converted(self) -> None:
         for name in ("prompt_tokens", "prompt_token_ids"):

@@ -13,22 +13,12 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from app.serving.http.errors import bad_request
-from app.serving.protocol import options, rules
+from app.serving.protocol import options, response_tools, rules
 from app.serving.protocol.chat import ChatCompletionRequest, Message
 from app.serving.protocol.coercion import JsonObject, Misfit, convert, convert_value, param_of
 from app.serving.protocol.common import ECTransferParams, KVTransferParams, PerRequestMetrics
 from app.serving.protocol.decoding import RawRequest
 from app.serving.protocol.options import Effort, SamplingFields
-from app.serving.protocol.response_tools import (
-    CUSTOM_INPUT,
-    ToolParam,
-    callable_functions,
-    check_tool_use,
-    convert_tool_choice,
-    convert_tools,
-    flat_name,
-    resolve_choice,
-)
 
 Status = Literal["in_progress", "completed", "incomplete"]
 SAID_TO = ("input_text", "input_image", "input_file")
@@ -257,7 +247,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     text: TextConfig | None = None
     tool_choice: str | JsonObject = "auto"
     """Never ``auto`` after decoding when there are no tools."""
-    tools: list[ToolParam] = []
+    tools: list[response_tools.ToolParam] = []
     top_logprobs: int | None = 0
     truncation: Literal["auto", "disabled"] | None = "disabled"
     presence_penalty: Penalty | None = None
@@ -273,8 +263,8 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     lax: ClassVar[Mapping[str, Hashable]] = {
         "input": convert_input,
         "previous_input_messages": convert_history,
-        "tool_choice": convert_tool_choice,
-        "tools": convert_tools,
+        "tool_choice": response_tools.convert_tool_choice,
+        "tools": response_tools.convert_tools,
     }
     absent: ClassVar[Mapping[str, object]] = {"store": True, "tool_choice": "auto"}
 
@@ -285,14 +275,14 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         if not self.tools and choice == "auto":
             self.tool_choice = "none"
         elif self.tools and isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
-            self.tool_choice = resolve_choice(choice, self.tools)
+            self.tool_choice = response_tools.resolve_choice(choice, self.tools)
 
     @property
     def logprobs(self) -> int | None:
         return self.top_logprobs if LOGPROBS in (self.include or ()) else None
 
     def check_rules(self: ResponsesRequest | RawRequest) -> None:
-        check_tool_use(self.tools, self.tool_choice)
+        response_tools.check_tool_use(self.tools, self.tool_choice)
         if self.prompt is not None:
             raise bad_request("prompt templates are not kept here", "prompt")
         if self.background and not self.store:
@@ -439,9 +429,9 @@ def _turn(item: InputItem) -> Message:
     if item.kind in CALLS:
         name, arguments = item.name or "", item.arguments
         if item.kind == "custom_tool_call":
-            arguments = json.dumps({CUSTOM_INPUT: item.payload}, ensure_ascii=False)
+            arguments = json.dumps({response_tools.CUSTOM_INPUT: item.payload}, ensure_ascii=False)
         elif item.namespace:
-            name = flat_name(item.namespace, name)
+            name = response_tools.flat_name(item.namespace, name)
         function = {"name": name, "arguments": arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
         return {"role": "assistant", "tool_calls": [call]}
@@ -478,7 +468,9 @@ def _content(content: Content | None) -> str | list[JsonObject]:
 
 def _take_tools(chat: ResponsesChat, asked: ResponsesRequest) -> None:
     """Sets tools and tool choice; ``auto`` becomes ``required`` (simulator.md 7.1)."""
-    chat.tools = [options.Tool(function=function) for function, _ in callable_functions(asked.tools)] or None
+    chat.tools = [
+        options.Tool(function=function) for function, _ in response_tools.callable_functions(asked.tools)
+    ] or None
     must_call = asked.tool_choice == "required" or _is_named(asked.tool_choice)
     if asked.tools and chat.tools is None and must_call:
         raise bad_request("tool_choice asks for a call, and no tool can be called", "tool_choice")

@@ -15,15 +15,7 @@ import msgspec
 
 from app.serving.http.client import NOT_FORWARDED, READ_TIMEOUT_S, Target
 from app.serving.middleware.masking import MASK
-from app.serving.recording.exchange import (
-    MOST_LINE_BYTES,
-    RecordedRequest,
-    RecordingError,
-    bytes_of,
-    header_of,
-    json_object,
-    recorded,
-)
+from app.serving.recording import exchange as recordings
 from config.declaration import COMMAND
 from config.flags import FlagParser
 
@@ -55,9 +47,9 @@ def run(argv: Sequence[str]) -> int:
     given = flags.parse_args(argv)
     target = Target.of(given.target)
     agree = count = 0
-    for number, exchange in recorded(given.file):
+    for number, exchange in recordings.recorded(given.file):
         request, answer = exchange.request, exchange.answer
-        was = shapes_of(answer.status, header_of(answer.headers, "content-type"), answer.body())
+        was = shapes_of(answer.status, recordings.header_of(answer.headers, "content-type"), answer.body())
         found = list(differences(was, asked(target, request, given.api_key, given.model)))
         count, agree = count + 1, agree + (not found)
         if found:
@@ -67,21 +59,21 @@ def run(argv: Sequence[str]) -> int:
     return 0 if agree == count else 1
 
 
-def asked(target: Target, request: RecordedRequest, key: str | None, model: str | None) -> Shapes:
+def asked(target: Target, request: recordings.RecordedRequest, key: str | None, model: str | None) -> Shapes:
     """Sends a recorded request to `target` and returns the answer's shapes. RecordingError: no answer."""
     left_out = NOT_FORWARDED | {"accept-encoding"}
     headers = {name: value for name, value in request.headers if value != MASK and name not in left_out}
     headers |= {} if key is None else {"authorization": f"Bearer {key}"}
-    body = bytes_of(request.body)
-    if model and "model" in (fields := json_object(body) or {}):
+    body = recordings.bytes_of(request.body)
+    if model and "model" in (fields := recordings.json_object(body) or {}):
         body = msgspec.json.encode({**fields, "model": model})
     with closing(target.connection(READ_TIMEOUT_S)) as connection:
         try:
             connection.request(request.method, target.prefix + request.target, body or None, headers)
             response = connection.getresponse()
-            content = response.read(MOST_LINE_BYTES)
+            content = response.read(recordings.MOST_LINE_BYTES)
         except (OSError, HTTPException) as error:
-            raise RecordingError(f"{target.url}: {error!r}") from None
+            raise recordings.RecordingError(f"{target.url}: {error!r}") from None
         return shapes_of(response.status, response.getheader("content-type") or "", content)
 
 

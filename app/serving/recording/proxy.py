@@ -24,29 +24,9 @@ from gevent.event import Event
 from gevent.pool import Group
 
 from app.base.clock.pause import call_off_hub, share_loop
-from app.serving.http.client import (
-    HOP_BY_HOP,
-    READ_TIMEOUT_S,
-    TARGET,
-    HttpConnection,
-    Target,
-    pieces_of,
-    refuse,
-    request_headers,
-    server_of,
-    watching,
-)
+from app.serving.http import client as http
 from app.serving.middleware.masking import mask_headers, mask_query
 from app.serving.recording import exchange as recordings
-from app.serving.recording.exchange import (
-    MOST_BODY_BYTES,
-    Exchange,
-    Header,
-    RecordedAnswer,
-    RecordedChunk,
-    RecordedRequest,
-    RecordingError,
-)
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser, whole_number
@@ -78,12 +58,12 @@ class RecordingFile:
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         try:
             self._file: BinaryIO = path.open("xb", buffering=0)
-            header = Header(recordings.FORMAT, recordings.VERSION, target, began)
+            header = recordings.Header(recordings.FORMAT, recordings.VERSION, target, began)
             self._end = self._file.write(recordings.line_of(header))
         except FileExistsError:
-            raise RecordingError(f"{path}: is there already") from None
+            raise recordings.RecordingError(f"{path}: is there already") from None
         except OSError as error:
-            raise RecordingError(f"{path}: cannot be written: {error.strerror or error}") from None
+            raise recordings.RecordingError(f"{path}: cannot be written: {error.strerror or error}") from None
 
     def put(self, exchange: KeptExchange) -> None:
         """Writes the exchange in its own greenlet, so that the client does not wait."""
@@ -173,7 +153,7 @@ class KeptExchange:
         [body] = recordings.masked_pieces([b"".join(piece for _, piece in asked)], asked_as)
         masked = recordings.masked_pieces([piece for _, piece in came], came_as)
         chunks = [
-            RecordedChunk(round(at_s - self.asked_s, 6), recordings.data_of(piece))
+            recordings.RecordedChunk(round(at_s - self.asked_s, 6), recordings.data_of(piece))
             for (at_s, _), piece in zip(came, masked, strict=True)
         ]
         headers, length = mask_headers(self.headers), sum(map(len, masked))
@@ -181,11 +161,13 @@ class KeptExchange:
             headers = [
                 (name, str(length) if name.lower() == "content-length" else value) for name, value in headers
             ]
-        target, request_headers = mask_query(self.target), mask_headers(self.request_headers)
-        request = RecordedRequest(self.method, target, request_headers, recordings.data_of(body))
+        target, asked_headers = mask_query(self.target), mask_headers(self.request_headers)
+        request = recordings.RecordedRequest(self.method, target, asked_headers, recordings.data_of(body))
         head_s, end_s = round(self.head_s - self.asked_s, 6), round(self.end_s - self.asked_s, 6)
-        answer = RecordedAnswer(self.status, headers, head_s, chunks, end_s, self.is_broken)
-        return recordings.line_of(Exchange(round(self.at_s - self._file.began_s, 6), request, answer))
+        answer = recordings.RecordedAnswer(self.status, headers, head_s, chunks, end_s, self.is_broken)
+        return recordings.line_of(
+            recordings.Exchange(round(self.at_s - self._file.began_s, 6), request, answer)
+        )
 
 
 ABOUT = """\
@@ -201,12 +183,14 @@ PARTING_S = 0.2
 
 
 class RecordingProxy:
-    def __init__(self, target: Target, file: RecordingFile, most_bytes: int = MOST_BODY_BYTES) -> None:
+    def __init__(
+        self, target: http.Target, file: RecordingFile, most_bytes: int = recordings.MOST_BODY_BYTES
+    ) -> None:
         self._target, self._file, self._most = target, file, most_bytes
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         """Answers 502 if the server does not answer, and breaks off (ConnectionResetError) if it does."""
-        kept = KeptExchange(self._file, environ["REQUEST_METHOD"], environ[TARGET], self._most)
+        kept = KeptExchange(self._file, environ["REQUEST_METHOD"], environ[http.TARGET], self._most)
 
         def left() -> None:
             gevent.sleep(PARTING_S)
@@ -215,18 +199,18 @@ class RecordingProxy:
 
         with ExitStack() as ends:
             ends.callback(kept.over)
-            connection = ends.enter_context(closing(self._target.connection(READ_TIMEOUT_S)))
+            connection = ends.enter_context(closing(self._target.connection(http.READ_TIMEOUT_S)))
             try:
                 connection.connect()
                 self._send(connection, kept, environ)
-                ends.enter_context(watching(environ, left))
+                ends.enter_context(http.watching(environ, left))
                 response = connection.getresponse()
             except (OSError, HTTPException, ValueError) as error:
                 kept.give_up(why := f"{self._target.url}: {error!r}")
-                yield from refuse(start_response, "502 Bad Gateway", why)
+                yield from http.refuse(start_response, "502 Bad Gateway", why)
                 return
             kept.head_s = self._file.now()
-            left_out = HOP_BY_HOP
+            left_out = http.HOP_BY_HOP
             if response.length is None or response.status in (204, 304):  # it would break the connection
                 left_out = left_out | {"content-length"}
             given = [each for each in response.getheaders() if each[0].lower() not in left_out]
@@ -234,7 +218,7 @@ class RecordingProxy:
             write = start_response(f"{response.status} {response.reason}", kept.headers)
             write(b"")  # status line and headers leave now
             try:
-                for piece in pieces_of(response):
+                for piece in http.pieces_of(response):
                     kept.take("answer", piece)
                     yield piece
                 kept.is_over = True
@@ -244,8 +228,8 @@ class RecordingProxy:
             finally:
                 kept.end_s = self._file.now()
 
-    def _send(self, connection: HttpConnection, kept: KeptExchange, environ: WSGIEnvironment) -> None:
-        headers = request_headers(environ)
+    def _send(self, connection: http.HttpConnection, kept: KeptExchange, environ: WSGIEnvironment) -> None:
+        headers = http.request_headers(environ)
         kept.request_headers = list(headers.items())
         headers.pop("accept-encoding", None)  # http.client then asks for none
         length, chunked = environ.get("CONTENT_LENGTH"), "HTTP_TRANSFER_ENCODING" in environ
@@ -271,13 +255,14 @@ def run(argv: Sequence[str]) -> int:
     add("--out", required=True, type=Path, metavar="FILE", help="file to write; it must not be there yet")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="where clients come to [127.0.0.1]")
     add("--port", type=whole_number(0, 65535), default=8001, metavar="N", help="0 is any free one [8001]")
-    most, larger = MOST_BODY_BYTES // MIB, "exchanges with larger bodies pass, and are not kept [8]"
+    most = recordings.MOST_BODY_BYTES // MIB
+    larger = "exchanges with larger bodies pass, and are not kept [8]"
     add("--max-body-mb", type=whole_number(1, most), default=most, metavar="N", help=larger)
     given = flags.parse_args(argv)
-    target = Target.of(given.target)
+    target = http.Target.of(given.target)
     file = RecordingFile(given.out, target.url)
     proxy = RecordingProxy(target, file, given.max_body_mb * MIB)
-    server = server_of(proxy, given.host, given.port)
+    server = http.server_of(proxy, given.host, given.port)
     try:
         server.start()
     except OSError as error:

@@ -17,16 +17,7 @@ from app.serving.http.errors import internal, not_found
 from app.serving.http.response import CLIENT_GONE, UNBUFFERED, Response, StreamingBody, json_response
 from app.serving.middleware.masking import MASK
 from app.serving.middleware.stack import Middleware
-from app.serving.recording.exchange import (
-    MOST_BODY_BYTES,
-    RecordedAnswer,
-    Recording,
-    RecordingError,
-    bytes_of,
-    form_of,
-    masked_pieces,
-    sendable,
-)
+from app.serving.recording import exchange as recordings
 
 PREFIXES = ("/v1/", "/v2/", "/inference/")
 """Paths with counted misses; `replay-miss: not-found` answers 404 to them."""
@@ -47,7 +38,7 @@ class Replay(Middleware):
 
     def __init__(
         self,
-        recording: Recording,
+        recording: recordings.Recording,
         body: BodyLimits,
         faults: FaultInjector,
         wheel: TimerWheel,
@@ -80,9 +71,11 @@ class Replay(Middleware):
         asked_s = context.arrival_s + self._now() - came_s
         _, mark, query = context.target.partition("?")
         target, key = f"{context.path}{mark}{query}", None  # without root-path
-        if len(asked) <= MOST_BODY_BYTES:  # recordings have no larger requests
-            [masked] = call_long(len(asked), masked_pieces, [asked])
-            form = form_of(context.method, target, context.content_type or "", masked, recording.alike)
+        if len(asked) <= recordings.MOST_BODY_BYTES:  # recordings have no larger requests
+            [masked] = call_long(len(asked), recordings.masked_pieces, [asked])
+            form = recordings.form_of(
+                context.method, target, context.content_type or "", masked, recording.alike
+            )
             key = recording.find(form)
         if key is None:
             self._miss(context)
@@ -93,7 +86,7 @@ class Replay(Middleware):
         self.alike += key != form.key
         try:
             answer = recording.next_answer(key)
-        except RecordingError as error:
+        except recordings.RecordingError as error:
             raise internal(str(error)) from None
         body = RecordedBody(answer, self._wheel, self._now, asked_s, context.connection)
         headers = _headers(answer)
@@ -120,7 +113,7 @@ class RecordedBody(StreamingBody):
 
     def __init__(
         self,
-        answer: RecordedAnswer,
+        answer: recordings.RecordedAnswer,
         wheel: TimerWheel,
         now: Callable[[], float],
         asked_s: float,
@@ -140,7 +133,7 @@ class RecordedBody(StreamingBody):
         for chunk in answer.chunks:
             if not self._wait_for(chunk.at_s):
                 return
-            data = bytes_of(chunk.data)
+            data = recordings.bytes_of(chunk.data)
             self.bytes_sent += len(data)
             yield data
         if self._wait_for(answer.end_s) and answer.is_broken:
@@ -177,10 +170,10 @@ class RecordedBody(StreamingBody):
         self._end()
 
 
-def _headers(answer: RecordedAnswer) -> dict[str, str]:
+def _headers(answer: recordings.RecordedAnswer) -> dict[str, str]:
     """Returns the recorded headers without masked ones and the server's own; streams are unbuffered."""
     headers: dict[str, str] = {}
-    for name, value in sendable(answer.headers):
+    for name, value in recordings.sendable(answer.headers):
         if name.lower() in OURS or value == MASK:
             continue
         name = name.title()

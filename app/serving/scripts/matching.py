@@ -14,16 +14,7 @@ from msgspec import Struct
 
 from app.base.clock.pause import call_off_hub
 from app.serving.faults.fault import RequestFacts
-from app.serving.scripts.rules import (
-    MessageIs,
-    Numbers,
-    Range,
-    ScriptError,
-    TextIs,
-    Texts,
-    ToolResultIs,
-    When,
-)
+from app.serving.scripts import rules
 
 SEARCH_S, SHORT = 0.005, 1 << 14
 """Longest search of a regex, in seconds, and longest text searched in place, in characters.
@@ -129,19 +120,21 @@ class TooSlow(Exception):
 class Conditions:
     """The compiled `when` of a rule, without `nth` and `chance`. ScriptError for an invalid regex."""
 
-    def __init__(self, when: When) -> None:
+    def __init__(self, when: rules.When) -> None:
         self._when = when
         self.groups: set[str] = set()
         """Names and numbers of all groups of the rule's regexes."""
         given = when.message if isinstance(when.message, tuple) else (when.message,)
-        wanted = [MessageIs(exact=it) if isinstance(it, str) else it for it in given if it is not None]
+        wanted = [rules.MessageIs(exact=it) if isinstance(it, str) else it for it in given if it is not None]
         self._messages = [(each, self._compiled(each)) for each in wanted]
         result = when.tool_result
         if isinstance(result, str):
-            result = ToolResultIs(tool=result)
-        self._result = (result, self._compiled(result)) if isinstance(result, ToolResultIs) else None
+            result = rules.ToolResultIs(tool=result)
+        self._result = (result, self._compiled(result)) if isinstance(result, rules.ToolResultIs) else None
         self._headers = {
-            name: self._compiled(TextIs(exact=value) if isinstance(value, str) else value or TextIs())
+            name: self._compiled(
+                rules.TextIs(exact=value) if isinstance(value, str) else value or rules.TextIs()
+            )
             for name, value in when.headers.items()
         }
 
@@ -172,7 +165,7 @@ class Conditions:
             named = (each.text for each in results if result.tool in (None, each.tool))
             yield "tool_result", any(text.holds(each, request, groups) for each in named)
 
-    def _compiled(self, wanted: TextIs) -> TextCondition:
+    def _compiled(self, wanted: rules.TextIs) -> TextCondition:
         text = TextCondition(wanted)
         if text.regex is not None:
             self.groups |= set(map(str, range(text.regex.groups + 1))) | set(text.regex.groupindex)
@@ -182,7 +175,7 @@ class Conditions:
 class TextCondition:
     """A compiled condition on a text. ScriptError for an invalid regex."""
 
-    def __init__(self, wanted: TextIs) -> None:
+    def __init__(self, wanted: rules.TextIs) -> None:
         self._fold = fold = (lambda text: text[:FOLDED].casefold()) if wanted.ignore_case else str
         self._exact = None if wanted.exact is None else set(map(fold, listed(wanted.exact)))
         self._parts = None if wanted.contains is None else list(map(fold, listed(wanted.contains)))
@@ -191,12 +184,12 @@ class TextCondition:
         if source is None:
             return
         if len(source) > MOST_SOURCE:
-            raise ScriptError(f"a regex of {len(source)} characters is too long")
+            raise rules.ScriptError(f"a regex of {len(source)} characters is too long")
         try:
             flags = regex.IGNORECASE if wanted.ignore_case else 0
             self.regex = regex.compile(source, flags, cache_pattern=False)
         except (regex.error, re.error, RecursionError, OverflowError, MemoryError) as error:
-            raise ScriptError(f"the regex {source[:60]!r} is not understood: {error}") from None
+            raise rules.ScriptError(f"the regex {source[:60]!r} is not understood: {error}") from None
 
     def holds(self, text: str, request: MatchedRequest, groups: Groups) -> bool:
         request.breathe()
@@ -220,15 +213,15 @@ class TextCondition:
         return found is not None
 
 
-def _looked_at(wanted: MessageIs, request: MatchedRequest) -> Iterable[Message]:
+def _looked_at(wanted: rules.MessageIs, request: MatchedRequest) -> Iterable[Message]:
     found: Iterable[Message] = reversed(request.messages) if wanted.which == "last" else request.messages
     if wanted.role is not None:
         found = (message for message in found if message.role == wanted.role)
     return found if wanted.which == "any" else islice(found, 1)
 
 
-def is_in(number: int, wanted: Numbers) -> bool:
-    if isinstance(wanted, Range):
+def is_in(number: int, wanted: rules.Numbers) -> bool:
+    if isinstance(wanted, rules.Range):
         return number >= wanted.at_least and (wanted.at_most is None or number <= wanted.at_most)
     return number in (wanted if isinstance(wanted, tuple) else (wanted,))
 
@@ -239,5 +232,5 @@ def _captured(found: regex.Match[str], group: int | str) -> str:
     return found.string[max(0, start) : max(0, min(end, start + KNOWN))]
 
 
-def listed(texts: Texts) -> tuple[str, ...]:
+def listed(texts: rules.Texts) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else texts

@@ -16,16 +16,8 @@ from app.serving.http.connection import watched
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request, internal, malformed
 from app.serving.http.route import Route
+from app.serving.protocol import decoding
 from app.serving.protocol.coercion import JsonObject
-from app.serving.protocol.decoding import (
-    RawRequest,
-    Request,
-    check_content_type,
-    decode,
-    decode_embedded,
-    decode_query,
-    read_json,
-)
 
 
 class SleepQuery(Struct):
@@ -48,25 +40,25 @@ class WorldSizeQuery(Struct):
     include_dp: bool = True
 
 
-class InitTransferRequest(Request, kw_only=True):
+class InitTransferRequest(decoding.Request, kw_only=True):
     init_info: JsonObject
 
 
-class UpdateWeightsRequest(Request, kw_only=True):
+class UpdateWeightsRequest(decoding.Request, kw_only=True):
     """The body of ``POST /update_weights``; a list has one object per device."""
 
     update_info: JsonObject | list[JsonObject]
 
 
-class FinishUpdateRequest(Request, kw_only=True):
+class FinishUpdateRequest(decoding.Request, kw_only=True):
     weight_version: str | None = None
 
 
-class WeightVersionRequest(Request, kw_only=True):
+class WeightVersionRequest(decoding.Request, kw_only=True):
     new_version: str
 
 
-class WeightCheckRequest(Request, kw_only=True):
+class WeightCheckRequest(decoding.Request, kw_only=True):
     action: Literal["checksum", "reset", "compare"]
     baseline: dict[str, str] | None = None
 
@@ -75,14 +67,14 @@ PREFIX = re.compile(r"[a-zA-Z0-9][\w.-]{0,127}", re.ASCII)
 KINDS = {"profile_prefix": str, "delay_iterations": int, "max_iterations": int}
 
 
-class StartProfileRequest(Request, kw_only=True):
+class StartProfileRequest(decoding.Request, kw_only=True):
     """The body of ``POST /start_profile``; vLLM converts no other types to its fields."""
 
     profile_prefix: str | None = None
     delay_iterations: int | None = None
     max_iterations: int | None = None
 
-    def check_rules(self: StartProfileRequest | RawRequest) -> None:
+    def check_rules(self: StartProfileRequest | decoding.RawRequest) -> None:
         for name, kind in KINDS.items():
             value = getattr(self, name)
             if value is not None and type(value) is not kind:
@@ -102,7 +94,7 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], Mapping[s
 
     def sleep(context: RequestContext) -> object:
         """Puts the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."""
-        query = decode_query(context.query(), SleepQuery)
+        query = decoding.decode_query(context.query(), SleepQuery)
         if sleeps:
             left = Event()
             with watched(context.connection, left.set):
@@ -126,7 +118,7 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], Mapping[s
 
     def pause(context: RequestContext) -> object:
         """Stops starting requests; `mode` decides about running requests."""
-        query, left = decode_query(context.query(), PauseQuery), Event()
+        query, left = decoding.decode_query(context.query(), PauseQuery), Event()
         with watched(context.connection, left.set):
             lifecycle.pause(query.mode, left, query.clear_cache)
         return {"status": "paused"}
@@ -142,7 +134,7 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], Mapping[s
 
     def reset_prefix_cache(context: RequestContext) -> object:
         """Empties the prefix cache."""
-        query = decode_query(context.query(), ResetQuery)
+        query = decoding.decode_query(context.query(), ResetQuery)
         return {"success": lifecycle.reset_prefix_cache(query.reset_running_requests)}
 
     def reset_media(context: RequestContext) -> None:
@@ -151,7 +143,7 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], Mapping[s
     def server_info(context: RequestContext) -> object:
         """The settings, as text or as JSON."""
         now: object = settings()
-        if decode_query(context.query(), InfoQuery).config_format == "text":
+        if decoding.decode_query(context.query(), InfoQuery).config_format == "text":
             now = ", ".join(f"{name}={value!r}" for name, value in settings().items())
         return {"vllm_config": now, "vllm_env": {}, "system_env": {}}
 
@@ -167,7 +159,7 @@ def profiler(limits: BodyLimits) -> list[Route]:
     def start_profile(context: RequestContext) -> None:
         """Succeeds, if the options of the session are valid."""
         if body := limits.read(context):
-            decode(body, context.content_type, StartProfileRequest)
+            decoding.decode(body, context.content_type, StartProfileRequest)
 
     def stop_profile(context: RequestContext) -> None:
         """Succeeds."""
@@ -176,7 +168,7 @@ def profiler(limits: BodyLimits) -> list[Route]:
 
 
 def _object(body: BodyLimits, context: RequestContext, error: ApiError) -> JsonObject:
-    asked = read_json(body.read(context))
+    asked = decoding.read_json(body.read(context))
     if not isinstance(asked, dict):
         raise error
     return asked
@@ -186,7 +178,7 @@ def elastic_routes(body: BodyLimits, ranks: int) -> list[Route]:
 
     def scale_elastic_ep(context: RequestContext) -> object:
         """Succeeds for the present number of ranks; others need vLLM's Ray backend."""
-        check_content_type(context.content_type)
+        decoding.check_content_type(context.content_type)
         asked = _object(body, context, internal("The body is no object."))
         for name, default in (("new_data_parallel_size", None), ("drain_timeout", 120)):
             value = asked.get(name, default)
@@ -204,7 +196,7 @@ def elastic_routes(body: BodyLimits, ranks: int) -> list[Route]:
     return [action(f"POST /{work.__name__}", work) for work in works]
 
 
-T = TypeVar("T", bound=Request)
+T = TypeVar("T", bound=decoding.Request)
 QUIET = ("check_health", "determine_available_memory", "reload_weights", "sleep", "wake_up", "profile")
 """Methods of a worker that return nothing and change nothing visible to a client."""
 
@@ -212,9 +204,11 @@ QUIET = ("check_health", "determine_available_memory", "reload_weights", "sleep"
 def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[Route]:
 
     def read(context: RequestContext, kind: type[T]) -> T:
-        return decode_embedded(body.read(context), context.content_type, kind)
+        return decoding.decode_embedded(body.read(context), context.content_type, kind)
 
-    def step(path: str, work: Callable[[], None], answer: str, kind: type[Request] | None = None) -> Route:
+    def step(
+        path: str, work: Callable[[], None], answer: str, kind: type[decoding.Request] | None = None
+    ) -> Route:
 
         def handle(context: RequestContext) -> object:
             if kind is not None:
@@ -255,7 +249,7 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
 
     def get_world_size(context: RequestContext) -> object:
         """Devices of all ranks, or of one."""
-        asked = decode_query(context.query(), WorldSizeQuery)
+        asked = decoding.decode_query(context.query(), WorldSizeQuery)
         return {"world_size": weights.devices * (ranks if asked.include_dp else 1)}
 
     methods: Mapping[str, Callable[[], object]] = {

@@ -23,13 +23,6 @@ from app.serving.http.response import Response
 from app.serving.http.route import PlainHandler, Route, post
 from app.serving.protocol import chat as wire
 from app.serving.protocol import common
-from app.serving.protocol.chat import (
-    BATCH_LATE,
-    BatchChatRequest,
-    ChatCompletionRequest,
-    Message,
-    content_text,
-)
 from app.serving.protocol.common import HOLE, encode, template
 from app.serving.protocol.options import NamedToolChoice
 from app.serving.protocol.validation import ValidatedRequest
@@ -244,7 +237,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
 def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list[Route]:
     def chat_completions(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
-        request = pipeline.decode(context, ChatCompletionRequest)
+        request = pipeline.decode(context, wire.ChatCompletionRequest)
         asked = pipeline.admit(request, context)
         if request.tools:
             check_tool_choice(request, pipeline.settings.tools)
@@ -260,11 +253,11 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
     def chat_batch(context: RequestContext) -> Response:
         """The next message of each of several conversations, as the choices of one answer."""
         try:
-            request = pipeline.decode(context, BatchChatRequest)
+            request = pipeline.decode(context, wire.BatchChatRequest)
         except ApiError as error:
             # A field that vLLM checks late is refused without a `param`.
             field = (error.param or "").removeprefix("body.").partition(".")[0]
-            if error.type != "Bad Request" or field not in BATCH_LATE:
+            if error.type != "Bad Request" or field not in wire.BATCH_LATE:
                 raise
             raise bad_request(error.message) from None
         asked = pipeline.admit(request, context)
@@ -287,9 +280,9 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
 
 def response_options(
     pipeline: RequestPipeline,
-    asked: ValidatedRequest[ChatCompletionRequest],
+    asked: ValidatedRequest[wire.ChatCompletionRequest],
     meta: ResponseMeta,
-    messages: Sequence[Message],
+    messages: Sequence[wire.Message],
     prompt: BuiltPrompt,
     image: bool = False,
 ) -> ChatResponseOptions:
@@ -304,7 +297,7 @@ def response_options(
     if media and pipeline.settings.api.enable_prompt_tokens_details:
         template, encode = chat_options(request, pipeline.chat_rules), pipeline.tokenizer.encode_chat
         tokens_of = media_tokens(messages, media["mm_hashes"], lambda some: len(encode(some, template)))
-    echo = (content_text(last.get("content")) if last["role"] == role else "") if request.echo else None
+    echo = (wire.content_text(last.get("content")) if last["role"] == role else "") if request.echo else None
     prompt_text = pipeline.tokenizer.decode(ids, False) if request.return_prompt_text else None
     repeated = len(echo or "") + len(prompt_text or "") + (len(ids) if request.return_token_ids else 0)
     if request.stream and repeated:

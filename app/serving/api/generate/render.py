@@ -30,20 +30,11 @@ from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, post
 from app.serving.protocol import chat as wire
-from app.serving.protocol import common
+from app.serving.protocol import common, generate
 from app.serving.protocol.anthropic import MessagesRequest
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.completions import Completion, CompletionChoice, CompletionRequest
-from app.serving.protocol.generate import (
-    DerenderChatRequest,
-    DerenderCompletionRequest,
-    GenerateOutput,
-    GenerateRequest,
-    Logprobs,
-    RenderedChoice,
-    SamplingParams,
-)
 from app.serving.protocol.options import StreamOptions, StructuredOutputs
 from app.serving.protocol.responses import ResponsesRequest
 from app.serving.protocol.responses import chat_request as chat_of_response
@@ -51,7 +42,7 @@ from app.serving.protocol.validation import GenerationRequest, ValidatedRequest,
 from config.settings import ToolSettings
 
 BODY: JsonObject = {
-    field.name: field.default for field in fields(GenerateRequest) if field.name != "ignore_eos"
+    field.name: field.default for field in fields(generate.GenerateRequest) if field.name != "ignore_eos"
 }
 """Fields of ``/inference/v1/generate`` in vLLM's order, with defaults."""
 
@@ -205,7 +196,7 @@ ALWAYS_SHOWN = frozenset(
     )
 )
 DEFAULTS: Mapping[str, object] = {
-    **{field.name: field.default for field in fields(SamplingParams)},
+    **{field.name: field.default for field in fields(generate.SamplingParams)},
     "max_tokens": 16,
 }
 """Sampling parameters in vLLM's order, with defaults, which are left out even where a client sets them."""
@@ -298,7 +289,7 @@ def derender_routes(pipeline: RequestPipeline) -> list[Route]:
 
     def derender_chat(context: RequestContext) -> Response:
         """The chat completion of token ids."""
-        asked = pipeline.decode(context, DerenderChatRequest)
+        asked = pipeline.decode(context, generate.DerenderChatRequest)
         answer, chat, choices = asked.generate_response, asked.chat_request, list[wire.ChatChoice]()
         head = _head(pipeline, [answer], asked.model, "chat.completion", asked.prompt_tokens or 0)
         _check(pipeline, [asked.prompt_token_ids], answer.choices)
@@ -317,7 +308,7 @@ def derender_routes(pipeline: RequestPipeline) -> list[Route]:
 
     def derender_completion(context: RequestContext) -> Response:
         """The text completion of token ids: the choices of all answers, numbered on."""
-        asked = pipeline.decode(context, DerenderCompletionRequest)
+        asked = pipeline.decode(context, generate.DerenderCompletionRequest)
         answers, request, choices = asked.generate_responses, asked.completion_request, []
         if not answers:
             raise bad_request("generate_responses must not be empty")
@@ -343,7 +334,11 @@ def derender_routes(pipeline: RequestPipeline) -> list[Route]:
 
 
 def _head(
-    pipeline: RequestPipeline, answers: Sequence[GenerateOutput], model: str | None, kind: str, prompt: int
+    pipeline: RequestPipeline,
+    answers: Sequence[generate.GenerateOutput],
+    model: str | None,
+    kind: str,
+    prompt: int,
 ) -> dict[str, Any]:
     """Returns the first fields of an answer to a prompt of so many tokens. ApiError 404 for a wrong model."""
     tokens = sum(len(choice.token_ids or ()) for answer in answers for choice in answer.choices)
@@ -359,7 +354,9 @@ def _head(
 
 
 def _check(
-    pipeline: RequestPipeline, prompts: Sequence[Sequence[int] | None], choices: Sequence[RenderedChoice]
+    pipeline: RequestPipeline,
+    prompts: Sequence[Sequence[int] | None],
+    choices: Sequence[generate.RenderedChoice],
 ) -> None:
     """Raises ApiError 400 without tokens, or for more than a server of this context could have returned."""
     most = pipeline.limits.max_model_len
@@ -402,7 +399,7 @@ def _reader(pipeline: RequestPipeline, chat: ChatCompletionRequest | None) -> Re
     return partial(thoughts, then=read) if pipeline.limits.reasons else read
 
 
-def _named(pipeline: RequestPipeline, logprobs: Logprobs | None) -> list[common.ChatLogprob] | None:
+def _named(pipeline: RequestPipeline, logprobs: generate.Logprobs | None) -> list[common.ChatLogprob] | None:
     if logprobs is None or logprobs.content is None:
         return None
     entries = []
@@ -417,7 +414,7 @@ def _named(pipeline: RequestPipeline, logprobs: Logprobs | None) -> list[common.
     return entries
 
 
-def _lists(pipeline: RequestPipeline, choice: RenderedChoice) -> common.CompletionLogprobs | None:
+def _lists(pipeline: RequestPipeline, choice: generate.RenderedChoice) -> common.CompletionLogprobs | None:
     if (entries := _named(pipeline, choice.logprobs)) is None:
         return None
     tokens = [entry.token for entry in entries]

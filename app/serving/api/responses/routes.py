@@ -30,18 +30,11 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import EVENT_STREAM, Response, json_response
 from app.serving.http.route import Route, get, post
+from app.serving.protocol import responses as wire
 from app.serving.protocol.chat import ChatCompletionRequest, Message
 from app.serving.protocol.common import encode
 from app.serving.protocol.decoding import decode_query
 from app.serving.protocol.response_tools import called_tools
-from app.serving.protocol.responses import (
-    ResponseObject,
-    ResponsesChat,
-    ResponsesRequest,
-    chat_request,
-    echo_text,
-    go_on,
-)
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 256 << 20
@@ -56,7 +49,7 @@ class KeptResponse:
     `events` and `abort` belong to a generation in the background; `events` only if the client wants them.
     """
 
-    response: ResponseObject
+    response: wire.ResponseObject
     messages: Sequence[Message]
     events: list[bytes] | None = None
     """Rendered events; an event's index is its sequence number."""
@@ -193,8 +186,8 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
 
     def create_response(context: RequestContext) -> Response:
         """The answer to some input: whole, as a stream, or in the background."""
-        asked = pipeline.decode(context, ResponsesRequest)
-        chat = chat_request(asked)
+        asked = pipeline.decode(context, wire.ResponsesRequest)
+        chat = wire.chat_request(asked)
         try:
             accepted = pipeline.admit(chat, context)
         except ApiError as error:
@@ -213,7 +206,7 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
             events = list[bytes]() if asked.background and chat.stream else None
             kept = KeptResponse(queued, chat.messages, events)
 
-        def end(response: ResponseObject) -> None:
+        def end(response: wire.ResponseObject) -> None:
             if kept is not None:
                 kept.response = response
                 if not asked.background:
@@ -249,7 +242,7 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
     ]
 
 
-def _follow_on(asked: ResponsesRequest, chat: ResponsesChat, store: ResponseStore) -> None:
+def _follow_on(asked: wire.ResponsesRequest, chat: wire.ResponsesChat, store: ResponseStore) -> None:
     """Puts the conversation so far before the input. ApiError for an unknown response, or without a store."""
     if asked.background and not store.keeps:
         missing = "background needs kept responses, and enable-responses-store is off on this server."
@@ -260,22 +253,22 @@ def _follow_on(asked: ResponsesRequest, chat: ResponsesChat, store: ResponseStor
         both = "previous_input_messages and previous_response_id exclude each other."
         raise invalid(both, "previous_response_id")
     before = store.get(asked.previous_response_id)
-    go_on(chat, before.messages, before.items())
+    wire.go_on(chat, before.messages, before.items())
 
 
 def response_prompt(
-    pipeline: RequestPipeline, asked: ResponsesRequest, chat: ChatCompletionRequest
+    pipeline: RequestPipeline, asked: wire.ResponsesRequest, chat: ChatCompletionRequest
 ) -> BuiltPrompt:
     """Returns the conversation as tokens; truncation "auto" keeps as many last tokens as leave room."""
     if asked.truncation == "auto":
         room = pipeline.limits.max_model_len - max(asked.max_output_tokens or 1, 1)
         chat.truncate_prompt_tokens, chat.truncation_side = max(room, 1), "left"
     prompt = chat_prompt(pipeline, chat, chat.messages)
-    return replace(prompt, echo_text=echo_text(asked.input), turns=())
+    return replace(prompt, echo_text=wire.echo_text(asked.input), turns=())
 
 
 def _shape(
-    pipeline: RequestPipeline, asked: ResponsesRequest, ids: Sequence[int], head: ResponseMeta
+    pipeline: RequestPipeline, asked: wire.ResponsesRequest, ids: Sequence[int], head: ResponseMeta
 ) -> ResponsesOptions:
     most_tokens = pipeline.limits.room_behind(len(ids), asked.max_output_tokens)
     hides = pipeline.limits.parses and not asked.include_reasoning

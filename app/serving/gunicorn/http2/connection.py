@@ -14,32 +14,15 @@ from urllib.parse import quote
 import gevent.event
 import gevent.socket
 import msgspec
+from h2 import events
 from h2.errors import ErrorCodes
-from h2.events import (
-    DataReceived,
-    Event,
-    RemoteSettingsChanged,
-    RequestReceived,
-    StreamReset,
-    TrailersReceived,
-    WindowUpdated,
-)
 from h2.exceptions import ProtocolError
 from h2.stream import H2Stream
 
 from app.base.clock.clock import Watcher
 from app.serving.api.errors import as_api_error, forget_frames
 from app.serving.gunicorn.connections import Address, FastPath
-from app.serving.gunicorn.http2.transport import (
-    FRAME_HEAD,
-    MOST_CALLS,
-    MOST_FRAME_BYTES,
-    MOST_HEADER_BYTES,
-    CallTransport,
-    ConnectionFailed,
-    Headers,
-    read_headers,
-)
+from app.serving.gunicorn.http2 import transport
 from app.serving.gunicorn.logs import log_exchange
 from app.serving.http.connection import BrokenOffError
 from app.serving.http.context import RequestContext, current_request
@@ -58,7 +41,7 @@ from app.serving.http.route import (
 log = logging.getLogger(__name__)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """First bytes of a client with prior knowledge of HTTP/2 (RFC 9113, section 3.4)."""
-HEAD_BYTES = FRAME_HEAD.size
+HEAD_BYTES = transport.FRAME_HEAD.size
 SLICE_S = 0.001
 """Most work for one connection in a row, in seconds: a quarter of a turn of the loop."""
 HEADERS, SETTINGS, GOAWAY, CONTINUATION = 0x1, 0x4, 0x7, 0x9
@@ -72,11 +55,11 @@ RESETS_FORGIVEN = 100
 """Resets deducted at each check of a connection, every fifth of a second."""
 MOST_SETTINGS = 64
 """Most settings kept for a client, unknown ones included."""
-UNSUPPORTED: Headers = [(b":status", b"415"), (b"content-type", b"text/plain")]
+UNSUPPORTED: transport.Headers = [(b":status", b"415"), (b"content-type", b"text/plain")]
 """The answer to requests that are no gRPC calls (grpc/doc/PROTOCOL-HTTP2.md)."""
 MOST_EACH_BYTES = 1 << 16
 """Most bytes of waiting messages in a call whose messages are answered one by one."""
-OK: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+OK: transport.Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 LONGEST_MESSAGE = 2000
 """Most characters of a status message."""
 PLAIN = " !#$&'()*+,/:;=?@[]"
@@ -86,7 +69,7 @@ LONGEST_S = 1e9
 UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
-class Http2Connection(CallTransport):
+class Http2Connection(transport.CallTransport):
     """One client's HTTP/2 connection with prior knowledge, taken over from a `FastConnection`."""
 
     def __init__(self, path: FastPath, client: gevent.socket.socket, address: Address, data: bytes) -> None:
@@ -121,7 +104,7 @@ class Http2Connection(CallTransport):
         if self.is_open:
             self._is_behind = False
             self._reader.start(self._readable)
-            if len(self._in) < MOST_FRAME_BYTES + HEAD_BYTES:
+            if len(self._in) < transport.MOST_FRAME_BYTES + HEAD_BYTES:
                 self._in += self._receive()
             self._read()
 
@@ -131,16 +114,16 @@ class Http2Connection(CallTransport):
             if len(data) < len(PREFACE) + HEAD_BYTES:
                 return
             self.h2.receive_data(data[: len(PREFACE)])
-            _, _, kind, flags, _ = FRAME_HEAD.unpack_from(data, len(PREFACE))
+            _, _, kind, flags, _ = transport.FRAME_HEAD.unpack_from(data, len(PREFACE))
             if kind != SETTINGS or flags & ACK:
-                raise ConnectionFailed(ErrorCodes.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+                raise transport.ConnectionFailed(ErrorCodes.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             self._settled, at = True, len(PREFACE)
         while self.is_open and len(data) - at >= HEAD_BYTES:
-            high, low, kind, flags, stream = FRAME_HEAD.unpack_from(data, at)
+            high, low, kind, flags, stream = transport.FRAME_HEAD.unpack_from(data, at)
             size = high << 16 | low
             # h2 would wait for the first of these, and refuse the other with the wrong error.
-            if size > MOST_FRAME_BYTES or kind == SETTINGS and flags & ACK and size:
-                raise ConnectionFailed(ErrorCodes.FRAME_SIZE_ERROR, "a frame is too long")
+            if size > transport.MOST_FRAME_BYTES or kind == SETTINGS and flags & ACK and size:
+                raise transport.ConnectionFailed(ErrorCodes.FRAME_SIZE_ERROR, "a frame is too long")
             end = at + HEAD_BYTES + size
             if end > len(data):
                 break
@@ -156,49 +139,49 @@ class Http2Connection(CallTransport):
     def _take(self, kind: int, flags: int, frame: bytes) -> None:
         if kind in (HEADERS, CONTINUATION):
             self._block_bytes += len(frame)
-            if self._block_bytes > MOST_HEADER_BYTES + HEAD_BYTES:
-                raise ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "a header block is too long")
+            if self._block_bytes > transport.MOST_HEADER_BYTES + HEAD_BYTES:
+                raise transport.ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "a header block is too long")
             if flags & END_HEADERS:
                 self._block_bytes = 0
         for event in self.h2.receive_data(frame):
             self._do(event)
         self.send_pending()
 
-    def _do(self, event: Event) -> None:
-        if isinstance(event, RequestReceived):
+    def _do(self, event: events.Event) -> None:
+        if isinstance(event, events.RequestReceived):
             self._begin_call(event)
             return
         call = self.calls.get(getattr(event, "stream_id", None) or 0)
-        if isinstance(event, DataReceived):
+        if isinstance(event, events.DataReceived):
             self.h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id)
             if call is not None:
                 call.take(event.data, event.stream_ended is not None)
-        elif isinstance(event, TrailersReceived) and call is not None:
-            if read_headers(event.headers, is_trailer=True) is None:
+        elif isinstance(event, events.TrailersReceived) and call is not None:
+            if transport.read_headers(event.headers, is_trailer=True) is None:
                 call.cut_off(ErrorCodes.PROTOCOL_ERROR)
             else:
                 call.take(b"", True)
-        elif isinstance(event, WindowUpdated) and call is not None:
+        elif isinstance(event, events.WindowUpdated) and call is not None:
             call.wake.set()
-        elif isinstance(event, WindowUpdated | RemoteSettingsChanged):
+        elif isinstance(event, events.WindowUpdated | events.RemoteSettingsChanged):
             if len(self.h2.remote_settings) > MOST_SETTINGS:
-                raise ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "too many settings")
+                raise transport.ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "too many settings")
             self._feed()
-        elif isinstance(event, StreamReset):
+        elif isinstance(event, events.StreamReset):
             self._resets += 1
             if call is not None:
                 call.gone()
             if self._resets > MOST_RESETS:
-                raise ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "too many calls are given up")
+                raise transport.ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "too many calls are given up")
 
-    def _begin_call(self, event: RequestReceived) -> None:
+    def _begin_call(self, event: events.RequestReceived) -> None:
         stream, is_end = event.stream_id, event.stream_ended is not None
         self.is_new = False
-        if (found := read_headers(event.headers)) is None:
+        if (found := transport.read_headers(event.headers)) is None:
             self.reset(stream, ErrorCodes.PROTOCOL_ERROR)
             return
         size = sum(len(name) + len(value) + PER_HEADER for name, value in found.items())
-        has_room = self.buffered + size <= self.most_buffered_bytes and len(self.calls) < MOST_CALLS
+        has_room = self.buffered + size <= self.most_buffered_bytes and len(self.calls) < transport.MOST_CALLS
         if self._is_leaving or not has_room:
             self.reset(stream, ErrorCodes.REFUSED_STREAM)
         elif found[":method"] != "POST" or not found.get("content-type", "").startswith("application/grpc"):
@@ -495,7 +478,7 @@ class RpcCall:
             self._greenlet.kill(block=False)
 
 
-def _metadata(response: Response) -> Headers:
+def _metadata(response: Response) -> transport.Headers:
     """Returns the metadata before the first message: the response's headers without those of HTTP."""
     headers = {name.lower(): value for name, value in response.headers.items()}
     told = [
