@@ -1,4 +1,4 @@
-"""A small application for tests: routes of their own, with the middleware that they are about around them."""
+"""Applications for tests: whole ones by their flags, small ones with routes of their own and middleware."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from app.serving.flask.application import Understudy
 from app.serving.http.context import RequestContext
 from app.serving.http.route import Route
 from app.serving.middleware.stack import Middleware, MiddlewareStack
+from app.wiring.factory import create_app
+from config.loader import load
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:
     from _typeshed import SupportsRead
+
+
+def app_of(*flags: str) -> Understudy:
+    """The application that a server with these flags has."""
+    return create_app(load(flags, {}))
 
 
 class NoEngine:

@@ -2,14 +2,13 @@
 
 import pytest
 
-from app.wiring.factory import create_app
 from config.declaration import ConfigError
-from config.loader import load
+from tests.application import app_of
 
 
 def test_an_index_of_pods_that_are_nowhere_stops_the_start() -> None:
     with pytest.raises(SystemExit, match="kv-index-pods"):
-        create_app(load(("--role", "indexer", "--kv-index-pods", "tcp://a:0"), {}))
+        app_of("--role", "indexer", "--kv-index-pods", "tcp://a:0")
 
 
 @pytest.mark.parametrize(
@@ -26,5 +25,5 @@ def test_an_index_of_pods_that_are_nowhere_stops_the_start() -> None:
 )
 def test_a_wrong_adapter_stops_the_start(module: str, line: str) -> None:
     with pytest.raises((SystemExit, ConfigError), match="setting lora-modules:") as caught:
-        create_app(load(("--model", "base", "--force-dummy-tokenizer", "--lora-modules", module), {}))
+        app_of("--model", "base", "--force-dummy-tokenizer", "--lora-modules", module)
     assert line in str(caught.value)

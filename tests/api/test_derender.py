@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from app.serving.flask.application import Understudy
-from app.wiring.factory import create_app
-from config.loader import load
+from tests.application import app_of
 
 CHAT, TEXT = "/v1/chat/completions/derender", "/v1/completions/derender"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -18,7 +17,7 @@ CALL = '<tool_call>\n{"name": "ping", "arguments": {"a": 1}}\n</tool_call>'
 
 @cache
 def application(*flags: str) -> Understudy:
-    return create_app(load(["--force-dummy-tokenizer", "--enable-scale-out", *flags], {}))
+    return app_of("--force-dummy-tokenizer", "--enable-scale-out", *flags)
 
 
 def post(path: str, body: Any, *flags: str) -> Any:

@@ -10,9 +10,8 @@ from flask.testing import FlaskClient
 from app.serving.api.identity import system_fingerprint
 from app.serving.api.pipeline import CACHE_THRESHOLD, priority_of, truth
 from app.serving.http.errors import ApiError
-from app.wiring.factory import create_app
 from config.loader import load
-from tests.application import request
+from tests.application import app_of, request
 
 COMPLETION = {"prompt": [5] * 33, "max_tokens": 1}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
@@ -21,7 +20,7 @@ HEADERS = ("x-inference-pod", "x-inference-port", "x-inference-namespace")
 
 @cache
 def client_of(*flags: str) -> FlaskClient:
-    return create_app(load([*flags, "--force-dummy-tokenizer"], {})).test_client()
+    return app_of(*flags, "--force-dummy-tokenizer").test_client()
 
 
 def post(

@@ -22,9 +22,8 @@ from app.serving.protocol.common import encode
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.responses import ResponseObject, ResponsesRequest
 from app.serving.protocol.validation import ModelLimits, ValidatedRequest
-from app.wiring.factory import create_app
-from config.loader import load
 from tests.api.segments import THOUGHT, body_of
+from tests.application import app_of
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
 PROMPT = list(range(SLICE + 9))
@@ -161,7 +160,7 @@ def test_what_takes_too_much_memory_is_refused() -> None:
 
 def test_a_stream_repeats_only_so_much_of_its_prompts() -> None:
     flags = ["--seed", "1", "--force-dummy-tokenizer", "--max-model-len", "4096"]
-    client = create_app(load(flags, {})).test_client()
+    client = app_of(*flags).test_client()
     for tokens, stream, status in ((3000, True, 400), (900, True, 200), (3000, False, 200)):
         body = {"prompt": [5] * tokens, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": stream}
         answer = client.post("/v1/completions", json=body)

@@ -1,8 +1,7 @@
 """GET /admin/memory: every cache is there, and none is larger than it may be."""
 
 from app.serving.flask.application import Understudy
-from app.wiring.factory import create_app
-from config.loader import load
+from tests.application import app_of
 
 NAMES = {
     *("block hashes", "chat templates", "client audit", "fault scripts", "index blocks"),
@@ -21,7 +20,7 @@ def sizes(app: Understudy) -> dict[str, dict[str, int]]:
 
 
 def test_every_cache_is_told_with_its_bound_and_what_is_remembered_shows() -> None:
-    app = create_app(load(("--enable-kvcache", "--kv-index"), {}))
+    app = app_of("--enable-kvcache", "--kv-index")
     before = sizes(app)
     assert set(before) >= NAMES
     for name, cache in before.items():

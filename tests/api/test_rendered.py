@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from app.serving.flask.application import Understudy
-from app.wiring.factory import create_app
-from config.loader import load
+from tests.application import app_of
 
 DEFAULTS = {
     **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "temperature": 1.0},
@@ -19,7 +18,7 @@ DEFAULTS = {
 
 @cache
 def application() -> Understudy:
-    return create_app(load(["--seed", "1", "--force-dummy-tokenizer", "--enable-scale-out"], {}))
+    return app_of("--seed", "1", "--force-dummy-tokenizer", "--enable-scale-out")
 
 
 def rendered(path: str, body: dict[str, Any]) -> Any:

@@ -5,15 +5,13 @@ from typing import Any
 
 import pytest
 
-from app import create_app
 from app.console import page
 from app.console.application import SHOWN_SETTING, describe, shown
 from app.console.bars import Origin
 from app.console.page import FOLDER, SCRIPTS, STYLES
 from app.engine.core.request import ScriptedReply
-from config.loader import load
 from config.settings import TABLE
-from tests.application import application, request
+from tests.application import app_of, application, request
 from tests.console.watched import Watched
 from tests.engine.harness import embedded_tokenizer
 
@@ -22,7 +20,7 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> \u202e &amp; \x
 
 
 def client(*flags: str) -> Any:
-    return create_app(load(["--console", "--force-dummy-tokenizer", *flags], {})).test_client()
+    return app_of("--console", "--force-dummy-tokenizer", *flags).test_client()
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +29,7 @@ def keyed() -> Any:
 
 
 def test_there_is_no_console_unless_it_is_switched_on() -> None:
-    asked = create_app(load(["--force-dummy-tokenizer"], {})).test_client()
+    asked = app_of("--force-dummy-tokenizer").test_client()
     for path in ("/console", "/console/main.js", "/admin/console/knobs", "/admin/console/stream"):
         assert asked.get(path).status_code == 404
 

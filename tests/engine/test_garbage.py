@@ -11,12 +11,11 @@ import gevent.socket
 import pytest
 from werkzeug.test import EnvironBuilder
 
-from app import create_app
 from app.serving.flask.application import Understudy
 from app.serving.gunicorn.connections import FastConnection, FastPath
 from app.serving.gunicorn.fair_turns import FairTurns
 from app.serving.gunicorn.logs import ServerLogger
-from config.loader import load
+from tests.application import app_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "array"}}}}
@@ -26,13 +25,13 @@ TIMES = 20
 
 @pytest.fixture(scope="module")
 def app() -> Understudy:
-    return create_app(load(["--force-dummy-tokenizer", "--allow-runtime-lora-updating"], {}))
+    return app_of("--force-dummy-tokenizer", "--allow-runtime-lora-updating")
 
 
 @pytest.fixture(scope="module")
 def paced() -> Understudy:
     """A token a millisecond, so that answers are under way when they are written."""
-    return create_app(load(["--force-dummy-tokenizer", "--inter-token-latency", "1ms", "--seed", "1"], {}))
+    return app_of("--force-dummy-tokenizer", "--inter-token-latency", "1ms", "--seed", "1")
 
 
 def leftovers(work: Callable[[], Any]) -> float:

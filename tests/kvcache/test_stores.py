@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from app.serving.flask.application import Understudy
-from app.wiring.factory import create_app
-from config.loader import load
+from tests.application import app_of
 
 LONG = list(range(100, 220))
 """120 tokens: three whole blocks of 32."""
@@ -16,7 +15,7 @@ STEPS = ("--timing", "steps")
 def served(connector: str, *flags: str) -> Understudy:
     line = ("--kv-connector", connector, "--enable-kvcache", "--block-size=32", "--zmq-endpoint=", *flags)
     shown = ("--enable-prompt-tokens-details", "--server-dev-mode", "--force-dummy-tokenizer")
-    return create_app(load([*line, *shown], {}))
+    return app_of(*line, *shown)
 
 
 def cached(app: Understudy, prompt: list[int], reset: bool = True, **more: Any) -> int:

@@ -19,12 +19,11 @@ from app.base.metrics.recorder import Recorder
 from app.serving.api.admin.server import fake_metrics_routes
 from app.serving.http.context import BodyLimits
 from app.serving.middleware.http_metrics import HttpMetrics
-from app.wiring.factory import create_app
 from config import ConfigError
 from config.fake_metrics import FakeMetrics, FakeMetricsError, Function, merged, parse
 from config.loader import load
 from config.validation import LiveSettings
-from tests.application import application
+from tests.application import app_of, application
 
 START = 1_700_000_000.0
 """Unix time at which the clock of a test starts."""
@@ -432,7 +431,7 @@ def test_a_wrong_update_is_refused_and_changes_nothing(body: bytes, message: str
 def test_a_server_serves_requests_and_counts_none_of_them() -> None:
     keys = {"running-requests": 10, "prefix-cache-hits": 100, "prefix-cache-queries": 200}
     flags = ["--fake-metrics", json.dumps(keys), "--force-dummy-tokenizer"]
-    client = create_app(load(flags, {})).test_client()
+    client = app_of(*flags).test_client()
 
     def told() -> list[str]:
         return [line for line in client.get("/metrics").text.splitlines() if "vllm:" in line]
@@ -442,5 +441,5 @@ def test_a_server_serves_requests_and_counts_none_of_them() -> None:
     assert told() == before
     assert client.post("/fake_metrics", json={"running-requests": 7}).status_code == 204
     assert any(re.match(r"vllm:num_requests_running\{.*\} 7.0", line) for line in told())
-    true = create_app(load(["--force-dummy-tokenizer"], {})).test_client()
+    true = app_of("--force-dummy-tokenizer").test_client()
     assert true.post("/fake_metrics", json={"running-requests": 7}).status_code == 400

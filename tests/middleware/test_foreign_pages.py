@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from app import create_app
 from app.serving.middleware.access import CONTROL, OURS, READING, host_of, is_loopback
-from config.loader import load
+from tests.application import app_of
 
 JSON = {"Content-Type": "application/json"}
 EVIL = "http://evil.example"
@@ -34,7 +33,7 @@ HARMLESS = frozenset(
 
 @pytest.fixture(scope="module")
 def app() -> Any:
-    return create_app(load([*FLAGS, *PROXY], {}))
+    return app_of(*FLAGS, *PROXY)
 
 
 def status(

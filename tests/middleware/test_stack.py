@@ -7,9 +7,7 @@ from app.serving.http.errors import ApiError
 from app.serving.http.response import Response
 from app.serving.http.route import get
 from app.serving.middleware.stack import Middleware, MiddlewareStack
-from app.wiring.factory import create_app
-from config.loader import load
-from tests.application import application, request
+from tests.application import app_of, application, request
 
 Ran = list[str]
 
@@ -84,7 +82,7 @@ def test_every_answer_of_an_application_passes_once(path: str, status: int) -> N
 
 def test_odd_requests_are_answered_and_counted_as_vllm_does() -> None:
     flags = ["--server-dev-mode", "--enable-scale-out", "--api-key", "k", "--enable-request-id-headers"]
-    client = create_app(load(flags, {})).test_client()
+    client = app_of(*flags).test_client()
 
     def counted() -> float:
         lines = [line for line in client.get("/metrics").text.splitlines() if "http_requests_total{" in line]

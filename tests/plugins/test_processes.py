@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from app.plugins import HOOKS
-from app.wiring.factory import build, create_app, tokenizer_of
+from app.wiring.factory import build, tokenizer_of
 from config import ConfigError, Settings
 from config.loader import load
 from config.vllm import serve
+from tests.application import app_of
 from tests.running_server import ROOT
 
 Write = Callable[..., str]
@@ -26,7 +27,7 @@ def reply(host):
 def answered(*flags: str, text: str = "Hi") -> dict[str, Any]:
     """The choice that an application of these flags, in this process, gives."""
     body = {"messages": [{"role": "user", "content": text}]}
-    answer = create_app(load(flags, {})).test_client().post("/v1/chat/completions", json=body).json
+    answer = app_of(*flags).test_client().post("/v1/chat/completions", json=body).json
     choice: dict[str, Any] = answer["choices"][0]
     return choice
 
@@ -78,7 +79,7 @@ def test_vllms_command_line_takes_plugins_with_their_settings(plugin: Write) -> 
 
 
 def test_a_server_without_plugins_says_so() -> None:
-    answer = create_app(load(["--no-installed-plugins"], {})).test_client().get("/admin/plugins")
+    answer = app_of("--no-installed-plugins").test_client().get("/admin/plugins")
     assert answer.json == {"api": 1, "plugins": []}
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from flask.testing import FlaskClient
 
-from app.wiring.factory import create_app
-from config.loader import load
+from tests.application import app_of
 
 EMBED, POOL, CLASSIFY, SCORE, RERANK = "/v1/embeddings", "/pooling", "/classify", "/score", "/rerank"
 COHERE = "/v2/embed"
@@ -26,7 +25,7 @@ BASE: dict[str, dict[str, Any]] = {
 
 @cache
 def client_of(*flags: str) -> FlaskClient:
-    return create_app(load([*FLAGS, *flags], {})).test_client()
+    return app_of(*FLAGS, *flags).test_client()
 
 
 def told(path: str, task: str = "pooling", **asked: Any) -> Any:

@@ -5,9 +5,8 @@ from random import Random
 
 import pytest
 
-from app import create_app
 from app.serving.scripts.rules import ScriptError, ScriptFailure
-from config.loader import load
+from tests.application import app_of
 from tests.script.requests import Books, request, said
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -179,7 +178,7 @@ def test_a_broken_file_leaves_the_rules_of_before(books: Books, caplog: pytest.L
 def test_conversations_go_on_with_kept_responses(books: Books) -> None:
     path = books.write("rules: [{when: {turn: 2}, then: {text: second}}, {then: {text: first}}]")
     flags = ["--force-dummy-tokenizer", "--script", str(path), "--enable-responses-store"]
-    client = create_app(load(flags, {})).test_client()
+    client = app_of(*flags).test_client()
     first = client.post("/v1/responses", json={"input": "go on"}).get_json()
     asked = {"input": "go on", "previous_response_id": first["id"]}
     second = client.post("/v1/responses", json=asked).get_json()

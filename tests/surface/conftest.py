@@ -11,8 +11,7 @@ import requests
 from requests.adapters import BaseAdapter
 
 from app.serving.flask.application import Understudy
-from app.wiring.factory import create_app
-from config.loader import load
+from tests.application import app_of
 from tests.running_server import SEED, RunningServer, running_server
 
 MODEL = "base"
@@ -102,7 +101,7 @@ class Adapter(BaseAdapter):
 @contextmanager
 def in_process(*flags: str) -> Iterator[Client]:
     """A client of an application with `flags`."""
-    app = create_app(load(["--model", MODEL, "--force-dummy-tokenizer", "--seed", SEED, *flags], {}))
+    app = app_of("--model", MODEL, "--force-dummy-tokenizer", "--seed", SEED, *flags)
     with requests.Session() as session:
         session.mount(IN_PROCESS, Adapter(app))
         yield Client(session, IN_PROCESS, own=app)

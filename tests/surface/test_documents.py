@@ -5,10 +5,9 @@ import shlex
 
 import pytest
 
-from app import create_app
 from app.cli import COMMANDS, main
-from config.loader import load
 from config.settings import BY_NAME
+from tests.application import app_of
 from tests.running_server import ROOT
 
 EVERYTHING = (
@@ -26,7 +25,7 @@ OTHER_NAMES = {
 def routes() -> set[str]:
     paths: set[str] = set()
     for task in ("generate", "pooling"):
-        app = create_app(load([*EVERYTHING, "--task", task], {}))
+        app = app_of(*EVERYTHING, "--task", task)
         paths |= {rule.rule for rule in app.url_map.iter_rules()}
     return {re.sub(r"<(?:\w+:)?\w+>", "{id}", path) for path in paths}
 

@@ -5,8 +5,7 @@ from functools import cache
 import pytest
 from flask.testing import FlaskClient
 
-from app.wiring.factory import create_app
-from config.loader import load
+from tests.application import app_of
 
 PATH = "/invocations"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -15,7 +14,7 @@ PAIR = {"query": "cat", "documents": ["a cat"]}
 
 @cache
 def client_of(task: str) -> FlaskClient:
-    return create_app(load(["--force-dummy-tokenizer", "--task", task], {})).test_client()
+    return app_of("--force-dummy-tokenizer", "--task", task).test_client()
 
 
 @pytest.mark.parametrize(

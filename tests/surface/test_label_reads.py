@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from app.wiring.factory import create_app
-from config.loader import load
+from tests.application import app_of
 
 SCORING, DECISIONS = "/generative_scoring", "/v1/systemone"
 SCORE = {"query": "is it a cat", "items": ["a cat", "a stone"], "label_token_ids": [5, 6]}
@@ -18,7 +17,7 @@ BAD, RULE = "Bad Request", "BadRequestError"
 
 @cache
 def client_of(*flags: str) -> FlaskClient:
-    return create_app(load(["--force-dummy-tokenizer", "--max-model-len", "256", *flags], {})).test_client()
+    return app_of("--force-dummy-tokenizer", "--max-model-len", "256", *flags).test_client()
 
 
 def ok(path: str, body: object) -> Any:

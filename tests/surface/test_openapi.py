@@ -11,9 +11,8 @@ from flask.testing import FlaskClient
 from jsonschema import Draft202012Validator
 
 from app.serving.flask.application import Understudy
-from app.wiring.factory import create_app
 from config import VERSION
-from config.loader import load
+from tests.application import app_of
 from tests.running_server import ROOT
 
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -46,7 +45,7 @@ FIELDS: Mapping[str, Mapping[str, list[str]]] = json.loads(
 
 @cache
 def application(kind: str) -> Understudy:
-    return create_app(load(["--seed", "1", "--force-dummy-tokenizer", *KINDS[kind]], {}))
+    return app_of("--seed", "1", "--force-dummy-tokenizer", *KINDS[kind])
 
 
 def document(client: FlaskClient) -> Any:
@@ -114,7 +113,7 @@ def test_every_example_is_taken_and_answered_as_it_is_described(kind: str) -> No
         kinds_before = takewhile(lambda other: other != kind, KINDS)
         if path in NEEDS_MORE + SESSION or any(told in operations(other) for other in kinds_before):
             continue
-        app = application(kind) if path not in ENDING else create_app(load(["--server-dev-mode"], {}))
+        app = application(kind) if path not in ENDING else app_of("--server-dev-mode")
         client = app.test_client()
         if path in BEFORE:
             client.post(BEFORE[path][0], json=BEFORE[path][1])
@@ -163,13 +162,13 @@ def test_errors_are_as_they_are_described() -> None:
 
 
 def test_nothing_is_described_where_documents_are_switched_off() -> None:
-    client = create_app(load(["--disable-fastapi-docs"], {})).test_client()
+    client = app_of("--disable-fastapi-docs").test_client()
     assert {client.get(path).status_code for path in ("/openapi.json", "/docs", "/redoc")} == {404}
     assert "openapi" not in client.get("/").get_json()
 
 
 def test_people_may_read_it_behind_a_proxy_too() -> None:
-    client = create_app(load(["--root-path", "/models/one/"], {})).test_client()
+    client = app_of("--root-path", "/models/one/").test_client()
     assert document(client)["servers"] == [{"url": "/models/one"}]
     assert client.get("/models/one/openapi.json").status_code == 200
     head = client.head("/openapi.json")

@@ -4,8 +4,7 @@ from typing import Any
 
 from flask.testing import FlaskClient
 
-from app.wiring.factory import create_app
-from config.loader import load
+from tests.application import app_of
 
 RANKS = ("--data-parallel-size", "2", "--data-parallel-rank", "0")
 DEV = ("--server-dev-mode", "--force-dummy-tokenizer", *RANKS)
@@ -14,7 +13,7 @@ BAD, INTERNAL = "Bad Request", "InternalServerError"
 
 
 def client_of(*flags: str) -> FlaskClient:
-    return create_app(load(list(flags), {})).test_client()
+    return app_of(*flags).test_client()
 
 
 def ask(client: FlaskClient, path: str, body: object = None) -> tuple[int, Any]:
@@ -53,10 +52,10 @@ def test_a_server_that_no_trainer_may_change_refuses() -> None:
 
 
 def test_without_development_mode_there_are_no_trainers() -> None:
-    paths = {route.path for route in create_app(load(["--force-dummy-tokenizer"], {})).routes}
+    paths = {route.path for route in app_of("--force-dummy-tokenizer").routes}
     assert paths >= {"/scale_elastic_ep", "/is_scaling_elastic_ep", "/generative_scoring"}
     assert paths.isdisjoint({"/collective_rpc", "/weight_info", "/update_weights", "/get_world_size"})
-    pooled = {route.path for route in create_app(load([*DEV, "--task", "embed"], {})).routes}
+    pooled = {route.path for route in app_of(*DEV, "--task", "embed").routes}
     assert pooled >= {"/weight_info", "/v1/systemone", "/invocations"}
     assert pooled.isdisjoint({"/scale_elastic_ep", "/generative_scoring"})
 

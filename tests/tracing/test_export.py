@@ -11,8 +11,7 @@ from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
 from app.base.tracing import BATCH, QUIET_S, SpanSender, span_bytes
-from app.wiring.factory import create_app
-from config.loader import load
+from tests.application import app_of
 
 
 class Kept(SpanExporter):
@@ -58,7 +57,7 @@ def test_spans_leave_in_order_and_in_batches() -> None:
 
 
 def test_spans_that_wait_are_told_among_the_caches() -> None:
-    app = create_app(load(("--otlp-traces-endpoint=http://127.0.0.1:9",), {}))
+    app = app_of("--otlp-traces-endpoint=http://127.0.0.1:9")
     caches = {name: cache for room in app.caches for name, cache in room().items()}
     assert isinstance(caches["spans"], SpanSender)
     assert (caches["spans"].size_bytes, caches["spans"].limit_bytes) == (0, 32 << 20)

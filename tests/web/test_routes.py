@@ -6,9 +6,7 @@ from flask import session, url_for
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, get, post
-from app.wiring.factory import create_app
-from config.loader import load
-from tests.application import application
+from tests.application import app_of, application
 
 
 def told(context: RequestContext) -> Response:
@@ -91,7 +89,7 @@ def test_views_may_return_what_flask_allows() -> None:
 
 def test_functions_of_extensions_get_responses_as_flask_has_them() -> None:
     """Whole ones and streams; what the middleware do comes behind them."""
-    app = create_app(load(["--force-dummy-tokenizer", "--enable-request-id-headers"], {}))
+    app = app_of("--force-dummy-tokenizer", "--enable-request-id-headers")
     app.secret_key = "a secret"
     seen: list[tuple[int, str | None]] = []
 
@@ -120,7 +118,7 @@ def test_functions_of_extensions_get_responses_as_flask_has_them() -> None:
 
 
 def test_the_test_client_gets_a_stream_token_by_token() -> None:
-    app = create_app(load(["--force-dummy-tokenizer", "--inter-token-latency", "25ms"], {}))
+    app = app_of("--force-dummy-tokenizer", "--inter-token-latency", "25ms")
     body = {"prompt": "a", "max_tokens": 12, "ignore_eos": True, "stream": True}
     answer = app.test_client().post("/v1/completions", json=body)
     assert len([piece for piece in answer.response if piece]) > 2

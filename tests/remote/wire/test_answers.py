@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from app.engine.kvcache.events import BlockStored, EventBatch, encoder
-from app.wiring.factory import create_app
-from config.loader import load
+from tests.application import app_of
 from tests.hostile.raw_client import Wire, get, is_error, post, wait_until
 from tests.remote.served import SENTENCE, Peer, new_peer, served
 from tests.running_server import RunningServer
@@ -48,7 +47,7 @@ def test_statistics_count_what_was_served(remote: RunningServer, peer: Peer) -> 
 
 
 def test_a_simulation_has_no_statistics_as_vllm_has_none() -> None:
-    assert create_app(load([], {})).test_client().get("/stats").status_code == 404
+    assert app_of().test_client().get("/stats").status_code == 404
 
 
 def test_a_chat_is_what_the_engine_says(remote: RunningServer, peer: Peer) -> None:
