@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 
 from msgspec import Struct
 
@@ -27,6 +28,13 @@ class Share(Struct, frozen=True):
     requests: int
     good: int
     good_per_s: float
+
+    @property
+    def share(self) -> float:
+        return self.good / self.requests
+
+    def __str__(self) -> str:
+        return f"{self.share:.1%} of requests, {self.good_per_s:.2f}/s"
 
 
 class Goodput(Share, frozen=True):
@@ -62,38 +70,39 @@ def read_limits(words: Sequence[str]) -> Limits:
 
 
 def goodput(load: LoadTrace, outcome: SimulationOutcome, limits: Limits, duration_s: float) -> Goodput:
-    """Counts the requests that met their limits; one without a first token has missed them."""
-    kinds = load.kind or None
-    good: dict[int, int] = defaultdict(int)
-    count: dict[int, int] = defaultdict(int)
-    for number, ratios in enumerate(limit_ratios(load, outcome, limits)):
-        kind = -1 if kinds is None else kinds[number]
-        count[kind] += 1
-        good[kind] += all(ratio <= 1 for ratio in ratios.values())
-    per_s = 1 / duration_s if duration_s > 0 else 0.0
-    shares = {kind: Share(count[kind], good[kind], good[kind] * per_s) for kind in sorted(count)}
-    met = sum(good.values())
-    return Goodput(
-        len(load), met, met * per_s, {load.classes[kind]: it for kind, it in shares.items() if kind >= 0}
-    )
+    good, per_s = good_requests(load, outcome, limits), 1 / duration_s if duration_s > 0 else 0.0
+    its: list[list[bool]] = [[] for _ in load.classes]
+    for kind, is_good in zip(load.kind, good, strict=False):
+        its[kind].append(is_good)
+    shares = (Share(len(own), sum(own), sum(own) * per_s) for own in its)
+    by_class = dict(zip(load.classes, shares, strict=True))
+    return Goodput(len(good), sum(good), sum(good) * per_s, by_class)
+
+
+def good_requests(load: LoadTrace, outcome: SimulationOutcome, limits: Limits) -> list[bool]:
+    """Returns which requests met all their limits; one without a first token has missed them."""
+    return [max(ratios.values(), default=0.0) <= 1 for ratios in limit_ratios(load, outcome, limits)]
+
+
+def limits_of(limits: Limits, name: str) -> dict[str, float]:
+    """Returns the limits of a class, by metric."""
+    return {**limits.get("", {}), **limits.get(name, {})}
 
 
 def limit_ratios(load: LoadTrace, outcome: SimulationOutcome, limits: Limits) -> Iterator[dict[str, float]]:
     """Yields each request's times by metric, as shares of its limits; inf without a first token."""
-    everyone, kinds = limits.get("", {}), load.kind or None
-    of_class = [{**everyone, **limits.get(name, {})} for name in load.classes]
-    for number, output in enumerate(load.output_tokens):
-        send_s, first_s, last_s = outcome.send_s[number], outcome.first_s[number], outcome.last_s[number]
+    of_class = [limits_of(limits, name) for name in load.classes or [""]]
+    columns = outcome.send_s, outcome.first_s, outcome.last_s, load.output_tokens, load.kind or repeat(0)
+    for send_s, first_s, last_s, output, kind in zip(*columns, strict=False):
         took_s = {
             "ttft": first_s - send_s,
             "tpot": (last_s - first_s) / (output - 1) if output > 1 else 0.0,
             "e2el": last_s - send_s,
         }
-        own = everyone if kinds is None else of_class[kinds[number]]
         if math.isnan(first_s):
             yield dict.fromkeys(METRICS, math.inf)
         else:
-            yield {metric: took_s[metric] / limit_s for metric, limit_s in own.items()}
+            yield {metric: took_s[metric] / limit_s for metric, limit_s in of_class[kind].items()}
 
 
 def check_classes(limits: Limits, load: LoadTrace) -> None:
@@ -109,16 +118,10 @@ def price_of(gpu_hours: float, per_hour: float, input_tokens: int, output_tokens
 
 
 def lines(its: Goodput, limits: Limits) -> list[str]:
-    """Returns one line for all requests, and one for each class."""
-
-    def line(name: str, share: Share, own: Mapping[str, float]) -> str:
-        told = ", ".join(f"{metric} {1000 * seconds:g} ms" for metric, seconds in own.items()) or "no limit"
-        return f"{name}: {share.good / share.requests:.1%} of requests, {share.good_per_s:.2f}/s ({told})"
-
-    general = limits.get("", {})
-    found = [line("goodput", its, general)] if not its.by_class else []
-    for name, share in its.by_class.items():
-        found.append(line(f"goodput of {name}", share, {**general, **limits.get(name, {})}))
-    if its.by_class:
-        found.append(f"goodput: {its.good / its.requests:.1%} of requests, {its.good_per_s:.2f}/s")
-    return found
+    """Returns one line for each class, and one for all requests."""
+    found = []
+    for name, share in (its.by_class or {"": its}).items():
+        of = f" of {name}" if its.by_class else ""
+        told = [f"{metric} {1000 * limit_s:g} ms" for metric, limit_s in limits_of(limits, name).items()]
+        found.append(f"goodput{of}: {share} ({', '.join(told) or 'no limit'})")
+    return [*found, f"goodput: {its}"] if its.by_class else found

@@ -6,6 +6,7 @@ import argparse
 import gc
 import sys
 from argparse import Namespace
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -134,19 +135,10 @@ class Job:
         return fleet
 
 
-def read(argv: Sequence[str], plugged: Plugged, autoscalers: Autoscalers) -> tuple[Job, Namespace]:
-    """Returns the job and the flags. Raises ConfigError, in one line, for wrong values and for conflicts."""
-    given, words = parser().parse_beside_settings(argv, plugins_only=True)
-    job = make_job(given, load(words, {}), plugged, autoscalers)
-    if given.profile == AUTO:
-        print(f"profile auto: {job.plan.profile.checked}", file=sys.stderr)
-    return job, given
-
-
 def make_job(
     given: Namespace, settings: Settings, plugged: Plugged, autoscalers: Autoscalers = lambda settings: {}
 ) -> Job:
-    """Makes the job of the flags. Raises ConfigError as `read` does."""
+    """Makes the job of the flags. Raises ConfigError, in one line, for wrong values and for conflicts."""
     limits = {name: getattr(given, name.replace("-", "_")) for name in (*ENGINE, *SWITCHES)}
     changes = {
         name.removesuffix("-override").replace("-", "_"): value
@@ -179,7 +171,7 @@ def make_job(
         goodput = None if given.goodput is None else read_limits(given.goodput)
     except ValueError as error:
         raise UsageError(f"--goodput {error}") from None
-    judgement = summaries.Judgement(goodput, given.gpu_hour_price)
+    judgement = summaries.Judgement(goodput, given.gpu_hour_price, given.slo)
     return Job(profile_name=name, plan=plan, trace=given.trace, recipe=recipe, judgement=judgement)
 
 
@@ -377,7 +369,7 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     add("--goodput", nargs="+", metavar="LIMIT", help=limits)
     price = "of an accelerator: the price of the run and of a million tokens"
     add("--gpu-hour-price", type=number_of(0, 1_000_000), metavar="PRICE", help=price)
-    add("--slo", type=as_argument(summaries.read_objectives), metavar="LIMITS", help=goals)
+    add("--slo", type=as_argument(summaries.read_objectives), default=(), metavar="LIMITS", help=goals)
     count = whole_number(1, 1024)
     own = "of sweeps [one a core]"
     add("--processes", type=count, default=simulation.cores(), metavar="N", help=own)
@@ -391,7 +383,10 @@ def run(
     autoscalers: Autoscalers = lambda settings: {},
 ) -> int:
     """Returns the exit status. The functions return step costs and policies of plugins; by default none."""
-    job, given = read(argv, plugged, autoscalers)
+    given, words = parser().parse_beside_settings(argv, plugins_only=True)
+    job = make_job(given, load(words, {}), plugged, autoscalers)
+    if given.profile == AUTO:
+        print(f"profile auto: {job.plan.profile.checked}", file=sys.stderr)
     if given.plot is not None:
         check_installed("fleet", "--plot")
     # Millions of objects without reference cycles: collections would find nothing.
@@ -429,16 +424,12 @@ def _run_once(job: Job, given: Namespace) -> None:
         summary = summaries.summarize(load, plan, outcome, job.profile_name, job.judgement)
     drawn, constant = tuple[autoscaled.Interval, ...](), None
     if plan.autoscaling is not None:
-        columns = outcome.send_s, summaries.missed(load, outcome, job.judgement.limits, given.slo or ())
-        its = outcome.lives, *columns, plan.profile.devices
-        drawn = autoscaled.intervals(*its, pictures.BINS)
-        constant = _best_constant(job, load, summary, given)
+        missed = summaries.missed(load, outcome, job.judgement)
+        its = outcome.lives, outcome.send_s, missed, plan.profile.devices
+        drawn, constant = autoscaled.intervals(*its, pictures.BINS), _best_constant(job, load, summary)
         fleet = summaries.fleet_use(outcome, autoscaled.intervals(*its), constant)
         summary = msgspec.structs.replace(summary, fleet=fleet)
-    verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in given.slo or ()]
-    with written(
-        given, summary, "\n".join([job.head(""), summaries.table(summary, job.judgement), *verdicts])
-    ) as parts:
+    with written(given, summary, f"{job.head('')}\n{summaries.table(summary, job.judgement)}") as parts:
         if given.requests is not None:
             summaries.write_requests(parts.enter_context(whole_file(given.requests)), load, outcome)
         if film is not None:
@@ -446,28 +437,26 @@ def _run_once(job: Job, given: Namespace) -> None:
             parts.enter_context(whole_file(given.html)).write_text(page, "utf-8")
         if given.plot is not None:
             part = parts.enter_context(whole_file(given.plot))
-            pictures.draw_run(load, plan, outcome, title, given.slo or (), part, drawn, constant)
+            pictures.draw_run(load, plan, outcome, title, given.slo, part, drawn, constant)
 
 
-def _best_constant(
-    job: Job, load: LoadTrace, own: summaries.RunSummary, given: Namespace
-) -> summaries.RunSummary | None:
+def _best_constant(job: Job, load: LoadTrace, own: summaries.RunSummary) -> summaries.RunSummary | None:
     """Finds the fewest constant pods that meet the objectives or, without these, have as much goodput."""
     assert job.plan.autoscaling is not None
-    found, low, high, tried = None, 1, job.plan.autoscaling.policy.most, 0
-    with progress_of(sys.stderr, "compared", high.bit_length(), "fleets") as progress:
-        while low <= high and (given.slo or own.goodput):
-            pods = (low + high) // 2
-            plan = replace(job.plan, pods=pods, autoscaling=None)
-            outcome = simulation.simulate(load, plan)
-            its = summaries.summarize(load, plan, outcome, job.profile_name, job.judgement)
-            is_good = its.goodput and own.goodput and its.goodput.good >= own.goodput.good
-            if all(it.met(its) for it in given.slo) if given.slo else is_good:
-                found, high = its, pods - 1
-            else:
-                low = pods + 1
-            progress(tried := tried + 1)
-    return found
+    most, runs = job.plan.autoscaling.policy.most, dict[int, summaries.RunSummary]()
+
+    def does_well(pods: int) -> bool:
+        plan = replace(job.plan, pods=pods, autoscaling=None)
+        runs[pods] = its = _simulated(load, replace(job, plan=plan))
+        progress(len(runs))
+        if job.judgement.objectives:
+            return all(it.met(its) for it in job.judgement.objectives)
+        return bool(its.goodput and own.goodput and its.goodput.good >= own.goodput.good)
+
+    if not (job.judgement.objectives or own.goodput):
+        return None
+    with progress_of(sys.stderr, "compared", most.bit_length(), "fleets") as progress:
+        return runs.get(1 + bisect_left(range(1, most + 1), True, key=does_well))
 
 
 def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
@@ -482,20 +471,23 @@ def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
             meets_slo = all(it.met(summary) for it in given.slo) if given.slo else None
             points.append(summaries.Point(value=at, meets_slo=meets_slo, summary=summary))
             progress(len(points))
-    word, value = summaries.best(sweep.name, points, given.slo or ())
-    text = f"{job.head(sweep.name)}\n{summaries.curve(sweep.name, points, given.slo or ())}"
+    word, value = summaries.best(sweep.name, points, given.slo)
+    text = f"{job.head(sweep.name)}\n{summaries.curve(sweep.name, points, given.slo)}"
     with written(given, {"sweep": sweep.name, word: value, "points": points}, text) as parts:
         if given.plot is not None:
             part = parts.enter_context(whole_file(given.plot))
             profile = job.plan.profile
             of = f"{profile.model}, on {profile.device}" if job.profile_name == AUTO else job.profile_name
             with picture_file(part, job.head(sweep.name).replace(job.profile_name, of, 1)) as axes:
-                pictures.draw_curves(axes, sweep.name, points, given.slo or ())
+                pictures.draw_curves(axes, sweep.name, points, given.slo)
 
 
 def _summary(job: Job) -> summaries.RunSummary:
     gc.disable()
-    load = job.load()
+    return _simulated(job.load(), job)
+
+
+def _simulated(load: LoadTrace, job: Job) -> summaries.RunSummary:
     outcome = simulation.simulate(load, job.plan)
     return summaries.summarize(load, job.plan, outcome, job.profile_name, job.judgement)
 

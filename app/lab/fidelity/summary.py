@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import UNSET, Struct, UnsetType
 
 from app.lab.fidelity import autoscaled
-from app.lab.fidelity.goodput import Goodput, Limits, Price, goodput, limit_ratios, price_of
+from app.lab.fidelity.goodput import METRICS, Goodput, Limits, Price, good_requests, goodput, price_of
 from app.lab.fidelity.goodput import lines as goodput_lines
 from app.lab.fidelity.pod import Timeline
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
@@ -21,8 +21,6 @@ from config.kinds import parse_duration
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "e2e")
-METRIC_OF = {"ttft": "ttft", "itl": "tpot", "e2e": "e2el"}
-"""Words of goodput for latencies."""
 SPLIT = "prefill-pods"
 """Setting of a sweep over P:D, the prefill and decode pods of a number of pods; 0 are ordinary pods."""
 MOST = {"rate": 1_000_000, "in-flight": 1_000_000, "pods": 10_000, SPLIT: 10_000}
@@ -118,10 +116,11 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Measures of a run: limits of requests, and the price of an accelerator's hour."""
+    """Measures of a run: limits of its requests, an accelerator's price an hour, objectives of latencies."""
 
     limits: Limits | None = None
     gpu_hour_price: float | None = None
+    objectives: tuple[Objective, ...] = ()
 
 
 def summarize(
@@ -213,8 +212,7 @@ class Objective:
     limit_s: float
 
     def met(self, summary: RunSummary) -> bool:
-        seconds: float | None = getattr(summary.latency(self.latency), self.statistic)
-        return seconds is None or seconds <= self.limit_s
+        return self.ratio(summary) <= 1
 
     def ratio(self, summary: RunSummary) -> float:
         """Returns the latency as a share of the limit; 0 without one."""
@@ -327,6 +325,7 @@ def table(its: RunSummary, judgement: Judgement = Judgement()) -> str:
         )
     if isinstance(its.fleet, FleetUse):
         lines += [autoscaled.table(its.fleet.intervals), _fleets(its, its.fleet)]
+    lines += [f"{it}: {'met' if it.met(its) else 'not met'}" for it in judgement.objectives]
     return "\n".join(lines)
 
 
@@ -363,17 +362,14 @@ def _fleets(its: RunSummary, fleet: FleetUse) -> str:
     return report.markdown(rows)
 
 
-def missed(
-    load: LoadTrace, outcome: SimulationOutcome, limits: Limits | None, objectives: Sequence[Objective]
-) -> list[bool]:
+def missed(load: LoadTrace, outcome: SimulationOutcome, judgement: Judgement) -> list[bool]:
     """Returns which requests missed a limit: those of goodput, without these the values of the objectives."""
+    limits = judgement.limits
     if limits is None:
         # Of two objectives of a latency the stricter value holds.
-        ordered = sorted(objectives, key=lambda it: -it.limit_s)
-        limits = {"": {METRIC_OF[it.latency]: it.limit_s for it in ordered}}
-    if not any(limits.values()):
-        return []
-    return [max(ratios.values()) > 1 for ratios in limit_ratios(load, outcome, limits)]
+        ordered = sorted(judgement.objectives, key=lambda it: -it.limit_s)
+        limits = {"": {METRICS[LATENCIES.index(it.latency)]: it.limit_s for it in ordered}}
+    return [not good for good in good_requests(load, outcome, limits)] if any(limits.values()) else []
 
 
 def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:
@@ -393,7 +389,7 @@ def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -
             f"{its.running.mean:.1f}",
             f"{its.kv_cache_usage.peak:.0%}",
             f"{its.preemptions:,}",
-            *([f"{its.goodput.good / its.goodput.requests:.1%}"] if its.goodput else []),
+            *([f"{its.goodput.share:.1%}"] if its.goodput else []),
             *([f"{its.price.per_million_output_tokens:,.2f}"] if its.price else []),
         )
         rows.append((*row, "yes" if point.meets_slo else "no") if objectives else row)
@@ -423,7 +419,7 @@ def _verdict(point: Point, objectives: Sequence[Objective]) -> str:
         worst = max(objectives, key=lambda it: it.ratio(its))
         parts.append(f"{worst.latency}_{worst.statistic} at {worst.ratio(its):.0%} of its limit")
     if its.goodput:
-        parts.append(f"goodput {its.goodput.good / its.goodput.requests:.1%}")
+        parts.append(f"goodput {its.goodput.share:.1%}")
     return ", ".join(parts)
 
 
