@@ -163,7 +163,7 @@ def test_it_starts_from_a_data_sheet(tmp_path: Path) -> None:
         (["--start", "qwen3-14b-h100", "--device", "h100"], "start is given, so device"),
         (["--start", "qwen3-14b-h100", "--num-gpu-blocks", "10"], "do not fit into the KV cache of 144"),
         (["--start", "qwen3-14b-h100", "--png", "/nowhere/x.png"], "there is no folder /nowhere"),
-        (["--start", "qwen3-14b-h100", "--check", "nowhere.csv"], "nowhere.csv: cannot be read"),
+        (["--start", "qwen3-14b-h100", "--check", "nowhere.csv"], "nowhere.csv: No such file"),
         (["--start", "qwen3-14b-h100", "--check", "copy.csv"], "copy is fitted: --check takes runs that"),
         (["run.csv", "--start", "qwen3-14b-h100"], "two runs are called run: give the files different names"),
     ],

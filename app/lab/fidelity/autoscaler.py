@@ -1,17 +1,22 @@
-"""Pods of a simulated fleet that join after a cold start, drain, and leave when they are idle."""
+"""Pods of a simulated fleet that join after a cold start, drain, and leave when they are idle; their use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 from random import Random
 
+from msgspec import Struct
+
 from app.lab.load.autoscale import Autoscaling, Look, Sample
 
 JOIN, SCRAPE, LOOK = range(3)
 """Kinds of events, in their order at one moment."""
+Phases = tuple[float, float, float]
+"""Pods that load, are ready and drain."""
 
 
 @dataclass(slots=True)
@@ -107,3 +112,52 @@ class Autoscaler:
     def _push(self, at_s: float, kind: int, number: int) -> None:
         heappush(self._events, (at_s, kind, number))
         self.next_s = self._events[0][0]
+
+
+class Interval(Struct, frozen=True):
+    """A part of the run; pods are means."""
+
+    begin_s: float
+    requests_per_s: float
+    loading: float
+    ready: float
+    draining: float
+    missed: int | None
+    """Requests sent then that missed a limit; None without limits."""
+    gpu_hours: float
+
+
+def pods_over(lives: Sequence[Life], begin_s: float, width_s: float, count: int) -> Iterator[Phases]:
+    """Yields the mean pods that load, are ready and drain in each interval of `width_s` seconds."""
+    phases = (
+        [(it.begun_s, min(it.ready_s, it.gone_s)) for it in lives],
+        [(it.ready_s, min(it.drain_s, it.gone_s)) for it in lives],
+        [(max(it.drain_s, it.ready_s), it.gone_s) for it in lives],
+    )
+    for place in range(count):
+        low_s, high_s = begin_s + place * width_s, begin_s + (place + 1) * width_s
+        loading, ready, draining = (
+            sum(max(0.0, min(end_s, high_s) - max(start_s, low_s)) for start_s, end_s in spans) / width_s
+            for spans in phases
+        )
+        yield loading, ready, draining
+
+
+def intervals(
+    lives: Sequence[Life], send_s: Sequence[float], missed: Sequence[bool], devices: int, count: int
+) -> tuple[Interval, ...]:
+    """Divides a run; `missed` has a value for each request, or is empty without limits."""
+    begin_s = min(send_s)
+    width_s = max(max(it.gone_s for it in lives) - begin_s, 1e-9) / count
+    places = [min(int((at_s - begin_s) / width_s), count - 1) for at_s in send_s]
+    sent, late = Counter(places), Counter(it for it, is_late in zip(places, missed, strict=False) if is_late)
+    parts = []
+    for place, pods in enumerate(pods_over(lives, begin_s, width_s, count)):
+        missed_then, hours = late[place] if missed else None, sum(pods) * width_s * devices / 3600
+        parts.append(Interval(place * width_s, sent[place] / width_s, *pods, missed_then, hours))
+    return tuple(parts)
+
+
+def pod_seconds(lives: Iterable[Life]) -> float:
+    """Returns the seconds of all pods, from the start of their loading until they are gone."""
+    return sum(it.gone_s - it.begun_s for it in lives)

@@ -15,6 +15,7 @@ import math
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -108,16 +109,23 @@ def read_recordings(path: str) -> list[MeasuredRun]:
     raise ConfigError(f"{path}: is no file of vllm bench serve, guidellm or aiperf that is known here")
 
 
-def _text(path: str) -> str:
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[io.BufferedReader, io.BufferedReader | gzip.GzipFile]]:
+    """Yields a file as it is, and unpacked. Raises ConfigError where the file or its text cannot be read."""
     try:
-        with Path(path).open("rb") as packed:
-            file = gzip.GzipFile(fileobj=packed) if packed.peek(2)[:2] == GZIP else packed
-            content = file.read(MOST_BYTES + 1)
-        text = content.decode("utf-8-sig")
+        with path.open("rb") as packed:
+            yield packed, gzip.GzipFile(fileobj=packed) if packed.peek(2)[:2] == GZIP else packed
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(f"{path}: it is neither text in UTF-8 nor such text packed by gzip") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{path}: it cannot be unpacked: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+
+
+def _text(path: str) -> str:
+    with opened(Path(path)) as (_, file):
+        text = (content := file.read(MOST_BYTES + 1)).decode("utf-8-sig")
     if len(content) > MOST_BYTES:
         raise ConfigError(f"{path}: must not be larger than {MOST_BYTES >> 20} MiB")
     if not text.strip():

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.lab.fidelity import autoscaled
+from app.lab.fidelity.autoscaler import Interval, pods_over
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
 from app.lab.fidelity.summary import (
     LATENCIES,
@@ -49,7 +49,7 @@ def draw_run(
     title: str,
     objectives: Sequence[Objective],
     path: Path,
-    parts: Sequence[autoscaled.Interval] = (),
+    parts: Sequence[Interval] = (),
     constant: RunSummary | None = None,
 ) -> None:
     """Writes a picture: latencies by time of sending, sequences in a step, use of the cache.
@@ -62,7 +62,7 @@ def draw_run(
         _draw_use(axes[2:], plan, outcome)
         if parts:
             pods = None if constant is None else len(constant.requests_per_pod)
-            autoscaled.draw(axes[4:], parts, pods)
+            _draw_pods(axes[4:], parts, pods)
         for its in axes:
             report.from_zero(its)
 
@@ -92,7 +92,7 @@ def _draw_use(axes: Sequence[report.Axes], plan: SimulationPlan, outcome: Simula
     times_s = [place * timeline.bin_s for place in range(len(timeline.blocks))]
     pod_bins_s = [timeline.bin_s * plan.pods] * len(times_s)
     if outcome.lives:
-        phases = autoscaled.pods_over(outcome.lives, timeline.begin_s, timeline.bin_s, len(times_s))
+        phases = pods_over(outcome.lives, timeline.begin_s, timeline.bin_s, len(times_s))
         pod_bins_s = [timeline.bin_s * max(ready + draining, 1e-9) for _, ready, draining in phases]
     sequences = [it / pod_s for it, pod_s in zip(timeline.sequences, pod_bins_s, strict=True)]
     used = [it / pod_s for it, pod_s in zip(timeline.blocks, pod_bins_s, strict=True)]
@@ -103,6 +103,24 @@ def _draw_use(axes: Sequence[report.Axes], plan: SimulationPlan, outcome: Simula
     of = "of a pod" if plan.pods > 1 or outcome.lives else "in use"
     axes[0].set(xlabel="time (s)", ylabel=f"sequences {of}")
     axes[1].set(xlabel="time (s)", ylabel=f"KV cache {of} (%)")
+
+
+def _draw_pods(axes: Sequence[report.Axes], parts: Sequence[Interval], constant: int | None) -> None:
+    """Draws pods by phase and the pods of a constant fleet, then load and misses, over time."""
+    times_s = [it.begin_s for it in parts]
+    phases = {"ready": report.BLUE, "loading": report.GREY, "draining": report.ORANGE}
+    heights = [[getattr(it, phase) for it in parts] for phase in phases]
+    style = {"colors": phases.values(), "labels": [f"{it} pods" for it in phases], "alpha": 0.6}
+    axes[0].stackplot(times_s, heights, step="post", **style)
+    if constant is not None:
+        label = f"best constant fleet: {constant}"
+        axes[0].axhline(constant, color=report.GREEN, linestyle="--", label=label)
+    axes[1].plot(times_s, [it.requests_per_s for it in parts], color=report.BLUE, label="load")
+    if parts[0].missed is not None:
+        late = [(it.missed or 0) / times_s[1] for it in parts]
+        axes[1].fill_between(times_s, late, color=report.RED, alpha=0.6, label="missed")
+    axes[0].set(xlabel="time (s)", ylabel="pods")
+    axes[1].set(xlabel="time (s)", ylabel="requests/s")
 
 
 def draw_curves(

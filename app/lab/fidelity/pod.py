@@ -10,7 +10,7 @@ from random import Random
 from app.engine.core.batch import Batch, Blocks, Drafts, SchedulerLimits, SequenceState
 from app.engine.core.scheduler import Scheduler
 from app.engine.core.step_loop import CostModel, StepLoop
-from app.engine.kvcache.block_pool import Block, BlockPool, CountedBlocks
+from app.engine.kvcache.block_pool import BlockPool, CountedBlocks
 from config.profile import EngineLimits, Profile
 
 
@@ -18,7 +18,7 @@ class OfflineRequest(SequenceState):
     """A request, with times in seconds, and the beginning that its prompt shares with other prompts."""
 
     __slots__ = (
-        *("arrival_s", "first_s", "keys", "last_s", "node_tokens", "number"),
+        *("arrival_s", "first_s", "kept", "keys", "last_s", "node_tokens", "number"),
         *("path", "prefix_tokens", "send_s", "session"),
     )
 
@@ -35,6 +35,8 @@ class OfflineRequest(SequenceState):
         """Conversation whose beginning this prompt is, after `prefix_tokens`; its answer continues it."""
         self.keys: list[bytes] | None = None
         """Keys of the blocks that may be cached; made while the request waits, dropped with its blocks."""
+        self.kept = 0
+        """Unshared blocks that the request may find again after a preemption."""
 
 
 class PrefixBlocks:
@@ -48,9 +50,6 @@ class PrefixBlocks:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, on_evict=lambda hashes: None)
         self.capacity = self.pool.capacity
-        self.held: dict[OfflineRequest, list[Block]] = {}
-        self._kept: dict[OfflineRequest, int] = {}
-        """Unshared blocks that preempted requests may find again."""
         self.hits = 0
         """Blocks found at the first admission of requests."""
 
@@ -62,8 +61,7 @@ class PrefixBlocks:
         whole = (tokens - 1) // self.block_size
         if sequence.keys is None:
             keys = sequence.keys = shared_keys(sequence, self.block_size, tokens)
-            kept = self._kept.get(sequence, 0)
-            keys += [_own_key(sequence, place) for place in range(len(keys), kept)]
+            keys += [_own_key(sequence, place) for place in range(len(keys), sequence.kept)]
         sequence.hits = self.pool.longest_prefix(sequence.keys[:whole])
         return len(sequence.hits)
 
@@ -73,25 +71,26 @@ class PrefixBlocks:
 
     def begin(self, sequence: OfflineRequest, found: int, count: int) -> None:
         blocks, sequence.hits = sequence.hits, []
-        self._kept.pop(sequence, None)
+        sequence.kept = 0
         if not sequence.preemptions:
             self.hits += found
             sequence.cached_tokens = found * self.block_size
         self.pool.use(blocks)
-        self.held[sequence] = blocks
+        sequence.blocks = blocks
         self.grow(sequence, count)
 
     def grow(self, sequence: OfflineRequest, count: int) -> None:
-        self.held[sequence] += self.pool.take(count)
+        sequence.blocks += self.pool.take(count)
 
     def filled(self, sequence: OfflineRequest) -> None:
         whole, keys = min(sequence.computed, sequence.prefix_tokens) // self.block_size, sequence.keys or ()
-        for block, key in zip(self.held[sequence][:whole], keys, strict=False):
+        for block, key in zip(sequence.blocks[:whole], keys, strict=False):
             if block.hash is None:
                 self.pool.cache(block, key)
 
     def release(self, sequence: OfflineRequest, held: int, findable: int = 0) -> None:
-        blocks, keys, sequence.keys = self.held.pop(sequence), sequence.keys or [], None
+        blocks, keys = sequence.blocks, sequence.keys or []
+        sequence.blocks, sequence.keys, sequence.kept = [], None, findable
         whole = findable
         if sequence.last:  # the last token of the answer is not computed
             whole = (sequence.prompt_tokens + sequence.output_tokens - 1) // self.block_size
@@ -102,12 +101,10 @@ class PrefixBlocks:
         for block, key in zip(blocks, keys, strict=True):
             if block.hash is None:
                 self.pool.cache(block, key)
-        if findable:
-            self._kept[sequence] = findable
         self.pool.release(blocks)
 
     def forget(self, sequence: OfflineRequest) -> None:
-        self._kept.pop(sequence, None)
+        sequence.kept = 0
 
 
 def shared_keys(request: OfflineRequest, block_size: int, tokens: int) -> list[bytes]:

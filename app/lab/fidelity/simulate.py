@@ -15,8 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from app.lab.fidelity import autoscaled, pictures, simulation
+from app.lab.fidelity import pictures, simulation
 from app.lab.fidelity import summary as summaries
+from app.lab.fidelity.autoscaler import Interval, intervals
 from app.lab.fidelity.disaggregation import Disaggregation
 from app.lab.fidelity.goodput import check_classes, read_limits
 from app.lab.fidelity.traces import read_trace
@@ -422,12 +423,12 @@ def _run_once(job: Job, given: Namespace) -> None:
     with progress_of(sys.stderr, "simulated", len(load), "requests") as progress:
         outcome = simulation.simulate(load, plan, progress, None if film is None else film.watch)
         summary = summaries.summarize(load, plan, outcome, job.profile_name, job.judgement)
-    drawn, constant = tuple[autoscaled.Interval, ...](), None
+    drawn, constant = tuple[Interval, ...](), None
     if plan.autoscaling is not None:
         missed = summaries.missed(load, outcome, job.judgement)
         its = outcome.lives, outcome.send_s, missed, plan.profile.devices
-        drawn, constant = autoscaled.intervals(*its, pictures.BINS), _best_constant(job, load, summary)
-        fleet = summaries.fleet_use(outcome, autoscaled.intervals(*its), constant)
+        drawn, constant = intervals(*its, pictures.BINS), _best_constant(job, load, summary)
+        fleet = summaries.fleet_use(outcome, intervals(*its, summaries.INTERVALS), constant)
         summary = msgspec.structs.replace(summary, fleet=fleet)
     with written(given, summary, f"{job.head('')}\n{summaries.table(summary, job.judgement)}") as parts:
         if given.requests is not None:

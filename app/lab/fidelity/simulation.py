@@ -312,10 +312,7 @@ def each(
     pool: ProcessPoolExecutor | None, work: Callable[[Job], Result], jobs: Iterable[Job]
 ) -> Iterator[Result]:
     """Returns the results in the order of `jobs`, for which a pool works at once."""
-    if pool is None:
-        return map(work, jobs)
-    futures = [pool.submit(work, job) for job in jobs]
-    return (future.result() for future in futures)
+    return map(work, jobs) if pool is None else pool.map(work, jobs)
 
 
 def depend(parent: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.lab.fidelity import autoscaled
+from app.lab.fidelity.autoscaler import Interval, pod_seconds
 from app.lab.fidelity.goodput import METRICS, Goodput, Limits, Price, good_requests, goodput, price_of
 from app.lab.fidelity.goodput import lines as goodput_lines
 from app.lab.fidelity.pod import Timeline
@@ -28,6 +28,10 @@ MOST_POINTS = 1000
 CURVE = ("requests/s", "tokens/s", "TTFT p50", "p99", "ITL p50", "p99", "E2E p99") + (
     *("running", "KV peak", "preempted"),
 )
+
+
+INTERVALS = 12
+"""Intervals of an autoscaled run, in its table."""
 
 
 class Spread(Struct, frozen=True):
@@ -72,7 +76,7 @@ class FleetUse(Struct, frozen=True):
 
     mean_pods: float
     most_pods: int
-    intervals: tuple[autoscaled.Interval, ...]
+    intervals: tuple[Interval, ...]
     constant: RunSummary | None
 
 
@@ -138,7 +142,7 @@ def summarize(
     if outcome.transfers is not None:
         per_pod += Counter(outcome.transfers.prefill_pod)
     requests_per_pod = tuple(per_pod[pod] for pod in range(len(outcome.lives) or plan.pods))
-    pods = autoscaled.pod_seconds(outcome.lives) * per_s if outcome.lives else plan.pods
+    pods = pod_seconds(outcome.lives) * per_s if outcome.lives else plan.pods
     its = _pool(outcome.timeline, requests_per_pod, per_s, capacity, pods)
     spreads = [_spread(values) for values in report.latencies(*columns, load.output_tokens)]
     gpu_hours, limits = pods * plan.profile.devices * duration_s / 3600, judgement.limits
@@ -324,7 +328,7 @@ def table(its: RunSummary, judgement: Judgement = Judgement()) -> str:
             f" {its.price.per_million_input_tokens:,.2f} in, {its.price.per_million_output_tokens:,.2f} out"
         )
     if isinstance(its.fleet, FleetUse):
-        lines += [autoscaled.table(its.fleet.intervals), _fleets(its, its.fleet)]
+        lines += [_over_time(its.fleet.intervals), _fleets(its, its.fleet)]
     lines += [f"{it}: {'met' if it.met(its) else 'not met'}" for it in judgement.objectives]
     return "\n".join(lines)
 
@@ -341,11 +345,22 @@ def _transfer_lines(its: Transferred) -> list[str]:
 
 
 def fleet_use(
-    outcome: SimulationOutcome, parts: tuple[autoscaled.Interval, ...], constant: RunSummary | None
+    outcome: SimulationOutcome, parts: tuple[Interval, ...], constant: RunSummary | None
 ) -> FleetUse:
     lives, span_s = outcome.lives, max(outcome.last_s) - min(outcome.send_s)
     most = max(sum(it.begun_s <= at.begun_s < it.gone_s for it in lives) for at in lives)
-    return FleetUse(autoscaled.pod_seconds(lives) / max(span_s, 1e-9), most, parts, constant)
+    return FleetUse(pod_seconds(lives) / max(span_s, 1e-9), most, parts, constant)
+
+
+def _over_time(parts: Sequence[Interval]) -> str:
+    """Returns a Markdown table: load, pods and misses over time."""
+    rows = [("from", "requests/s", "loading", "ready", "draining", "missed", "GPU-hours")]
+    for it in parts:
+        loading, ready, draining = (f"{count:.1f}" for count in (it.loading, it.ready, it.draining))
+        missed = "-" if it.missed is None else f"{it.missed:,}"
+        moment, load = f"{it.begin_s:,.0f} s", f"{it.requests_per_s:.2f}"
+        rows.append((moment, load, loading, ready, draining, missed, f"{it.gpu_hours:.2f}"))
+    return report.markdown(rows)
 
 
 def _fleets(its: RunSummary, fleet: FleetUse) -> str:

@@ -8,21 +8,20 @@ reads. Any mistake is a ConfigError, in one line with file, row and rule.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
-import zlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
-from app.lab.fidelity.benchmark_files import GZIP, read_recordings
+from app.lab.fidelity.benchmark_files import opened, read_recordings
 from app.lab.load.loads import COLUMNS, MOST_TOKENS, NO_GROUP, SESSION_COLUMNS, TELL_EVERY, LoadTrace
 from config import ConfigError
 
@@ -37,33 +36,19 @@ _BLANK = b"\xef\xbb\xbf \t\r\n"
 def read_trace(path: Path, progress: Callable[[int], None] = lambda bytes_read: None) -> LoadTrace:
     """Reads a trace; `progress` receives the bytes read. Raises ConfigError with the file, row and rule."""
     load = LoadTrace(str(path), rows="row", first_row=2)
-    try:
-        with path.open("rb") as packed:
-            binary = gzip.GzipFile(fileobj=packed) if packed.peek(2)[:2] == GZIP else packed
-            head = binary.peek(4096).lstrip(_BLANK)
-            is_mooncake = b'"hash_ids"' in head or b'"input_length"' in head
-            if head.startswith(b"{") and not is_mooncake:
-                return _read_benchmark(path)
-            read = _read_mooncake if head.startswith(b"{") else _read_csv
-            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
-                read(file, load, lambda: progress(packed.tell()))
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: it is neither text in UTF-8 nor such text packed by gzip") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ConfigError(f"{path}: it cannot be unpacked: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    with opened(path) as (packed, binary):
+        head = binary.peek(4096).lstrip(_BLANK)
+        is_mooncake = b'"hash_ids"' in head or b'"input_length"' in head
+        if head.startswith(b"{") and not is_mooncake:
+            runs = read_recordings(str(path))
+            if len(runs) > 1:
+                raise ConfigError(f"{path}: it has {len(runs)} runs, and a load is one")
+            return replace(runs[0].load, origin=str(path))
+        read = _read_mooncake if head.startswith(b"{") else _read_csv
+        with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
+            read(file, load, lambda: progress(packed.tell()))
     if not load:
         raise ConfigError(f"{path}: it has no rows" + (" with tokens" if load.left_out else ""))
-    return load
-
-
-def _read_benchmark(path: Path) -> LoadTrace:
-    runs = read_recordings(str(path))
-    if len(runs) > 1:
-        raise ConfigError(f"{path}: it has {len(runs)} runs, and a load is one")
-    load = runs[0].load
-    load.origin = str(path)
     return load
 
 
@@ -93,29 +78,18 @@ def _tokens(name: str, text: str, least: int = 1) -> int:
     return int(digits)
 
 
-class CsvFormat(NamedTuple):
-    columns: tuple[str, str, str]
-    """Names of the columns of time, prompt tokens and answer tokens."""
-    seconds: Callable[[str, str], float]
-    """Reads a time, given its column and text. Raises ValueError."""
-
-
-OWN = CsvFormat(COLUMNS, _seconds)
-PUBLIC = (
-    CsvFormat(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _utc_s),
-    CsvFormat(("Timestamp", "Request tokens", "Response tokens"), _seconds),
-)
-"""Azure, whose times have seven digits and no zone (2023) or six and one (2024), and BurstGPT."""
+PUBLIC: Mapping[tuple[str, ...], Callable[[str, str], float]] = {
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): _utc_s,
+    ("Timestamp", "Request tokens", "Response tokens"): _seconds,
+}
+"""Columns of time, prompt and answer tokens, and how to read a time: of Azure, whose times have seven digits
+and no zone (2023) or six and one (2024), and of BurstGPT."""
 
 
 def _read_csv(file: Iterable[str], load: LoadTrace, progress: Callable[[], None]) -> None:
-    lines = csv.reader(file, strict=True)
+    lines, rows = csv.reader(file, strict=True), None
     try:
-        names = [name.strip() for name in next(lines, [])]
-    except csv.Error as error:
-        raise ConfigError(f"{load.row(-1)}: {error}") from None
-    rows = _CsvRows(load, names)
-    try:
+        rows = _CsvRows(load, [name.strip() for name in next(lines, [])])
         for number, row in enumerate(lines, 1):
             rows.add(row)
             if not number % TELL_EVERY:
@@ -123,9 +97,9 @@ def _read_csv(file: Iterable[str], load: LoadTrace, progress: Callable[[], None]
     except UnicodeDecodeError:
         raise
     except (csv.Error, ValueError) as error:
-        raise ConfigError(f"{load.row(len(load) + load.left_out)}: {error}") from None
+        raise ConfigError(f"{load.row(-1 if rows is None else len(load) + load.left_out)}: {error}") from None
     load.classes.extend(rows.kinds)
-    if rows.format is not OWN:
+    if not rows.are_own:
         _from_zero(load)
 
 
@@ -133,22 +107,21 @@ class _CsvRows:
     """Checks the rows of a CSV file, and adds each to `load`."""
 
     def __init__(self, load: LoadTrace, names: Sequence[str]) -> None:
-        """Raises ConfigError for columns that are missing, or there twice."""
-        self.format = next((it for it in PUBLIC if {*it.columns} <= {*names}), OWN)
-        optional = (PREFIX_COLUMNS, SESSION_COLUMNS, (CLASS,)) if self.format is OWN else ()
+        """Raises ValueError for columns that are missing, or there twice."""
+        self._columns = next((columns for columns in PUBLIC if {*columns} <= {*names}), COLUMNS)
+        self._seconds, self.are_own = PUBLIC.get(self._columns, _seconds), self._columns is COLUMNS
+        optional = (PREFIX_COLUMNS, SESSION_COLUMNS, (CLASS,)) if self.are_own else ()
         parts = [part if any(name in names for name in part) else () for part in optional]
-        wanted = [*self.format.columns, *chain(*parts)]
+        wanted = [*self._columns, *chain(*parts)]
         for name in wanted:
             if names.count(name) != 1:
                 what = "twice" if name in names else "missing"
-                raise ConfigError(
-                    f"{load.origin}, row 1: column {name} is {what}; needed are {', '.join(wanted)}"
-                )
+                raise ValueError(f"column {name} is {what}; needed are {', '.join(wanted)}")
         self.kinds: dict[str, int] = {}
         self._load, self._groups = load, dict[str, int]()
         self._turns: dict[str, int] = {}
         """Latest turn of each session."""
-        self._places = [names.index(name) for name in self.format.columns]
+        self._places = [names.index(name) for name in self._columns]
         places = ([names.index(name) for name in part] for part in parts)
         self._prefix, self._session, self._class = places if parts else ([], [], [])
         self._width = max(map(names.index, wanted)) + 1
@@ -159,14 +132,14 @@ class _CsvRows:
         load, (at, tokens_in, tokens_out) = self._load, self._places
         if len(row) < self._width:
             raise ValueError("is empty" if not any(row) else f"has {len(row)} fields, and lacks some")
-        if self.format is not OWN and "0" in (row[tokens_in], row[tokens_out]):  # a request that failed
+        if not self.are_own and "0" in (row[tokens_in], row[tokens_out]):  # a request that failed
             load.left_out += 1
             return
         before = self._turn_before(row) if self._session else None
-        name, name_in, name_out = self.format.columns
+        name, name_in, name_out = self._columns
         if before is None:
-            before_s, self._before_s = self._before_s, self.format.seconds(name, row[at])
-            if self._before_s < before_s and self.format is OWN:
+            before_s, self._before_s = self._before_s, self._seconds(name, row[at])
+            if self._before_s < before_s and self.are_own:
                 raise ValueError(f"arrival_s {row[at]} is before that of the row above")
         count_in, count_out = _tokens(name_in, row[tokens_in]), _tokens(name_out, row[tokens_out])
         if before is not None and count_in < (told := load.input_tokens[before] + load.output_tokens[before]):

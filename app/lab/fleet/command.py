@@ -32,8 +32,7 @@ from app.lab.fleet.fleet import (
     make_workload,
     running_fleet,
 )
-from app.lab.fleet.proxy import Proxy
-from app.lab.fleet.routing import PolicyMaker, policies_of
+from app.lab.fleet.routing import PolicyMaker, Proxy, policies_of
 from app.lab.load.loads import arrivals
 from app.lab.load.policies import POLICIES
 from app.lab.load.report import (

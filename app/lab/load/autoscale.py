@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -52,8 +53,8 @@ AutoscalerStart = Callable[[int], Decide]
 Pods = Annotated[int, Meta(ge=1, le=10_000)]
 
 
-class ScalingPolicy(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """A policy, with the names of `--autoscale`; its number of pods is from `least` to `most`."""
+class Bounds(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """Fewest and most pods, with the names of `--autoscale`."""
 
     least: Pods = field(name="min")
     most: Pods = field(name="max")
@@ -62,9 +63,14 @@ class ScalingPolicy(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
         if self.least > self.most:
             raise ValueError(f"min {self.least} must not exceed max {self.most}")
 
-    def start(self, pods: int) -> Decide:
-        """Returns the decisions for a run that starts with `pods` pods."""
-        raise NotImplementedError
+
+@dataclass(frozen=True, slots=True)
+class ScalingPolicy:
+    """A policy, whose number of pods is from `least` to `most`."""
+
+    least: int
+    most: int
+    start: AutoscalerStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,7 @@ Change = tuple[float, int]
 """Time in seconds, and pods that were added (or, below 0, removed) then."""
 
 
-class HorizontalPodAutoscaler(ScalingPolicy, frozen=True, kw_only=True, rename="kebab"):
+class HorizontalPodAutoscaler(Bounds, frozen=True, kw_only=True, rename="kebab"):
     """The HPA's formula and behavior, with the defaults of Kubernetes."""
 
     metric: str
@@ -178,22 +184,9 @@ class HorizontalPodAutoscaler(ScalingPolicy, frozen=True, kw_only=True, rename="
         return max(wanted, min(limit, current), self.least)
 
 
-class Schedule(ScalingPolicy, frozen=True, kw_only=True):
-    """Numbers of pods by time: each holds from its seconds after the first request on."""
-
-    steps: tuple[tuple[float, int], ...]
-
-    def start(self, pods: int) -> Decide:
-        return lambda look: [pods for at_s, pods in self.steps if at_s <= look.at_s][-1]
-
-
-class PluggedPolicy(ScalingPolicy, frozen=True, kw_only=True):
-    """A policy of a plugin; `make` makes its decisions."""
-
-    make: AutoscalerStart
-
-    def start(self, pods: int) -> Decide:
-        return self.make(pods)
+def scheduled(steps: Sequence[tuple[float, int]], pods: int) -> Decide:
+    """Returns decisions by time: each number of pods holds from its seconds after the first request on."""
+    return lambda look: [pods for at_s, pods in steps if at_s <= look.at_s][-1]
 
 
 def read_policy(text: str, plugged: Mapping[str, AutoscalerStart]) -> ScalingPolicy:
@@ -213,11 +206,12 @@ def read_policy(text: str, plugged: Mapping[str, AutoscalerStart]) -> ScalingPol
     if name == "hpa":
         if given.get("metric") not in METRICS:
             raise ValueError(f"hpa: metric must be one of {', '.join(METRICS)}")
-        return msgspec.convert(given, HorizontalPodAutoscaler, strict=False)
+        hpa = msgspec.convert(given, HorizontalPodAutoscaler, strict=False)
+        return ScalingPolicy(hpa.least, hpa.most, hpa.start)
     if name not in plugged:
         raise ValueError(f"{name[:40]!r} must be one of {', '.join((*BUILT_IN, *plugged))}")
-    bounds = msgspec.convert(given, ScalingPolicy, strict=False)
-    return PluggedPolicy(least=bounds.least, most=bounds.most, make=plugged[name])
+    bounds = msgspec.convert(given, Bounds, strict=False)
+    return ScalingPolicy(bounds.least, bounds.most, plugged[name])
 
 
 def _seconds(text: str) -> float:
@@ -235,13 +229,13 @@ def _rates(text: str) -> list[Rate]:
     return [(int(it[1]), bool(it[2]), _seconds(it[3])) for it in found if it]
 
 
-def _schedule(given: Mapping[str, object]) -> Schedule:
+def _schedule(given: Mapping[str, object]) -> ScalingPolicy:
     moments = sorted((_seconds(at), pods) for at, pods in given.items())
     steps = msgspec.convert(moments, tuple[tuple[Annotated[float, Meta(ge=0)], Pods], ...], strict=False)
     if steps[0][0]:
         raise ValueError("schedule: it must begin with 0s=PODS")
     counts = [pods for _, pods in steps]
-    return Schedule(least=min(counts), most=max(counts), steps=steps)
+    return ScalingPolicy(min(counts), max(counts), partial(scheduled, steps))
 
 
 PREPARED: Mapping[str, Callable[[str], object]] = {
