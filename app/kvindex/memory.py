@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain, groupby
 from operator import itemgetter
 from sys import getsizeof
@@ -19,7 +20,6 @@ from cachetools import LRUCache
 from msgspec import Struct
 
 from app.base.clock.pause import pause_if_possible
-from app.engine.kvcache.memo import Memo
 from app.kvindex.backend import (
     CPU,
     GPU,
@@ -57,8 +57,8 @@ MASK_SHIFT = 12
 """Binary logarithm of the bits in a mask of about half of `SHARE_BYTES`."""
 REPEAT_BYTES, REPEATS_BYTES = 200, 64 << 20
 """Memory of a block held more than once, and of all that are counted, in bytes."""
-ALONE_BYTES = 16 << 20
-"""Memory of shared tuples for blocks with a single copy, in bytes."""
+MOST_ALONE = 1024
+"""Most shared tuples for blocks with a single copy; 16 MiB with the longest masks."""
 EVENTS_A_TURN, SLICE = 1024, 2048
 """Events applied in one go, in about 3 ms; blocks cleared or checked in one go, in about 1 ms."""
 SPARE = 64
@@ -283,17 +283,17 @@ class MemoryBackend(Backend):
         self._unit_bytes = 1 if weigh is weigh_bytes else SHARE_BYTES
         self._maps: dict[int, EngineMap] = {}
         self._due: dict[int, None] = {}
-        self._alone: Memo[tuple[int, int], Copies] = Memo(ALONE_BYTES)
+        self._alone = lru_cache(MOST_ALONE)(lambda tier, number: with_holder((), tier, 1 << number))
         self._copies = self._evicted = self._repeats = 0
 
     @property
     def size_bytes(self) -> int:
         """Upper estimate of the memory in use, in bytes, by `weigh_bytes` or `SHARE_BYTES`."""
-        return self.table.weight * self._unit_bytes + REPEAT_BYTES * self._repeats + self._alone.size_bytes
+        return self.table.weight * self._unit_bytes + REPEAT_BYTES * self._repeats
 
     @property
     def limit_bytes(self) -> int:
-        return self.table.bound * self._unit_bytes + REPEATS_BYTES + ALONE_BYTES
+        return self.table.bound * self._unit_bytes + REPEATS_BYTES
 
     def owned(self, source: IndexedEngine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         numbers = self.holders.groups(source)
@@ -430,10 +430,7 @@ class MemoryBackend(Backend):
             if copies != before:
                 before = copies
                 # Blocks with a single copy share one tuple, too.
-                alone = None if copies else self._alone.get((number, tier))
-                after = alone or with_holder(copies, tier, 1 << number)
-                if not copies and alone is None:
-                    self._alone.put((number, tier), after, getsizeof(after[-1]) + 300)
+                after = with_holder(copies, tier, 1 << number) if copies else self._alone(tier, number)
             if after is before:
                 self.table.put(segment, (), copies, after)  # marks the segment as used
             else:

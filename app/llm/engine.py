@@ -318,7 +318,7 @@ class LLMEngine:
     def _said(self, sequence: Sequence, token: int, logprobs: WireLogprob | None) -> Output:
         self.stats.generated_tokens += 1
         sequence.output_ids.append(token)
-        self.cache.extend(sequence, 1)
+        self.cache.append(sequence, 1)
         said = self._output(sequence, [token])
         if logprobs is not None:
             said.logprobs = [logprobs]

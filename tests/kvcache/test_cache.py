@@ -50,9 +50,9 @@ def test_a_prompt_that_is_computed_in_parts_stores_the_blocks_that_are_computed_
     cache.filled(sequence)
     assert (cache.free, summary(cache.take_events())) == (4, [4, 8])
     sequence.reply += [14, 15, 16]
-    cache.extend(sequence, 2)
+    cache.append(sequence, 2)
     assert cache.take_events() == []
-    cache.extend(sequence, 1)
+    cache.append(sequence, 1)
     assert summary(cache.take_events()) == [12]
     check(cache)
     cache.release(sequence)

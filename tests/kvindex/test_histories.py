@@ -188,9 +188,8 @@ def recount(backend: MemoryBackend) -> None:
     assert all(tier < len(backend.tiers) for each in backend._maps.values() for tier, _ in each.repeats)
     weigh = backend.table.weigh
     assert backend.table.weight == sum(map(weigh, held.values())) <= backend.table.bound
-    beside = backend._alone.size_bytes
     unit = 1 if weigh is weigh_bytes else SHARE_BYTES
-    assert backend.size_bytes == unit * backend.table.weight + REPEAT_BYTES * backend._repeats + beside
+    assert backend.size_bytes == unit * backend.table.weight + REPEAT_BYTES * backend._repeats
     named = {
         number: {key for name in names for key in keys_of(backend._maps[number].owned[name])}
         for number, names in maps.items()

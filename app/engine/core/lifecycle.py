@@ -94,7 +94,7 @@ class Lifecycle:
         """
         self._asleep -= woken_by(tags, self._asleep)
         if self._cache is not None and "kv_cache" not in self._asleep:
-            self._cache.wake()
+            self._cache.caching = True
         if not self._asleep:
             self._recorder.sleeping(None)
             self.resume()

@@ -24,7 +24,7 @@ from app.engine.kvcache.hashing import (
     ExtraKeys,
     Placeholder,
     Prompt,
-    all_low64,
+    low64,
 )
 from app.engine.kvcache.memo import Memo
 
@@ -228,15 +228,12 @@ class KVCache:
         has_room = needed <= self.pool.free
         if has_room and needed > 0:
             sequence.blocks += self.pool.take(needed)
-        self.extend(sequence, count)
-        return has_room
-
-    def extend(self, sequence: SequenceState, count: int) -> None:
-        """Adds reply tokens to assigned blocks; a block is cached once the token after it exists."""
         sequence.handed += count
         self.cache_reply(sequence)
+        return has_room
 
     def cache_reply(self, sequence: SequenceState) -> None:
+        """Caches full blocks of the reply; a block is full once the token after it exists."""
         first, size = sequence.cached_blocks, self.block_size
         full = (sequence.prompt_tokens + sequence.handed - 1) // size
         if full > first and sequence.caches:
@@ -304,7 +301,7 @@ class KVCache:
             self.pending += [BlockRemoved([name], MEDIUM, GROUP) for name in self._wire(hashes)]
 
     def _wire(self, hashes: Sequence[bytes]) -> list[BlockHash]:
-        return list(all_low64(hashes)) if self._int_hashes else list(hashes)
+        return list(map(low64, hashes)) if self._int_hashes else list(hashes)
 
 
 Publish = Callable[[Sequence[KVEvent]], None]
@@ -394,6 +391,3 @@ class KVCacheManager(KVCache):
         """Empties the cache and stops caching; the event is published with the next step, as in vLLM."""
         self.discard()
         self.caching = False
-
-    def wake(self) -> None:
-        self.caching = True

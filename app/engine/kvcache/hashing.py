@@ -15,7 +15,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from random import Random
-from struct import iter_unpack
 from typing import Literal, TypeAlias
 
 import xxhash
@@ -61,13 +60,6 @@ def fnv1a_32(data: bytes) -> int:
 def low64(block_hash: bytes) -> int:
     """Returns the number that replaces a hash in events: its last eight bytes, big-endian."""
     return int.from_bytes(block_hash[-8:], "big")
-
-
-def all_low64(hashes: Sequence[bytes]) -> list[int]:
-    """Returns `low64` of hashes of equal length, at a third of the cost."""
-    if not hashes:
-        return []
-    return [number for (number,) in iter_unpack(f">{len(hashes[0]) - 8}xQ", b"".join(hashes))]
 
 
 class BlockHasher:
@@ -132,18 +124,8 @@ class BlockHasher:
             part = tuple(self._hash_blocks(parent, ids, extras))
             # Blocks of a reply come one by one, and rarely repeat.
             if len(part) > 1:
-                # Usually one object serves all blocks.
-                extra = sum(map(extras_bytes, {id(each): each for each in extras or ()}.values()))
-                self.memo.put(key, part, len(packed) + HASH_BYTES * len(part) + extra)
+                self.memo.put(key, part, len(packed) + HASH_BYTES * len(part) + 2 * len(repr(extras)))
         return part
-
-
-def extras_bytes(value: object) -> int:
-    if isinstance(value, str | bytes):
-        return 60 + len(value)
-    if isinstance(value, Sequence):
-        return 60 + sum(map(extras_bytes, value))
-    return 40
 
 
 def hash_function(algorithm: Algorithm, block_size: int) -> HashBlocks:
