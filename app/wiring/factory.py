@@ -474,19 +474,17 @@ class Assembly:
         app.add_routes("metrics", admin.metrics_routes(exposition))
         if settings.engine.is_real:
             app.add_routes("stats", admin.statistics_routes(self.recorder.figures))
-        publishes = admin.publisher_routes(self.publishes, self.publisher is not None, server.ranks)
-        app.add_routes("kv_events", publishes)
-        app.add_routes("bootstrap", admin.bootstrap_routes(first, server.data_parallel_size))
+        report = None if plugins is None else plugins.report
+        told = self.publishes, self.publisher is not None, server, first
+        app.add_routes("reports", admin.report_routes(self.audit, report, *told))
         app.add_routes("admin", admin.routes(self.live, self.lifecycle, self.engine, body, self.peers))
         app.add_routes("memory", admin.memory_routes(app.caches))
-        app.add_routes("verdict", admin.verdict_routes(self.audit.report, self.audit.restart))
         if replay is not None:
             app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])
         app.add_routes("fake_metrics", admin.fake_metrics_routes(body, self.live))
         if self.console is not None:
             numbers = list(server.ranks)
             self.console.add_to(app, self.tokenizer, self.peers, numbers, body, self.streams)
-        app.add_routes("plugins", admin.plugin_routes(None if plugins is None else plugins.report))
         for name, routes in () if plugins is None else plugins.routes(lambda: app.routes):
             app.add_routes(name, routes)
         plays = {"plays": f"vLLM {VLLM_VERSION}", "models": settings.model.served_names}

@@ -175,7 +175,7 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         request = pipeline.decode(context, DecisionRequest)
         if (tokens := known()) is None:
             raise not_implemented("The model does not support structured decisions.")
-        return _decide(pipeline, *tokens, request, context)
+        return _decide(pipeline, tokens, request, context)
 
     decisions = post("/v1/systemone", systemone)
     return [post("/generative_scoring", generative_scoring), decisions] if generates else [decisions]
@@ -229,12 +229,9 @@ def label_tokens(pipeline: RequestPipeline) -> LabelTokens | None:
 
 
 def _decide(
-    pipeline: RequestPipeline,
-    tokens: Mapping[str, int],
-    tail: TokenIds,
-    request: DecisionRequest,
-    context: RequestContext,
+    pipeline: RequestPipeline, known: LabelTokens, request: DecisionRequest, context: RequestContext
 ) -> Response:
+    tokens, tail = known
     accepted = pipeline.admit(request.as_completion(list(tokens.values())), context)
     if not 0 < len(request.questions) <= MOST_QUESTIONS:
         raise bad_request(f"questions: 1 to {MOST_QUESTIONS} are possible, got {len(request.questions)}")
@@ -334,10 +331,7 @@ def _options(kind: str, criteria: object) -> Sequence[tuple[str, object]]:
 def _prompt(
     pipeline: RequestPipeline, request: DecisionRequest, question: Question, tail: TokenIds
 ) -> TokenIds:
-    """Returns state and question as a chat prompt.
-
-    ApiError 400 where a reply would not begin with a label.
-    """
+    """Returns state and question as a chat prompt. ApiError 400 where no reply would begin with a label."""
     options = {**UNTHINKING, **(request.chat_template_kwargs or {})}
     if options["enable_thinking"]:
         raise bad_request("a label is the first token of a reply: thinking must be off")

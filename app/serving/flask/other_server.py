@@ -47,13 +47,8 @@ T = TypeVar("T")
 RunInLoop = Callable[..., object]
 """Any thread: schedules a call of a function, with its arguments, in the loop."""
 A_DAY_S = 86_400.0
-GUNICORN, UWSGI, WAITRESS, MOD_WSGI, WERKZEUG = (
-    "gunicorn.socket",
-    "uwsgi.version",
-    "waitress.client_disconnected",
-    "mod_wsgi.version",
-    "werkzeug.socket",
-)
+GUNICORN, WERKZEUG, WAITRESS = "gunicorn.socket", "werkzeug.socket", "waitress.client_disconnected"
+UWSGI, MOD_WSGI = "uwsgi.version", "mod_wsgi.version"
 """A key in the environ that only this server sets."""
 SEVERAL = (
     "several processes serve, and each is a server of its own, with its own places, queue and metrics: "

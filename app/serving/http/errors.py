@@ -48,9 +48,6 @@ class ApiError(Exception):
             error["param"] = self.param and self.param.encode("utf-8", "replace").decode()
             return _encoder.encode({"error": error})
 
-    def __repr__(self) -> str:
-        return f"ApiError({self.status}, {self.type!r}, {self.message!r}, param={self.param!r})"
-
 
 def too_many(message: str, retry_after_s: int | None = None) -> ApiError:
     """429: the waiting list is full; `retry_after_s` becomes a ``Retry-After`` header in seconds."""

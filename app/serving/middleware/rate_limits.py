@@ -68,9 +68,6 @@ class RateLimits(Middleware):
     def size_bytes(self) -> int:
         return len(self._callers) * CALLER_BYTES
 
-    def __len__(self) -> int:
-        return len(self._callers)
-
     def on_settings(self, settings: Settings) -> None:
         """Applies the limits; changed limits start with full buckets."""
         limits = settings.access.requests_per_minute, settings.access.tokens_per_minute

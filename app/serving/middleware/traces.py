@@ -43,8 +43,6 @@ NAME = "llm_request"
 QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
 BROKEN = ("abort", "error")
 NANOSECONDS = 1_000_000_000
-READINGS, TOGETHER_S = 4, 2e-5
-"""Most readings of both clocks, and longest seconds between them: longer means a context switch."""
 
 
 class Traces(Middleware):
@@ -73,11 +71,7 @@ class Traces(Middleware):
         if context.route:
             attributes["http.route"] = context.route.path
             name = f" {context.route.path}"
-        for _ in range(READINGS):  # the Unix time of the clock's zero, from both clocks in quick succession
-            before_s, unix_ns, after_s = self._clock.now(), self._unix_ns(), self._clock.now()
-            if after_s - before_s < TOGETHER_S:
-                break
-        zero_ns = unix_ns - int((before_s + after_s) / 2 * NANOSECONDS)
+        zero_ns = self._unix_ns() - int(self._clock.now() * NANOSECONDS)
         given = {key: context.headers[key] for key in PARENT if key in context.headers}
         parent = self._propagator.extract(given, Context())
         start_ns = zero_ns + int(context.arrival_s * NANOSECONDS)

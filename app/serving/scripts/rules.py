@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -16,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import fields
 
-from config.declaration import ConfigError
+from config.declaration import ConfigError, suggestion
 from config.yaml_file import parse_yaml
 
 MOST_BYTES = 2 << 20
@@ -194,11 +193,9 @@ PARTS = (Script, Rule, When, MessageIs, ToolResultIs, Range, Nth, Then, RuleCall
 KEYS = {each.encode_name for part in PARTS for each in fields(part)}
 """All keys of the language."""
 CHOICES = {"api": Family, "which": Which, "per": Scope, "finish_reason": Finish}
-PHRASES = {"Expected": "expected", "Object": "the mapping is", "array": "list", "`": "", " | null": ""}
-"""Phrases of msgspec's errors and their replacements in YAML terms."""
-_PATH = re.compile(r" - at (?:key in )?`\$(?P<path>[^`]*)`$")
-_UNKNOWN = re.compile(r"unknown field `(?P<key>[^`]*)`")
-_STEP = re.compile(r"\[\.\.\.\]|\[(\d+)\]|\.([^.\[]+)")
+_UNKNOWN = re.compile(r"unknown field `(.*)`")
+_STEP = re.compile(r"[^\].\[]+|\.\.\.")
+"""A step of a path in an error: `rules` and 1 in `$.rules[1]`; three dots stand for any member."""
 
 
 def read_script(path: str) -> Script:
@@ -254,17 +251,12 @@ def _flaw_of(rule: Rule) -> str:
 
 def _explained(message: str, document: Mapping[str, object], path: str) -> str:
     """Rewrites msgspec's message with the rule and key of the file."""
-    found = _PATH.search(message)
-    what = message[: found.start()] if found else message
-    steps = [step[1] or step[2] or "?" for step in _STEP.finditer(found["path"])] if found else []
+    what, _, at = message.partition(" - at ")
+    steps = _STEP.findall(at.partition("$")[2].rstrip("`"))
     if unknown := _UNKNOWN.search(what):
-        near = get_close_matches(unknown["key"], KEYS, 1)
-        what = f"unknown key {unknown['key'][:40]!r}" + (f"; did you mean {near[0]}?" if near else "")
+        what = f"unknown key {unknown[1][:40]!r}{suggestion(unknown[1], KEYS)}"
     elif what.startswith("Invalid enum") and (words := CHOICES.get(steps[-1] if steps else "")):
         what = f"must be one of {', '.join(get_args(words))}, {what[8:]}"
-    else:
-        for theirs, ours in PHRASES.items():
-            what = what.replace(theirs, ours)
     where = f"script {path}"
     if steps[:1] == ["rules"] and len(steps) > 1 and steps[1].isdigit():
         rules, number = document.get("rules"), int(steps[1])

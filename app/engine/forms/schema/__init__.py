@@ -74,9 +74,8 @@ class Schemas:
         text = _canonical(schema)
         with self._lock:
             kept = self._kept.get((text, lenient))
-        return kept or self._compiled(text, lenient)
-
-    def _compiled(self, text: bytes, lenient: bool) -> CompiledSchema:
+        if kept is not None:
+            return kept
         self.load()
         from app.engine.forms.schema.draw import compile_schema
 

@@ -16,7 +16,7 @@ from app.engine.core.lifecycle import Operations
 from app.engine.core.sequence import EngineClient
 from app.engine.kvcache.events import PublisherSettings, of_rank
 from app.serving.api.responder import ServerLoad
-from app.serving.faults.injector import AuditReport
+from app.serving.faults.injector import FaultAudit
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request, malformed, unavailable
 from app.serving.http.response import Response, json_response
@@ -24,6 +24,7 @@ from app.serving.http.route import Route, post, probe
 from config import VLLM_VERSION, ConfigError
 from config.fake_metrics import FakeMetricsError, merged
 from config.plugins import API
+from config.settings import ServerSettings
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:
@@ -140,61 +141,58 @@ def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
     return [action("GET /admin/memory", memory)]
 
 
-def plugin_routes(report: Callable[[], Mapping[str, object]] | None) -> list[Route]:
+def report_routes(
+    audit: FaultAudit,
+    plugins: Callable[[], Mapping[str, object]] | None,
+    publisher: PublisherSettings,
+    publishes: bool,
+    server: ServerSettings,
+    bootstrap: str,
+) -> list[Route]:
+    """Returns the routes. `publisher` and the URL `bootstrap` are rank 0's; the others' follow."""
 
-    def plugins(context: RequestContext) -> object:
+    def plugin_report(context: RequestContext) -> object:
         """The plugins, their settings, and how often each hook was asked, failed or held the event loop."""
-        return report() if report else {"api": API, "plugins": []}
+        return plugins() if plugins else {"api": API, "plugins": []}
 
-    return [action("GET /admin/plugins", plugins)]
-
-
-def verdict_routes(report: Callable[[bool], AuditReport], restart: Callable[[], None]) -> list[Route]:
-    """Returns the routes; `report(True)` gives the verdict as if no client came back any more."""
-
-    def verdict(context: RequestContext) -> AuditReport:
+    def verdict(context: RequestContext) -> object:
         """Verdict on the clients' behaviour; with `?over=true`, as if no client came back any more."""
-        return report(context.query().get("over", "").lower() in ("1", "true", "yes"))
+        return audit.report(context.query().get("over", "").lower() in ("1", "true", "yes"))
 
-    def begin_anew(context: RequestContext) -> AuditReport:
+    def begin_anew(context: RequestContext) -> object:
         """Restarts the audit, for the next test."""
-        restart()
-        return report(False)
-
-    return [action("GET /admin/verdict", verdict), action("DELETE /admin/verdict", begin_anew)]
-
-
-def publisher_routes(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> list[Route]:
-    """GET /kv_event_sources. `settings` belong to rank 0; the endpoints of all `ranks` follow from them."""
+        audit.restart()
+        return audit.report()
 
     def source(rank: int) -> dict[str, object]:
-        endpoint, replay = settings.endpoint, settings.replay_endpoint
+        endpoint, replay = publisher.endpoint, publisher.replay_endpoint
         return {
-            "enable_kv_cache_events": enabled,
-            "publisher": "zmq" if enabled else "null",
+            "enable_kv_cache_events": publishes,
+            "publisher": "zmq" if publishes else "null",
             "endpoint": of_rank(endpoint, rank) if endpoint else "",
             "replay_endpoint": of_rank(replay, rank) if replay else "",
-            "buffer_steps": settings.replay_batches,
-            "hwm": settings.hwm,
-            "max_queue_size": settings.queue_events,
-            "topic": settings.topic,
+            "buffer_steps": publisher.replay_batches,
+            "hwm": publisher.hwm,
+            "max_queue_size": publisher.queue_events,
+            "topic": publisher.topic,
         }
 
     def sources(context: RequestContext) -> object:
         """The publisher of every rank, by its number."""
-        return {str(rank): source(rank) for rank in ranks}
-
-    return [action("GET /kv_event_sources", sources)]
-
-
-def bootstrap_routes(server: str, ranks: int) -> list[Route]:
-    """GET /query of Mooncake's bootstrap server. All ranks answer the same: ids follow from rank 0's URL."""
+        return {str(rank): source(rank) for rank in server.ranks}
 
     def query(context: RequestContext) -> object:
-        """The engine of every rank, by its number."""
-        return {str(k): {"engine_id": str(uuid5(NAMESPACE_URL, f"{server}/{k}"))} for k in range(ranks)}
+        """The engine of every rank, by its number, as of Mooncake's bootstrap server."""
+        ids = {str(k): uuid5(NAMESPACE_URL, f"{bootstrap}/{k}") for k in range(server.data_parallel_size)}
+        return {rank: {"engine_id": str(own_id)} for rank, own_id in ids.items()}
 
-    return [action("GET /query", query)]
+    return [
+        action("GET /admin/plugins", plugin_report),
+        action("GET /admin/verdict", verdict),
+        action("DELETE /admin/verdict", begin_anew),
+        action("GET /kv_event_sources", sources),
+        action("GET /query", query),
+    ]
 
 
 def routes(

@@ -24,19 +24,11 @@ from app.serving.api.errors import as_api_error, forget_frames
 from app.serving.gunicorn.connections import Address, FastPath
 from app.serving.gunicorn.http2 import transport
 from app.serving.gunicorn.logs import log_exchange
+from app.serving.http import route
 from app.serving.http.connection import BrokenOffError
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.errors import ApiError, internal, not_implemented
 from app.serving.http.response import CLIENT_GONE, Response
-from app.serving.http.route import (
-    PREFIX_BYTES,
-    MessageFeed,
-    RpcCode,
-    RpcMethod,
-    RpcOutcome,
-    RpcResponse,
-    error_response,
-)
 
 log = logging.getLogger(__name__)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -256,7 +248,7 @@ class RpcCall:
         self,
         connection: Http2Connection,
         stream: H2Stream,
-        method: RpcMethod | None,
+        method: route.RpcMethod | None,
         headers: dict[str, str],
         size: int,
     ) -> None:
@@ -270,7 +262,7 @@ class RpcCall:
         """Set when there may be room for the answer, or another message."""
         self._greenlet: gevent.Greenlet | None = None
         self._context: RequestContext | None = None
-        self._response: RpcResponse | None = None
+        self._response: route.RpcResponse | None = None
         self._begun = self._is_answering = self.has_request = False
         self.since_s, self.is_open = time.monotonic(), True
         self._deadline: Watcher | None = None
@@ -287,15 +279,15 @@ class RpcCall:
         self._body += data
         connection.buffered += len(data)
         wanted = max(len(self._body), self._end_of_message)
-        if wanted > most + PREFIX_BYTES or connection.buffered > connection.most_buffered_bytes:
-            text = f"A message of {wanted - PREFIX_BYTES} bytes is too long: at most {most} are read."
-            self.fail(RpcCode.RESOURCE_EXHAUSTED, text)
+        if wanted > most + route.PREFIX_BYTES or connection.buffered > connection.most_buffered_bytes:
+            text = f"A message of {wanted - route.PREFIX_BYTES} bytes is too long: at most {most} are read."
+            self.fail(route.RpcCode.RESOURCE_EXHAUSTED, text)
         elif self._greenlet is not None:
             self.wake.set()
         elif self._is_each or is_end:
             message = b"" if self._is_each else self._message()
             if message is not None and self._body and not self._is_each:
-                self.fail(RpcCode.INTERNAL, "The call has more than one message.")
+                self.fail(route.RpcCode.INTERNAL, "The call has more than one message.")
             elif message is not None:
                 self._greenlet = gevent.spawn(connection.guarded, self._serve, message)
 
@@ -303,12 +295,12 @@ class RpcCall:
         body, end = self._body, self._end_of_message
         if len(body) < end:
             if self.has_request and (body or not self._begun):
-                self.fail(RpcCode.INTERNAL, "The call has ended within a message, or without any.")
+                self.fail(route.RpcCode.INTERNAL, "The call has ended within a message, or without any.")
             return None
         if body[0]:
-            self.fail(RpcCode.UNIMPLEMENTED, "Compressed messages are not read: send them as identity.")
+            self.fail(route.RpcCode.UNIMPLEMENTED, "Compressed messages are not read: send them as identity.")
             return None
-        message = bytes(memoryview(body)[PREFIX_BYTES:end])
+        message = bytes(memoryview(body)[route.PREFIX_BYTES : end])
         self._connection.buffered -= end
         del body[:end]
         return message
@@ -317,8 +309,8 @@ class RpcCall:
     def _end_of_message(self) -> int:
         """Size of the next message with its prefix, in bytes; 5 until the prefix is complete."""
         body = self._body
-        return PREFIX_BYTES + (
-            int.from_bytes(body[1:PREFIX_BYTES], "big") if len(body) >= PREFIX_BYTES else 0
+        return route.PREFIX_BYTES + (
+            int.from_bytes(body[1 : route.PREFIX_BYTES], "big") if len(body) >= route.PREFIX_BYTES else 0
         )
 
     def _new_context(self, message: bytes) -> RequestContext:
@@ -354,7 +346,9 @@ class RpcCall:
                 raise not_implemented(f"There is no method {context.path[:200]}.")
             if response is None and method is not None:
                 response = (
-                    RpcResponse(MessageFeed(self._answers(method))) if method.each else method.handle(context)
+                    route.RpcResponse(route.MessageFeed(self._answers(method)))
+                    if method.each
+                    else method.handle(context)
                 )
         except Exception as error:
             response = _response_to(error)
@@ -366,13 +360,13 @@ class RpcCall:
             path.middleware.end(context, answer)
         except Exception as error:
             _response_to(error)
-            answer = error_response(internal("The answer could not be finished."))
+            answer = route.error_response(internal("The answer could not be finished."))
         if self.is_open:
             self._answer(answer)
         else:
             answer.close()
 
-    def _answer(self, answer: RpcResponse) -> None:
+    def _answer(self, answer: route.RpcResponse) -> None:
         self._response, body, self._is_answering = answer, answer.body, True
         try:
             if body:
@@ -387,9 +381,9 @@ class RpcCall:
             self._connection.close()
         except Exception:  # rendering failed
             log.exception("an answer broke off")
-            self.fail(RpcCode.INTERNAL, "The answer broke off.")
+            self.fail(route.RpcCode.INTERNAL, "The answer broke off.")
 
-    def _answers(self, method: RpcMethod) -> Iterator[bytes]:
+    def _answers(self, method: route.RpcMethod) -> Iterator[bytes]:
         """Yields the answer to each message as it comes."""
         while self.is_open:
             self.since_s = time.monotonic()
@@ -436,14 +430,14 @@ class RpcCall:
             self._connection.reset(self.id, ErrorCodes.NO_ERROR)
         self.gone()
 
-    def fail(self, code: RpcCode, text: str) -> None:
+    def fail(self, code: route.RpcCode, text: str) -> None:
         """Ends the call with this status, at any stage."""
-        self._response = self._response or RpcResponse()
-        self._response.outcome = RpcOutcome(code, text)
+        self._response = self._response or route.RpcResponse()
+        self._response.outcome = route.RpcOutcome(code, text)
         self._finish()
 
     def expire(self) -> None:
-        self.fail(RpcCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self.fail(route.RpcCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def cut_off(self, code: ErrorCodes = ErrorCodes.CANCEL) -> None:
         if self.is_open:
@@ -453,7 +447,7 @@ class RpcCall:
     def shut_down(self) -> None:
         """Ends an endless answer: the server shuts down, or is replaced."""
         if self._response is not None and getattr(self._response.body, "endless", False):
-            self.fail(RpcCode.UNAVAILABLE, "The server is shutting down.")
+            self.fail(route.RpcCode.UNAVAILABLE, "The server is shutting down.")
 
     def gone(self) -> None:
         """Ends the call: it is answered, or the client has given it up, or has left."""
@@ -490,21 +484,21 @@ def _metadata(response: Response) -> transport.Headers:
     ]
 
 
-def _response_to(error: Exception) -> RpcResponse:
+def _response_to(error: Exception) -> route.RpcResponse:
     known = as_api_error(error)
     forget_frames(error)
-    return error_response(known)
+    return route.error_response(known)
 
 
-def _as_rpc(response: Response) -> RpcResponse:
+def _as_rpc(response: Response) -> route.RpcResponse:
     """Converts a middleware's HTTP response; the error message in its body becomes the status message."""
-    if isinstance(response, RpcResponse):
+    if isinstance(response, route.RpcResponse):
         return response
     try:
         error = msgspec.json.decode(response.body)["error"]  # type: ignore[arg-type]
     except (msgspec.DecodeError, KeyError, TypeError):
         error = ""
     text = error.get("message", "") if isinstance(error, Mapping) else error
-    answer = error_response(ApiError(response.status, "", str(text)))
+    answer = route.error_response(ApiError(response.status, "", str(text)))
     answer.headers.update(response.headers)
     return answer
