@@ -32,12 +32,9 @@ ENGINE = (
     "tests/remote",
 )
 """What steps say off line, and replies; an engine's life in a server, and in a process of its own."""
-WIRE = tuple(
-    f"tests/conformance/test_{name}.py"
-    for name in ("wire_bodies", "wire_errors", "wire_limits", "messages", "responses", "tool_calls")
-)
+WIRE = tuple(f"tests/conformance/wire/test_{name}.py" for name in ("wire", "responses", "tool_calls"))
 """What real servers answer to bodies of all kinds."""
-POOLED = ("tests/pooling/test_requests.py",)
+POOLED = ("tests/pooling/test_routes.py",)
 """What requests of the pooling routes are."""
 SERVED = ("tests/surface", "tests/conformance")
 """What a real server answers on all its routes."""

@@ -1,7 +1,5 @@
 """Costs as a sum over kernels: what they follow, and how near they come to measured servers."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import pytest

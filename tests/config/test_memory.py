@@ -1,7 +1,5 @@
 """Blocks of the KV cache, beside what the logs of public servers say."""
 
-from __future__ import annotations
-
 import pytest
 
 from config import ConfigError

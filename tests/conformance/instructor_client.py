@@ -1,7 +1,5 @@
 """Asks a server through instructor for nested objects: `instructor_client.py URL MODEL`. Prints JSON."""
 
-from __future__ import annotations
-
 import enum
 import json
 import sys

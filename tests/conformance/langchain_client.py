@@ -1,7 +1,5 @@
 """Asks a server through langchain-openai: `langchain_client.py URL MODEL`. Prints JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Asks a server through llama-index: `llama_index_client.py URL MODEL`. Prints JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Annotated

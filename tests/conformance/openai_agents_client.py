@@ -1,7 +1,5 @@
 """Lets agents of openai-agents use three tools: `openai_agents_client.py URL MODEL`. Prints JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Asks a server through pydantic-ai: `pydantic_ai_client.py URL MODEL`. Prints JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

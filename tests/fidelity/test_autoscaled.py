@@ -1,7 +1,5 @@
 """`python -m app simulate --autoscale`: its figures, the constant fleet beside it, and bad input."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

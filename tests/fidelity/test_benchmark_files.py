@@ -1,7 +1,5 @@
 """Files of benchmarks, as recordings; and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Mapping

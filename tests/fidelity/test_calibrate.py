@@ -1,7 +1,5 @@
 """A fit: constants that were known are found again; what is written; what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

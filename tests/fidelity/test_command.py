@@ -1,7 +1,5 @@
 """`python -m app simulate`: its figures and files, and what it says of bad input."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prefill and decode on pods of their own: what a request passes through, and what the pods hold."""
 
-from __future__ import annotations
-
 from math import inf
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A simulation in frames tells what became of the load, and the page of it stands alone."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Goodput and money: requests that meet all their limits, and what the accelerators cost."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

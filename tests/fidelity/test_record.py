@@ -1,7 +1,5 @@
 """What is recorded of a live server, and what is told when it cannot be."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable, Iterator, Sequence

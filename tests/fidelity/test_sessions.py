@@ -1,7 +1,5 @@
 """Sessions and prefix trees: when a turn is sent, and which blocks it finds."""
 
-from __future__ import annotations
-
 import json
 from array import array
 from dataclasses import replace

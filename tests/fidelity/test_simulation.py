@@ -1,7 +1,5 @@
 """Simulated engines and fleets: the moments of requests, whichever way they are calculated."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

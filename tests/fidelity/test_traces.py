@@ -1,7 +1,5 @@
 """Traces: what their columns say in each known format; each mistake is told in one line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """The simulation beside what a real vLLM was recorded to do: ../shared/truth."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from pathlib import Path

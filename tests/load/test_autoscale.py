@@ -1,7 +1,5 @@
 """Autoscaling policies: the examples of Kubernetes' documentation, bounds, and how policies are written."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

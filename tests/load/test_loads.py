@@ -1,7 +1,5 @@
 """Loads that are drawn: arrivals and lengths; wrong lengths are refused."""
 
-from __future__ import annotations
-
 from random import Random
 from statistics import fmean, pstdev
 from typing import Any

@@ -1,7 +1,5 @@
 """`python -m app plan`: its choice beside an exhaustive search, its reasons, its files, and bad input."""
 
-from __future__ import annotations
-
 from itertools import count, product
 from pathlib import Path
 from typing import Any

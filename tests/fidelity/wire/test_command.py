@@ -1,7 +1,5 @@
 """Simulations and fits in several processes."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

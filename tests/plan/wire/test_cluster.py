@@ -1,7 +1,5 @@
 """`python -m app plan` on processes of this machine and on a Dask cluster."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
