@@ -27,7 +27,7 @@ from app.engine.kvcache.memo import Memo
 from app.engine.lora import AdapterMemory, LoraResidency, LoRASlots, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import NullModel, SimulatedModel
-from app.serving.api import anthropic, completions, invocations, label_reads, models, pooling
+from app.serving.api import anthropic, completions, invocations, label_reads, models, openapi, pooling
 from app.serving.api.admin import lifecycle as lifecycle_routes
 from app.serving.api.admin import server as admin
 from app.serving.api.admin.server import PeerRanks
@@ -36,7 +36,6 @@ from app.serving.api.chat import prompt
 from app.serving.api.generate import routes as generate
 from app.serving.api.identity import Identity, pod_headers
 from app.serving.api.models import ServedModels
-from app.serving.api.openapi import document as openapi
 from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.api.plain import plain_chats, plain_completions
 from app.serving.api.responder import Responder, ServerLoad

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import msgspec
 
+from app.serving.api.openapi import BODIES
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response
 from app.serving.http.route import Handler, Route, post
-from app.serving.protocol import pooling
-from app.serving.protocol.chat import ChatCompletionRequest
-from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.decoding import Request, check_content_type, first_fit, read_json
 
-FAMILIES: Mapping[str, type[Request]] = {
-    "/v1/chat/completions": ChatCompletionRequest,
-    "/v1/completions": CompletionRequest,
-    "/v1/embeddings": pooling.EmbeddingRequest,
-    "/classify": pooling.ClassificationRequest,
-    "/rerank": pooling.RerankRequest,
-    "/score": pooling.ScoreRequest,
-    "/pooling": pooling.PoolingRequest,
-}
-"""Type of body by path, in vLLM's order of trial; only served paths count."""
+FAMILIES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/classify",
+    "/rerank",
+    "/score",
+    "/pooling",
+)
+"""Paths of the families in vLLM's order of trial; only served paths count."""
 ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 """Header that names the model instead of the body."""
 
@@ -38,7 +36,9 @@ def routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -> list[Rout
         values = read_json(body.read(context))
         if not handlers:
             by_path = {route.path: route.handle for route in served()}
-            handlers.update((kind, by_path[path]) for path, kind in FAMILIES.items() if path in by_path)
+            for path in filter(by_path.__contains__, FAMILIES):
+                [kind], _ = BODIES[path]
+                handlers[kind] = by_path[path]
         kind = None
         if isinstance(values, dict):
             if adapter := context.headers.get(ADAPTER):

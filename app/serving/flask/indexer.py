@@ -8,9 +8,8 @@ from app.base.clock.clock import LiveClock
 from app.base.metrics.instruments import Exposition, Families
 from app.engine.kvcache.publisher import Publisher
 from app.kvindex.service import fed, fed_encoded, index_of
-from app.serving.api import kv_index
+from app.serving.api import kv_index, openapi
 from app.serving.api.admin import server as admin
-from app.serving.api.openapi import document as openapi
 from app.serving.api.responder import ServerLoad
 from app.serving.flask.application import Understudy
 from app.serving.http.context import RequestContext

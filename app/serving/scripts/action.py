@@ -93,14 +93,15 @@ class Template:
 def random_functions(rng: Random) -> dict[str, object]:
     """Functions of templates that draw from one stream."""
 
-    def draw(least: int = 0, most: int = 100) -> int:
-        return rng.randint(least, most)
-
     def draw_hex(digits: int = 8) -> str:
         digits = max(1, min(digits, MOST_HEX))
         return f"{rng.getrandbits(4 * digits):0{digits}x}"
 
-    return {"random": draw, "choose": lambda *items: rng.choice(items), "hex": draw_hex}
+    return {
+        "random": lambda least=0, most=100: rng.randint(least, most),
+        "choose": lambda *items: rng.choice(items),
+        "hex": draw_hex,
+    }
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -112,7 +113,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         super().__init__(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
         ours = {
             "replace": _replace,
-            "round": _round,
+            "round": lambda number, digits=0: round(number, max(-MOST_DIGITS, min(digits, MOST_DIGITS))),
             "json": _json,
             "date": _date,
             "truncate": lambda text, most=100: str(text)[:most],
@@ -179,10 +180,6 @@ def _replace(text: object, old: str, new: str) -> str:
 def _json(value: object) -> str:
     """Encodes JSON of limited length: repeated escaping multiplies the length of a text."""
     return "".join(_limited(iter((json.dumps(value, ensure_ascii=False, allow_nan=False),))))
-
-
-def _round(number: float, digits: int = 0) -> float:
-    return round(number, max(-MOST_DIGITS, min(digits, MOST_DIGITS)))
 
 
 def _date(unix_s: float, form: str = "%Y-%m-%d") -> str:
