@@ -4,8 +4,6 @@ A message is one JSON body, or named server-sent events. It is a list of content
 belong to one block: a block begins where another part does, and blocks are numbered in that order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """POST /v1/completions: one JSON body or server-sent events (vllm-api.md 3.2 to 3.4)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from msgspec import Struct, UnsetType

@@ -1,7 +1,5 @@
 """Errors as clients of vLLM know them: maps every exception to status and body."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Identity of requests and answers: ids, names in answers, and the address of a prefill's cache."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from random import Random

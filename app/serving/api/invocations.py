@@ -1,7 +1,5 @@
 """POST /invocations: SageMaker's single route, which passes a body to the first family that it fits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import msgspec

@@ -1,7 +1,5 @@
 """Routes of the index of KV blocks: its state, and scores of the pods for a prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TypeVar

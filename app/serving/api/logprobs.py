@@ -1,7 +1,5 @@
 """Log probabilities in the shapes of the API families."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypeVar

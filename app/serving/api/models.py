@@ -1,7 +1,5 @@
 """Served models: GET /v1/models, loading of adapters, and the model that a request names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 

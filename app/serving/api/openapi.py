@@ -3,8 +3,6 @@
 Routes that are in no table take no body, and answer any JSON or text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal

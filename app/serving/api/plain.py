@@ -5,8 +5,6 @@ Decoding into one of these structs proves that a body has no other fields and th
 included, take the general path, which reports errors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 

@@ -5,8 +5,6 @@ greenlet wakes. *Iterated* (HTTP/1.0, damaged streams, another server), the requ
 yields each chunk. Both ways write the same bytes at the same times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass

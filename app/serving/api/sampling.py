@@ -1,7 +1,5 @@
 """Options of a computing model: sampling, thoughts, and constraints on its text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Annotated, Final
 

@@ -1,7 +1,5 @@
 """Passes requests of any family to scripts, and applies their decisions."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

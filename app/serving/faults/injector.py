@@ -3,8 +3,6 @@
 GET /admin/verdict returns the audit, as far as a server can see.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ workers share it; only the server's user can reach its socket. A hanging engine 
 hanging workers.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -6,8 +6,6 @@ connections in a turn. Further work waits in two queues: short work runs first, 
 work runs per turn. A health check therefore never waits for a crowd, and every connection is served.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

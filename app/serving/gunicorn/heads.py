@@ -1,7 +1,5 @@
 """Request heads of the fast path, parsed once, and response heads."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping

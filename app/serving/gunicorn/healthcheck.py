@@ -5,8 +5,6 @@ Port, ranks and TLS come from the environment and the YAML file, as for a server
 includes its flags.
 """
 
-from __future__ import annotations
-
 import os
 import ssl
 import sys

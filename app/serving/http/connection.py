@@ -6,8 +6,6 @@ slice at a time from its source until it has caught up. Other streams do not wai
 held.
 """
 
-from __future__ import annotations
-
 import logging
 import socket
 import struct

@@ -6,8 +6,6 @@
 * ``"BadRequestError"``, ``param`` is a field name or null: a rule forbids the request (`bad_request`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

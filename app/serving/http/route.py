@@ -1,7 +1,5 @@
 """Routes of HTTP and methods of gRPC: path, handler and error format."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum

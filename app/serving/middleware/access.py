@@ -5,8 +5,6 @@ pause an engine on localhost, or set its keys. A page whose host name resolves t
 could read the answers, too.
 """
 
-from __future__ import annotations
-
 from hashlib import sha256
 from hmac import compare_digest
 from ipaddress import ip_address

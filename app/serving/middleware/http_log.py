@@ -1,7 +1,5 @@
 """`log-http`: logs each request with its whole answer as one line of JSON; secrets are masked."""
 
-from __future__ import annotations
-
 import json
 import logging
 

@@ -3,8 +3,6 @@
 A body may be invalid JSON, and may be cut at its end. Every pattern is linear in the length of its text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 A request without a key counts for its address. Headers and error follow OpenAI (docs/access.md).
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from hashlib import sha256

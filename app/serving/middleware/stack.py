@@ -1,7 +1,5 @@
 """The middleware around every request, in one list for Flask and the fast path."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 

@@ -4,8 +4,6 @@ A request has a span, and each of its sequences child spans `queued`, `prefill` 
 are made at the end of a sequence, from the times of its outcome: tokens cost nothing.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial

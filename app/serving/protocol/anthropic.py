@@ -3,8 +3,6 @@
 Answers have their keys in vLLM's order; UNSET fields are omitted.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Literal

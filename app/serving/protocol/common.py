@@ -3,8 +3,6 @@
 Keys are in vLLM's order; UNSET fields are omitted. Log probabilities are natural logarithms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, Raw, Struct, UnsetType

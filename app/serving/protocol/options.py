@@ -1,7 +1,5 @@
 """Fields, nested options, number ranges and tools that chats and text completions share."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import msgspec

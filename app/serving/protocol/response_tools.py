@@ -5,8 +5,6 @@ interpreters, with null for missing ones, then unknown fields; it repeats other 
 tool of no known type is reported as a wrong function, the first type that vLLM tries.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce

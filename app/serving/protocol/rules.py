@@ -4,8 +4,6 @@ Rules run before the schema: values have any type, a struct or raw JSON. A rule 
 type, which the schema refuses. All rules raise `ApiError`.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@ Rules about sampling parameters run before the answer starts: their errors have 
 Each rule runs once; `ValidatedRequest` keeps the values derived from the fields. All rules raise `ApiError`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A shape is status, content type, keys, types of values, and the order of a strea
 Texts, numbers and ids differ between runs; clients rely on the shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from http.client import HTTPException

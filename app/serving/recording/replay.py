@@ -1,7 +1,5 @@
 """Replays a recording: sends the recorded bytes at the recorded times."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 

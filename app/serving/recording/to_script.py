@@ -1,7 +1,5 @@
 """`python -m app script from-recording FILE`: turns a recording into an editable script (docs/scripts.md)."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

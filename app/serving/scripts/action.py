@@ -6,8 +6,6 @@ values, compare and compute them and apply filters. Rendering is linear in the l
 its values.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

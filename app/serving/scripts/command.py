@@ -1,7 +1,5 @@
 """`python -m app script check FILE...` and `script try FILE --messages ...`: scripts without a server."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -4,8 +4,6 @@ Names and meanings are the YAML file's (docs/scripts.md). Every text of `then` m
 one line with file, rule and key.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@
 terminals within one another, and a kilobyte of nested terminals never ends.
 """
 
-from __future__ import annotations
-
 import re
 from ast import literal_eval
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Shared by reading and drawing: names of keywords, sizes of values, a work budget, errors."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 from app.base.clock.pause import pause_if_possible

@@ -1,7 +1,5 @@
 """Constraints of several schemas on one value, merged; numbers and strings drawn from merged schemas."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta

@@ -4,8 +4,6 @@ Each check of a keyword costs a step, which stops references that multiply. Chec
 with regular expressions, or write whole schemas into messages, are replaced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias, cast

@@ -1,7 +1,5 @@
 """POST /v1/chat/completions, its batch, and the answers as vLLM writes them (vllm-api.md 3.3, 3.4)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain

@@ -1,7 +1,5 @@
 """Images, sounds and films in messages, as a render describes them (simulator.md 6.4)."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypedDict

@@ -1,7 +1,5 @@
 """Parts that a chat's reply may have, thoughts and tool calls, and the constraint on its text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Literal, cast

@@ -3,8 +3,6 @@
 POST /tokenize, POST /detokenize and GET /tokenizer_info: vllm-api.md section 5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import msgspec

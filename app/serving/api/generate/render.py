@@ -3,8 +3,6 @@
 The four /render routes and the two /derender routes; the latter take token ids of whole answers only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate

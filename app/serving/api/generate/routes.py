@@ -1,7 +1,5 @@
 """`/inference/v1/generate` and its render routes: token ids, on request with their text, as in vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps

@@ -3,8 +3,6 @@
 protoc makes the messages: their fields have no types that a checker would know.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from math import isnan

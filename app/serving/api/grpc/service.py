@@ -1,7 +1,5 @@
 """All methods of a server over gRPC but Generate: facts for gateways, Embed, streams, health, reflection."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

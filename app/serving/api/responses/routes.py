@@ -5,8 +5,6 @@ state, and comes back for more. No greenlet waits for it: each output of the eng
 wakes all followers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 

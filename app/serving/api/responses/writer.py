@@ -3,8 +3,6 @@
 Items are messages, thoughts and function calls. Tokens of one part make one item.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 

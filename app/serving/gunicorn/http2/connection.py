@@ -3,8 +3,6 @@
 A call is a stream of HTTP/2, from its headers to the status after its last message.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import time

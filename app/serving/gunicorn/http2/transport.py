@@ -4,8 +4,6 @@ h2 keeps the state of the protocol. DATA frames are written without h2, which ta
 frame, but with h2's flow-control windows. All bytes of one turn of the loop leave in one piece.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
