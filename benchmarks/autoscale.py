@@ -21,10 +21,9 @@ from random import Random
 import gevent
 import msgspec
 
-from app.lab.fidelity.autoscaler import Autoscaler, Life
 from app.lab.fidelity.simulation import SimulationPlan, simulate
 from app.lab.fleet.fleet import HOST, MODULE, Processes, ServerProcess
-from app.lab.load.autoscale import Autoscaling, Sample, read_policy
+from app.lab.load.autoscale import Autoscaler, Autoscaling, Life, Sample, read_policy
 from app.lab.load.loads import RAMP, Between, LoadTrace, Recipe, draw_load
 from app.lab.load.policies import LEAST_REQUESTS, PrefixAware
 from app.serving.http.client import COMPLETIONS, exchange

@@ -40,7 +40,7 @@ def simulated(rate: float) -> RunSummary:
     )
     load = draw_load(recipe, longest_tokens(profile.engine))
     plan = SimulationPlan(profile=profile, in_flight=256, turnaround_s=60e-6)
-    return summarize(load, plan, simulate(load, plan), DEFAULT_PROFILE)
+    return summarize(simulate(load, plan), DEFAULT_PROFILE)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.lab.fidelity.goodput import METRICS, goodput, read_limits
-from app.lab.fidelity.simulation import SimulationOutcome
+from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
 from app.lab.load.loads import LoadTrace
+from config.profile import DEFAULT_PROFILE, read_profile
 from tests.fidelity.test_command import HEADER, figures, refusal
 
 WITH_CLASSES = "arrival_s,class,input_tokens,output_tokens\n"
@@ -92,14 +93,14 @@ def test_a_looser_limit_is_met_by_no_fewer(
         load.arrival_s.append(float(number))
         load.input_tokens.append(1)
         load.output_tokens.append(output)
-    outcome = SimulationOutcome(load)
+    outcome = SimulationOutcome(load, SimulationPlan(profile=read_profile(DEFAULT_PROFILE)))
     for number, (first, rest, _) in enumerate(moments):
         outcome.send_s[number] = number
         outcome.first_s[number] = number + first
         outcome.last_s[number] = number + first + rest
     strict = read_limits([f"{name}:{limit}" for name, limit in limits.items()])
     loose = read_limits([f"{name}:{2 * limit}" for name, limit in limits.items()])
-    some, more = (goodput(load, outcome, its, 1.0) for its in (strict, loose))
+    some, more = (goodput(outcome, its, 1.0) for its in (strict, loose))
     assert 0 <= some.good <= more.good <= more.requests == len(moments)
     outcome.first_s[0] = float("nan")  # never got a token
-    assert goodput(load, outcome, loose, 1.0).good <= len(moments) - 1
+    assert goodput(outcome, loose, 1.0).good <= len(moments) - 1

@@ -121,7 +121,7 @@ def test_what_a_run_writes_is_the_load_again(recipe: Recipe) -> None:
     film = Film(load, plan, "sessions")
     out = simulate(load, plan, watch=film.watch)
     with TemporaryDirectory() as folder:
-        write_requests(path := Path(folder) / "requests.csv", load, out)
+        write_requests(path := Path(folder) / "requests.csv", out)
         again = read_trace(path)
     assert (again.input_tokens, again.output_tokens) == (load.input_tokens, load.output_tokens)
     assert max(map(sum, zip(load.input_tokens, load.output_tokens, strict=True))) <= 100

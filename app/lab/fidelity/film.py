@@ -14,9 +14,9 @@ from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
 from app.console.bars import FIGURES, Frame, Picture
 from app.console.page import report_of
 from app.engine.core.batch import Batch, Phase
-from app.lab.fidelity.autoscaler import Life
 from app.lab.fidelity.pod import OfflineRequest, Pod
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
+from app.lab.load.autoscale import Life
 from app.lab.load.loads import LoadTrace
 from config import VERSION
 
@@ -123,7 +123,7 @@ class Film:
         return report_of(self.picture(outcome), self.frames(outcome))
 
     def picture(self, outcome: SimulationOutcome) -> Picture:
-        at, pods, every = self._plan.profile.engine, self._count(outcome), self._every
+        at, pods, every = self._plan.profile.engine, outcome.pods, self._every
         stride = max((lane.stride for lane in self._lanes.values()), default=1)
         steps = f"at least every {stride}th step is shown" if stride > 1 else ""
         lanes = f"the first {MOST_LANES} of {pods} pods have a lane" if pods > MOST_LANES else ""
@@ -143,7 +143,7 @@ class Film:
 
     def frames(self, outcome: SimulationOutcome) -> Iterator[Frame]:
         out, begin_s = outcome, min(outcome.send_s)
-        self._pods = [PodFigures() for _ in range(self._count(out))]
+        self._pods = [PodFigures() for _ in range(out.pods)]
         self._first_pod = out.pod if out.transfers is None else out.transfers.prefill_pod
         columns = (out.send_s, self._admitted_s, out.first_s, out.last_s)
         events = [
@@ -206,10 +206,6 @@ class Film:
     def _prefilled(self, out: SimulationOutcome, number: int, frame: Frame, ms: Sequence[float]) -> None:
         if number % self._every == 0:
             frame.phases.append((number + 1, int(Phase.TRANSFER), ms[-1], 0))
-
-    def _count(self, out: SimulationOutcome) -> int:
-        """Returns the number of pods; of an autoscaled fleet all that ever were."""
-        return len(out.lives) or self._plan.pods
 
     def _count_pods(self, frame: Frame, out: SimulationOutcome, at_s: float) -> None:
         """Writes the state of each pod; an idle one, which makes no steps, holds no blocks."""

@@ -13,7 +13,7 @@ from app.engine.core.batch import Batch
 from app.lab.fidelity.benchmark_files import MeasuredRun
 from app.lab.fidelity.pod import OfflineRequest, Pod
 from app.lab.fidelity.simulation import SimulationPlan, simulate
-from app.lab.load.report import twelve
+from app.lab.load.report import four
 from config.profile import CostConstants, FrontCosts, Profile
 
 
@@ -118,9 +118,8 @@ class Run(Struct, frozen=True):
 
         plan = SimulationPlan(profile=profile, in_flight=self.in_flight, turnaround_s=self.turnaround_s)
         outcome = simulate(self.recording.load, plan, watch=watch)
-        columns = outcome.send_s, outcome.first_s, outcome.last_s
         return SimulatedRun(
-            figures=twelve(*columns, self.recording.output_tokens),
+            figures=[figure for its in outcome.latencies() for figure in four(its)],
             idle_steps=idle,
             most_running=outcome.timeline.most_sequences,
             preemptions=outcome.preemptions,

@@ -69,8 +69,9 @@ def read_limits(words: Sequence[str]) -> Limits:
     return dict(limits)
 
 
-def goodput(load: LoadTrace, outcome: SimulationOutcome, limits: Limits, duration_s: float) -> Goodput:
-    good, per_s = good_requests(load, outcome, limits), 1 / duration_s if duration_s > 0 else 0.0
+def goodput(outcome: SimulationOutcome, limits: Limits, per_s: float) -> Goodput:
+    """Counts the requests that met their limits; `per_s` is 1 / duration."""
+    load, good = outcome.load, good_requests(outcome, limits)
     its: list[list[bool]] = [[] for _ in load.classes]
     for kind, is_good in zip(load.kind, good, strict=False):
         its[kind].append(is_good)
@@ -79,9 +80,9 @@ def goodput(load: LoadTrace, outcome: SimulationOutcome, limits: Limits, duratio
     return Goodput(len(good), sum(good), sum(good) * per_s, by_class)
 
 
-def good_requests(load: LoadTrace, outcome: SimulationOutcome, limits: Limits) -> list[bool]:
+def good_requests(outcome: SimulationOutcome, limits: Limits) -> list[bool]:
     """Returns which requests met all their limits; one without a first token has missed them."""
-    return [max(ratios.values(), default=0.0) <= 1 for ratios in limit_ratios(load, outcome, limits)]
+    return [max(ratios.values(), default=0.0) <= 1 for ratios in limit_ratios(outcome, limits)]
 
 
 def limits_of(limits: Limits, name: str) -> dict[str, float]:
@@ -89,8 +90,9 @@ def limits_of(limits: Limits, name: str) -> dict[str, float]:
     return {**limits.get("", {}), **limits.get(name, {})}
 
 
-def limit_ratios(load: LoadTrace, outcome: SimulationOutcome, limits: Limits) -> Iterator[dict[str, float]]:
+def limit_ratios(outcome: SimulationOutcome, limits: Limits) -> Iterator[dict[str, float]]:
     """Yields each request's times by metric, as shares of its limits; inf without a first token."""
+    load = outcome.load
     of_class = [limits_of(limits, name) for name in load.classes or [""]]
     columns = outcome.send_s, outcome.first_s, outcome.last_s, load.output_tokens, load.kind or repeat(0)
     for send_s, first_s, last_s, output, kind in zip(*columns, strict=False):
@@ -110,11 +112,6 @@ def check_classes(limits: Limits, load: LoadTrace) -> None:
     if unknown := [name for name in limits if name and name not in load.classes]:
         known = f"; known are {', '.join(load.classes)}" if load.classes else ", and no column class"
         raise ConfigError(f"--goodput: {load.origin} has no requests of class {unknown[0]}{known}")
-
-
-def price_of(gpu_hours: float, per_hour: float, input_tokens: int, output_tokens: int) -> Price:
-    total = gpu_hours * per_hour
-    return Price(total, total / input_tokens * 1e6, total / output_tokens * 1e6)
 
 
 def lines(its: Goodput, limits: Limits) -> list[str]:

@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.lab.fidelity.autoscaler import Interval, pods_over
-from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
+from app.lab.fidelity.simulation import SimulationOutcome
 from app.lab.fidelity.summary import (
     LATENCIES,
     SPLIT,
@@ -20,7 +19,7 @@ from app.lab.fidelity.summary import (
     label_of,
 )
 from app.lab.load import report
-from app.lab.load.loads import LoadTrace
+from app.lab.load.autoscale import Interval, pods_over
 
 BINS = 120
 MOST_TICKS = 12
@@ -43,8 +42,6 @@ _LOG_FROM = 20
 
 
 def draw_run(
-    load: LoadTrace,
-    plan: SimulationPlan,
     outcome: SimulationOutcome,
     title: str,
     objectives: Sequence[Objective],
@@ -58,8 +55,8 @@ def draw_run(
     """
     size, rows = ((8, 7.2), 3) if parts else ((8, 4.8), 2)
     with report.picture_file(path, title, size, (rows, 2)) as axes:
-        _draw_latencies(axes, load, outcome, objectives)
-        _draw_use(axes[2:], plan, outcome)
+        _draw_latencies(axes, outcome, objectives)
+        _draw_use(axes[2:], outcome)
         if parts:
             pods = None if constant is None else len(constant.requests_per_pod)
             _draw_pods(axes[4:], parts, pods)
@@ -68,10 +65,9 @@ def draw_run(
 
 
 def _draw_latencies(
-    axes: Sequence[report.Axes], load: LoadTrace, outcome: SimulationOutcome, objectives: Sequence[Objective]
+    axes: Sequence[report.Axes], outcome: SimulationOutcome, objectives: Sequence[Objective]
 ) -> None:
-    columns = outcome.send_s, outcome.first_s, outcome.last_s
-    ttft_s, _, e2e_s = report.latencies(*columns, load.output_tokens)
+    ttft_s, _, e2e_s = outcome.latencies()
     begin_s = min(outcome.send_s)
     width_s = max(max(outcome.send_s) - begin_s, 1e-9) / BINS
     for its, latency, values in ((axes[0], "ttft", ttft_s), (axes[1], "e2e", e2e_s)):
@@ -87,7 +83,8 @@ def _draw_latencies(
         _draw_limits(its, latency, objectives)
 
 
-def _draw_use(axes: Sequence[report.Axes], plan: SimulationPlan, outcome: SimulationOutcome) -> None:
+def _draw_use(axes: Sequence[report.Axes], outcome: SimulationOutcome) -> None:
+    plan = outcome.plan
     timeline, capacity = outcome.timeline, plan.profile.engine.num_gpu_blocks - 1
     times_s = [place * timeline.bin_s for place in range(len(timeline.blocks))]
     pod_bins_s = [timeline.bin_s * plan.pods] * len(times_s)

@@ -17,7 +17,6 @@ import msgspec
 
 from app.lab.fidelity import pictures, simulation
 from app.lab.fidelity import summary as summaries
-from app.lab.fidelity.autoscaler import Interval, intervals
 from app.lab.fidelity.disaggregation import Disaggregation
 from app.lab.fidelity.goodput import check_classes, read_limits
 from app.lab.fidelity.traces import read_trace
@@ -422,23 +421,23 @@ def _run_once(job: Job, given: Namespace) -> None:
         film = Film(load, plan, title)
     with progress_of(sys.stderr, "simulated", len(load), "requests") as progress:
         outcome = simulation.simulate(load, plan, progress, None if film is None else film.watch)
-        summary = summaries.summarize(load, plan, outcome, job.profile_name, job.judgement)
-    drawn, constant = tuple[Interval, ...](), None
+        summary = summaries.summarize(outcome, job.profile_name, job.judgement)
+    drawn, constant = tuple[autoscale.Interval, ...](), None
     if plan.autoscaling is not None:
-        missed = summaries.missed(load, outcome, job.judgement)
+        missed = summaries.missed(outcome, job.judgement)
         its = outcome.lives, outcome.send_s, missed, plan.profile.devices
-        drawn, constant = intervals(*its, pictures.BINS), _best_constant(job, load, summary)
-        fleet = summaries.fleet_use(outcome, intervals(*its, summaries.INTERVALS), constant)
+        drawn, constant = autoscale.intervals(*its, pictures.BINS), _best_constant(job, load, summary)
+        fleet = summaries.fleet_use(outcome, autoscale.intervals(*its, summaries.INTERVALS), constant)
         summary = msgspec.structs.replace(summary, fleet=fleet)
     with written(given, summary, f"{job.head('')}\n{summaries.table(summary, job.judgement)}") as parts:
         if given.requests is not None:
-            summaries.write_requests(parts.enter_context(whole_file(given.requests)), load, outcome)
+            summaries.write_requests(parts.enter_context(whole_file(given.requests)), outcome)
         if film is not None:
             page = film.page(outcome)
             parts.enter_context(whole_file(given.html)).write_text(page, "utf-8")
         if given.plot is not None:
             part = parts.enter_context(whole_file(given.plot))
-            pictures.draw_run(load, plan, outcome, title, given.slo, part, drawn, constant)
+            pictures.draw_run(outcome, title, given.slo, part, drawn, constant)
 
 
 def _best_constant(job: Job, load: LoadTrace, own: summaries.RunSummary) -> summaries.RunSummary | None:
@@ -489,8 +488,7 @@ def _summary(job: Job) -> summaries.RunSummary:
 
 
 def _simulated(load: LoadTrace, job: Job) -> summaries.RunSummary:
-    outcome = simulation.simulate(load, job.plan)
-    return summaries.summarize(load, job.plan, outcome, job.profile_name, job.judgement)
+    return summaries.summarize(simulation.simulate(load, job.plan), job.profile_name, job.judgement)
 
 
 @contextmanager

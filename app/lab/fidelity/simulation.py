@@ -22,11 +22,11 @@ from typing import TypeVar
 
 from app.engine.core.step_loop import CostModel, StepCost
 from app.lab.fidelity import disaggregation as apart
-from app.lab.fidelity.autoscaler import Autoscaler, Life
 from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline, Watch, shared_keys
-from app.lab.load.autoscale import TTFT_SHARES, TTFT_WINDOW_S, Autoscaling, Sample, histogram_quantile
+from app.lab.load import autoscale
 from app.lab.load.loads import LoadTrace
 from app.lab.load.policies import LEAST_REQUESTS, PREFIX_AWARE, RANDOM, PrefixAware, make_policy
+from app.lab.load.report import latencies
 from config import ConfigError
 from config.profile import EngineLimits, Profile
 
@@ -57,14 +57,15 @@ class SimulationPlan:
     step_costs: StepCosts | None = None
     disaggregation: apart.Disaggregation | None = None
     """Splits `pods` into prefill pods, which come first, and decode pods."""
-    autoscaling: Autoscaling | None = None
+    autoscaling: autoscale.Autoscaling | None = None
     """With it `pods` is the number at the start, within the bounds of the policy."""
 
 
 class SimulationOutcome:
-    """Results of a load: columns in order of its requests, and sums."""
+    """Results of a load under a plan: columns in order of its requests, and sums."""
 
-    def __init__(self, load: LoadTrace) -> None:
+    def __init__(self, load: LoadTrace, plan: SimulationPlan) -> None:
+        self.load, self.plan = load, plan
         blank = array("d", bytes(8 * len(load)))
         self.send_s: array[float] = array("d", blank)
         self.first_s: array[float] = array("d", blank)
@@ -76,8 +77,22 @@ class SimulationOutcome:
         self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
         self.transfers: apart.Transfers | None = None
         """Only with disaggregation; `pod` is the decode pod then."""
-        self.lives: list[Life] = []
+        self.lives: list[autoscale.Life] = []
         """Pods of an autoscaled fleet, by number."""
+
+    @property
+    def pods(self) -> int:
+        """Number of pods; of an autoscaled fleet all that ever were."""
+        return len(self.lives) or self.plan.pods
+
+    @property
+    def length_s(self) -> float:
+        """Time from the first request to the last token."""
+        return max(self.last_s) - min(self.send_s)
+
+    def latencies(self) -> tuple[list[float], list[float], list[float]]:
+        """Returns TTFT, ITL and E2E in seconds, as `report.latencies`."""
+        return latencies(self.send_s, self.first_s, self.last_s, self.load.output_tokens)
 
 
 class Simulation:
@@ -87,7 +102,7 @@ class Simulation:
         self, load: LoadTrace, plan: SimulationPlan, progress: Progress, watch: Watch | None = None
     ) -> None:
         self._load, self._plan, self._progress = load, plan, progress
-        self.outcome = out = SimulationOutcome(load)
+        self.outcome = out = SimulationOutcome(load, plan)
         grouped, split = bool(load.group or load.session), plan.disaggregation
         self._endings: list[tuple[float, int]] = []
         """Heap of the known ends of requests: times and pods."""
@@ -101,7 +116,7 @@ class Simulation:
         self._fixed = grouped, out.timeline, self._ended, watch
         self.pods: list[Pod] = []
         self._counts: dict[int, int] = {}
-        self._autoscaler: Autoscaler | None = None
+        self._autoscaler: autoscale.Autoscaler | None = None
         self._unread: defaultdict[int, list[OfflineRequest]] = defaultdict(list)
         """Requests by pod whose first token is still to be scraped."""
         self._numbers: Sequence[int] = range(plan.pods if split is None else split.prefill_pods)
@@ -111,7 +126,7 @@ class Simulation:
                 self._add_pod()
         else:
             begin_s, calls = out.timeline.begin_s, (self._add_pod, self._sample)
-            self._autoscaler = Autoscaler(plan.autoscaling, plan.pods, begin_s, plan.seed, *calls)
+            self._autoscaler = autoscale.Autoscaler(plan.autoscaling, plan.pods, begin_s, plan.seed, *calls)
             self._numbers = self._autoscaler.ready
         self._policy = make_policy(plan.policy, self._cached, Random(f"{plan.seed}/{plan.policy}"))
         self._next_turns = load.next_turns()
@@ -155,12 +170,14 @@ class Simulation:
         self.pods.append(make(plan.profile, cost, f"{plan.seed}/{number}", *self._fixed))
         self._counts[number] = 0
 
-    def _sample(self, number: int, at_s: float) -> Sample:
+    def _sample(self, number: int, at_s: float) -> autoscale.Sample:
         """Returns the metrics of a pod at `at_s`, up to which it has run."""
-        oldest_s = at_s - TTFT_WINDOW_S
+        oldest_s = at_s - autoscale.TTFT_WINDOW_S
         its = self._unread[number] = [it for it in self._unread[number] if not 0 <= it.first_s <= oldest_s]
         ttft_s = [it.first_s - it.send_s for it in its if 0 <= it.first_s <= at_s]
-        quantiles = {name: histogram_quantile(share, ttft_s) for name, share in TTFT_SHARES.items()}
+        quantiles = {
+            name: autoscale.histogram_quantile(share, ttft_s) for name, share in autoscale.TTFT_SHARES.items()
+        }
         return self.pods[number].gauges() | quantiles
 
     def _play(self, numbers: Iterable[int]) -> None:

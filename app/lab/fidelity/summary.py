@@ -10,13 +10,13 @@ from pathlib import Path
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.lab.fidelity.autoscaler import Interval, pod_seconds
-from app.lab.fidelity.goodput import METRICS, Goodput, Limits, Price, good_requests, goodput, price_of
+from app.lab.fidelity.goodput import METRICS, Goodput, Limits, Price, good_requests, goodput
 from app.lab.fidelity.goodput import lines as goodput_lines
 from app.lab.fidelity.pod import Timeline
-from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan
+from app.lab.fidelity.simulation import SimulationOutcome
 from app.lab.load import report
-from app.lab.load.loads import COLUMNS, NO_GROUP, SESSION_COLUMNS, LoadTrace
+from app.lab.load.autoscale import Interval, pod_seconds
+from app.lab.load.loads import COLUMNS, NO_GROUP, SESSION_COLUMNS
 from config.kinds import parse_duration
 
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -127,26 +127,20 @@ class Judgement:
     objectives: tuple[Objective, ...] = ()
 
 
-def summarize(
-    load: LoadTrace,
-    plan: SimulationPlan,
-    outcome: SimulationOutcome,
-    profile: str,
-    judgement: Judgement = Judgement(),
-) -> RunSummary:
-    columns = outcome.send_s, outcome.first_s, outcome.last_s
-    duration_s = max(outcome.last_s) - min(outcome.send_s)
+def summarize(outcome: SimulationOutcome, profile: str, judgement: Judgement = Judgement()) -> RunSummary:
+    load, plan, duration_s = outcome.load, outcome.plan, outcome.length_s
     per_s = 1 / duration_s if duration_s > 0 else 0.0
     tokens_in, tokens_out = sum(load.input_tokens), sum(load.output_tokens)
     capacity, per_pod = plan.profile.engine.num_gpu_blocks - 1, Counter(outcome.pod)
     if outcome.transfers is not None:
         per_pod += Counter(outcome.transfers.prefill_pod)
-    requests_per_pod = tuple(per_pod[pod] for pod in range(len(outcome.lives) or plan.pods))
+    requests_per_pod = tuple(per_pod[pod] for pod in range(outcome.pods))
     pods = pod_seconds(outcome.lives) * per_s if outcome.lives else plan.pods
     its = _pool(outcome.timeline, requests_per_pod, per_s, capacity, pods)
-    spreads = [_spread(values) for values in report.latencies(*columns, load.output_tokens)]
+    spreads = [_spread(values) for values in outcome.latencies()]
     gpu_hours, limits = pods * plan.profile.devices * duration_s / 3600, judgement.limits
-    per_hour = judgement.gpu_hour_price
+    total = gpu_hours * (judgement.gpu_hour_price or 0.0)
+    price = Price(total, total / tokens_in * 1e6, total / tokens_out * 1e6)
     return RunSummary(
         profile=profile,
         requests=len(load),
@@ -166,9 +160,9 @@ def summarize(
         running=its.running,
         requests_per_pod=requests_per_pod,
         gpu_hours=gpu_hours,
-        goodput=None if limits is None else goodput(load, outcome, limits, duration_s),
-        price=None if per_hour is None else price_of(gpu_hours, per_hour, tokens_in, tokens_out),
-        disaggregation=_transferred(plan, outcome, requests_per_pod, per_s),
+        goodput=None if limits is None else goodput(outcome, limits, per_s),
+        price=None if judgement.gpu_hour_price is None else price,
+        disaggregation=_transferred(outcome, requests_per_pod, per_s),
     )
 
 
@@ -186,9 +180,9 @@ def _pool(
 
 
 def _transferred(
-    plan: SimulationPlan, outcome: SimulationOutcome, requests_per_pod: tuple[int, ...], per_s: float
+    outcome: SimulationOutcome, requests_per_pod: tuple[int, ...], per_s: float
 ) -> Transferred | UnsetType:
-    log, split = outcome.transfers, plan.disaggregation
+    log, plan, split = outcome.transfers, outcome.plan, outcome.plan.disaggregation
     if log is None or split is None:
         return UNSET
     parts = requests_per_pod[: split.prefill_pods], requests_per_pod[split.prefill_pods :]
@@ -220,8 +214,10 @@ class Objective:
 
     def ratio(self, summary: RunSummary) -> float:
         """Returns the latency as a share of the limit; 0 without one."""
-        seconds: float | None = getattr(summary.latency(self.latency), self.statistic)
-        return 0.0 if seconds is None else seconds / self.limit_s
+        return self.seconds(summary) / self.limit_s
+
+    def seconds(self, summary: RunSummary) -> float:
+        return getattr(summary.latency(self.latency), self.statistic) or 0.0
 
     def __str__(self) -> str:
         return f"{self.latency}_{self.statistic} <= {self.limit_s * 1000:g} ms"
@@ -347,7 +343,7 @@ def _transfer_lines(its: Transferred) -> list[str]:
 def fleet_use(
     outcome: SimulationOutcome, parts: tuple[Interval, ...], constant: RunSummary | None
 ) -> FleetUse:
-    lives, span_s = outcome.lives, max(outcome.last_s) - min(outcome.send_s)
+    lives, span_s = outcome.lives, outcome.length_s
     most = max(sum(it.begun_s <= at.begun_s < it.gone_s for it in lives) for at in lives)
     return FleetUse(pod_seconds(lives) / max(span_s, 1e-9), most, parts, constant)
 
@@ -377,14 +373,14 @@ def _fleets(its: RunSummary, fleet: FleetUse) -> str:
     return report.markdown(rows)
 
 
-def missed(load: LoadTrace, outcome: SimulationOutcome, judgement: Judgement) -> list[bool]:
+def missed(outcome: SimulationOutcome, judgement: Judgement) -> list[bool]:
     """Returns which requests missed a limit: those of goodput, without these the values of the objectives."""
     limits = judgement.limits
     if limits is None:
         # Of two objectives of a latency the stricter value holds.
         ordered = sorted(judgement.objectives, key=lambda it: -it.limit_s)
         limits = {"": {METRICS[LATENCIES.index(it.latency)]: it.limit_s for it in ordered}}
-    return [not good for good in good_requests(load, outcome, limits)] if any(limits.values()) else []
+    return [not good for good in good_requests(outcome, limits)] if any(limits.values()) else []
 
 
 def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:
@@ -438,9 +434,10 @@ def _verdict(point: Point, objectives: Sequence[Objective]) -> str:
     return ", ".join(parts)
 
 
-def write_requests(path: Path, load: LoadTrace, outcome: SimulationOutcome) -> None:
+def write_requests(path: Path, outcome: SimulationOutcome) -> None:
     """Writes a CSV row for each request, in order of the load: the columns of a trace, then times and pod."""
-    later, seconds = frozenset(load.next_turns().values()), "{:.6f}".format
+    load, seconds = outcome.load, "{:.6f}".format
+    later = frozenset(load.next_turns().values())
     arrivals = ("" if place in later else seconds(at_s) for place, at_s in enumerate(load.arrival_s))
     moments = (map(seconds, its) for its in (outcome.send_s, outcome.first_s, outcome.last_s))
     columns = [arrivals, load.input_tokens, load.output_tokens, *moments, outcome.pod]

@@ -14,11 +14,11 @@ from msgspec import Struct
 
 from app.engine.core.batch import Batch
 from app.engine.core.step_loop import StepCost
-from app.lab.fidelity.goodput import METRICS, Limits, limit_ratios
+from app.lab.fidelity.goodput import METRICS, Limits, limit_ratios, limits_of
 from app.lab.fidelity.pod import OfflineRequest
 from app.lab.fidelity.simulate import Job
 from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, longest_tokens, simulate
-from app.lab.fidelity.summary import LATENCIES, SPLIT, STATISTICS, Objective, RunSummary, summarize
+from app.lab.fidelity.summary import SPLIT, Objective, RunSummary, summarize
 from app.lab.load import report
 from app.lab.load.loads import LoadTrace
 from config.profile import EngineLimits
@@ -56,24 +56,20 @@ class Slo:
         shared = [f"{', '.join(words)} for {100 * self.attainment:g} % of requests"] if words else []
         return ", ".join(shared + [str(it) for it in self.objectives])
 
-    def judge(self, load: LoadTrace, outcome: SimulationOutcome) -> tuple[float, str]:
+    def judge(self, outcome: SimulationOutcome, summary: RunSummary) -> tuple[float, str]:
         """Returns the worst latency as a share of its limit, and its excess as text."""
         found = [(0.0, "")]
-        columns = outcome.send_s, outcome.first_s, outcome.last_s, load.output_tokens
-        values = dict(zip(LATENCIES, report.latencies(*columns), strict=True))
         for its in self.objectives:
-            if own := values[its.latency]:
-                seconds = report.four(own)[STATISTICS.index(its.statistic)]
-                excess = report.milliseconds(seconds - its.limit_s)
-                found.append((seconds / its.limit_s, f"{its.latency}_{its.statistic} by {excess}"))
+            excess = report.milliseconds(its.seconds(summary) - its.limit_s)
+            found.append((its.ratio(summary), f"{its.latency}_{its.statistic} by {excess}"))
         if self.limits:
-            found.append(self._shared(load, outcome))
+            found.append(self._shared(outcome))
         share, text = max(found)
         return share, text if share > 1 else ""
 
-    def _shared(self, load: LoadTrace, outcome: SimulationOutcome) -> tuple[float, str]:
+    def _shared(self, outcome: SimulationOutcome) -> tuple[float, str]:
         """Returns the share of the limits that enough requests keep, and the limit that is worst."""
-        ratios = list(limit_ratios(load, outcome, self.limits))
+        ratios = list(limit_ratios(outcome, self.limits))
         share = self._most([max(its.values(), default=0.0) for its in ratios])
         worst, metric = max(
             (self._most(own), metric)
@@ -98,8 +94,7 @@ class Slo:
 
     def longest_s(self, load: LoadTrace) -> float:
         """Returns the most seconds that a good request may take; inf without such a limit."""
-        everyone = self.limits.get("", {})
-        kinds = [{**everyone, **self.limits.get(name, {})} for name in load.classes or [""]]
+        kinds = [limits_of(self.limits, name) for name in load.classes or [""]]
         ttft, tpot, e2el = (max(its.get(metric, math.inf) for its in kinds) for metric in METRICS)
         return min(e2el, ttft + tpot * max(load.output_tokens))
 
@@ -331,9 +326,8 @@ def run_fleet(load: LoadTrace, job: Job, slo: Slo) -> Verdict:
     gc.disable()  # objects are without cycles until the end of a run
     try:
         outcome = simulate(load, job.plan)
-        return Verdict(
-            *slo.judge(load, outcome), summarize(load, job.plan, outcome, job.profile_name, job.judgement)
-        )
+        summary = summarize(outcome, job.profile_name, job.judgement)
+        return Verdict(*slo.judge(outcome, summary), summary)
     finally:
         gc.enable()
 
@@ -343,7 +337,7 @@ def _bound(group: Group, load: LoadTrace, slo: Slo, most_pods: int) -> None:
     first = group.engines[0].job.plan
     widest = max(its.limits.max_num_batched_tokens for its in group.engines)
     outcome, work_s = _least_times(load, first, widest)
-    share, misses = slo.judge(load, outcome)
+    share, misses = slo.judge(outcome, summarize(outcome, group.name))
     if share > 1:
         group.reason, group.engines, group.idle_share = f"misses {misses} even on an idle pod", [], share
         return
@@ -360,7 +354,7 @@ def _least_times(load: LoadTrace, plan: SimulationPlan, budget: int) -> tuple[Si
     """Returns the outcome on idle pods, and the seconds of a pod that each request needs at best."""
     profile = plan.profile
     cost, front = msgspec.structs.replace(profile.cost, slowdown=0.0), profile.front
-    step, outcome = StepCost(cost), SimulationOutcome(load)
+    step, outcome = StepCost(cost), SimulationOutcome(load, plan)
 
     def seconds(tokens: int, context: int = 0, prefills: int = 0) -> float:
         its = Batch[OfflineRequest](tokens=tokens, sequences=1, context=context, prefills=prefills)
