@@ -9,10 +9,10 @@ import msgspec
 
 from config.settings import SECTIONS, TABLE, Setting
 from config.sources import IGNORED, RETIRED
-from config.vllm.serve import DEFAULTS, KEEP_ALIVE, Option, effect, groups, names_of, obsolete, options
+from config.vllm.serve import DEFAULTS, GROUPS, KEEP_ALIVE, OBSOLETE, OPTIONS, Option, effect, names_of
 
 DOCS = Path(__file__).parent.parent / "docs"
-SETTINGS, OPTIONS = DOCS / "configuration.md", DOCS / "serve.md"
+SETTINGS, SERVE = DOCS / "configuration.md", DOCS / "serve.md"
 MADE = re.compile(r"(<!-- made: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 """Place of a table in a page, with its name."""
 
@@ -35,7 +35,7 @@ def options_page() -> str:
     """Returns docs/serve.md: its text as it stands, and the tables."""
     tables = {
         group: _table(("option", "value", "default", "here"), (_option(*each) for each in members.items()))
-        for group, members in groups().items()
+        for group, members in GROUPS.items()
     }
     defaults = (f"* `{name}`: {f'`{value}`' if value else 'empty'}" for name, value in DEFAULTS.items())
     variables = [
@@ -45,12 +45,12 @@ def options_page() -> str:
         if not name.startswith("SIM_")
     ]
     variables.append((f"`{KEEP_ALIVE}`", "Setting `keep-alive-timeout`, in seconds."))
-    unplayed = ((f"`--{name}`", facts.unplayed) for name, facts in options().items() if facts.unplayed)
+    unplayed = ((f"`--{name}`", facts.unplayed) for name, facts in OPTIONS.items() if facts.unplayed)
     tables["defaults"] = "\n".join(defaults)
     tables["variables"] = _table(("variable", "here"), variables)
     tables["unplayed"] = _table(("option", "about"), unplayed)
-    tables["obsolete"] = _names(obsolete())
-    return _filled(OPTIONS, tables)
+    tables["obsolete"] = _names(OBSOLETE)
+    return _filled(SERVE, tables)
 
 
 def _filled(page: Path, tables: Mapping[str, str]) -> str:
@@ -88,4 +88,4 @@ def _option(name: str, facts: Option) -> tuple[str, ...]:
 
 if __name__ == "__main__":
     SETTINGS.write_text(settings_page(), "utf-8")
-    OPTIONS.write_text(options_page(), "utf-8")
+    SERVE.write_text(options_page(), "utf-8")

@@ -16,8 +16,8 @@ from gevent.pool import Group
 
 from app.base import Bounded
 from app.base.clock.pause import PAUSE_S
-from app.engine.kvcache.events import encoder
-from app.engine.kvcache.publisher import IO_THREADS, Listener, end_context
+from app.engine.kvcache.events import EventBatch, encoder
+from app.engine.kvcache.publisher import IO_THREADS, end_context
 from app.engine.lora import adapters_of
 from app.kvindex.backend import Backend, BackendUnavailable
 from app.kvindex.index import Index, IndexSettings
@@ -231,18 +231,14 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None
 
 
-def fed(index: KvIndex, model: str) -> Listener:
-    """Returns a listener that passes our publisher's batches to the index without a socket."""
-    encode, feed = encoder("map"), fed_encoded(index, model)
-    return lambda topic, sequence, batch: feed(topic, sequence, encode(batch))
+def fed(index: KvIndex, model: str) -> Callable[[str, int, EventBatch | bytes], None]:
+    """Returns a listener that passes batches, also encoded ones, to the index without a socket."""
+    encode = encoder("map")
 
-
-def fed_encoded(index: KvIndex, model: str) -> Callable[[str, int, bytes], None]:
-    """Same as `fed`, for encoded batches."""
-
-    def feed(topic: str, sequence: int, batch: bytes) -> None:
+    def feed(topic: str, sequence: int, batch: EventBatch | bytes) -> None:
         named = parse_topic(topic.encode())
         pod = topic if named is None else named.pod
-        index.receive(PublishedMessage(pod, model, sequence, batch))
+        data = batch if isinstance(batch, bytes) else encode(batch)
+        index.receive(PublishedMessage(pod, model, sequence, data))
 
     return feed

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from app.llm.errors import LLMError, RequestError
 from app.text.base import Message
-from config import ConfigError
 from config.declaration import COMMAND, check_installed
-from config.flags import FlagParser
+from config.flags import FlagParser, as_command
 
 if TYPE_CHECKING:
     from app.llm.llm import LLM
@@ -25,13 +24,10 @@ line `stats` prints statistics; `clear` forgets them and the conversation.
 """
 
 
+@as_command(LLMError, UnicodeError)
 def run(argv: Sequence[str]) -> int:
     """Returns the exit status. Without the engine's libraries only help works; else ModuleNotFoundError."""
-    try:
-        arguments = _parser().parse_args(argv)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+    arguments = _parser().parse_args(argv)
     from app.llm.llm import LLM  # and its libraries
     from app.llm.sampling_params import SamplingParams
 
@@ -63,11 +59,6 @@ def run(argv: Sequence[str]) -> int:
                 _chat(llm, params, arguments.system)
             if arguments.stats:
                 _print_stats(llm)
-    except BrokenPipeError:
-        raise
-    except (ConfigError, LLMError, OSError, UnicodeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print()
     return 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,6 +42,7 @@ from app.serving.http.response import Response
 from app.serving.http.route import Route
 from app.serving.middleware.stack import Middleware
 from config.declaration import ConfigError, suggestion
+from config.flags import as_command
 from config.loader import load
 from config.plugins import API, from_plain, to_plain
 from config.profile import Profile
@@ -457,14 +457,11 @@ def _answered(route: Route) -> set[tuple[str, str]]:
     return {(method, path) for method in route.methods}
 
 
+@as_command()
 def run(argv: Sequence[str]) -> int:
     """Prints the plugins of a server started with the flags `argv`; returns the exit status."""
-    try:
-        settings = load(argv, os.environ, warn=lambda text: None)
-        implemented = registry_of(settings).implemented()
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+    settings = load(argv, os.environ, warn=lambda text: None)
+    implemented = registry_of(settings).implemented()
     for plugin in settings.PLUGINS:
         about = (getattr(plugin.hooks, "__doc__", None) or "").strip().partition("\n")[0]
         print(f"{plugin.name} {plugin.version}".rstrip() + f" ({plugin.origin}): {about}")

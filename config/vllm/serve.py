@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -25,7 +24,6 @@ from config.yaml_file import parse_yaml
 
 FACTS = Path(__file__).with_name("options.json")
 Kind = Literal["switch", "text", "int", "float", "JSON", "size", "size or auto"]
-OBSOLETE = "obsolete"
 NOTHING = frozenset({"", "None"})
 """Texts for no value, in an optional option."""
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
@@ -96,24 +94,10 @@ _KINDS: dict[str, tuple[Callable[[str], object], str]] = {
 """Kind -> function that raises ValueError for another text, and the words of the rule."""
 
 
-@cache
-def _facts() -> dict[str, dict[str, Option]]:
-    return msgspec.json.decode(FACTS.read_bytes(), type=dict[str, dict[str, Option]])
-
-
-def groups() -> dict[str, dict[str, Option]]:
-    return {group: members for group, members in _facts().items() if group != OBSOLETE}
-
-
-@cache
-def options() -> dict[str, Option]:
-    return {name: option for group in groups().values() for name, option in group.items()}
-
-
-def obsolete() -> dict[str, Option]:
-    """Returns options of earlier versions of vLLM, accepted for old command lines."""
-    return _facts()[OBSOLETE]
-
+GROUPS = msgspec.json.decode(FACTS.read_bytes(), type=dict[str, dict[str, Option]])
+OBSOLETE = GROUPS.pop("obsolete")
+"""Options of earlier versions of vLLM, accepted for old command lines."""
+OPTIONS = {name: option for group in GROUPS.values() for name, option in group.items()}
 
 T = TypeVar("T")
 JsonObject = dict[str, object]
@@ -163,7 +147,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Given, Flags]
     if sum(word.partition("=")[0] == CONFIG for word in argv) > 1:
         raise UsageError(f"flag {CONFIG}: only one file can be given")
     kind = kind_of(argv, environ)
-    ours = (flag for name, facts in (options() | obsolete()).items() for flag in _forms(name, facts, False))
+    ours = (flag for name, facts in (OPTIONS | OBSOLETE).items() for flag in _forms(name, facts, False))
     flags = [*setting_flags(table_of(kind)), *ours, LEVEL]
     results, models = read_words(_without_dots(argv), flags, shortened=True)
     if (path := results.get(OURS + "config")) is not None:
@@ -177,7 +161,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Given, Flags]
 def usage() -> str:
     by_group = {
         group.capitalize(): [flag for name, facts in members.items() for flag in _forms(name, facts)]
-        for group, members in groups().items()
+        for group, members in GROUPS.items()
     }
     return ABOUT + help_text(by_group | {"Others": OTHERS[-1:]})
 
@@ -198,7 +182,7 @@ def _forms(name: str, facts: Option, with_help: bool = True) -> Iterator[Flag]:
 
 
 def names_of(name: str) -> Iterator[str]:
-    for flag in _forms(name, options()[name], with_help=False):
+    for flag in _forms(name, OPTIONS[name], with_help=False):
         yield from flag.forms
 
 
@@ -209,7 +193,7 @@ def _words_of(path: str) -> Iterator[str]:
     for key, value in document.items():
         flag = f"--{key}"
         if isinstance(value, bool):
-            option = options().get(str(key).replace("_", "-"))
+            option = OPTIONS.get(str(key).replace("_", "-"))
             if value or option is None or option.off:  # a switch without an off form is off by default
                 yield flag if value else f"--no-{key}"
         elif isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
@@ -278,7 +262,7 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
 
 def _effect_of(name: str, value: str | list[str]) -> Given:
     """Returns the settings that an option sets."""
-    facts = options()[name]
+    facts = OPTIONS[name]
     if isinstance(value, str) and name in ACTS:
         try:
             return ACTS[name](value)
@@ -401,13 +385,13 @@ ACTS: Mapping[str, Callable[[str], Given]] = {
     },
 }
 """Options whose effect is more than the value of one setting."""
-MEANINGS = (*(name for name, facts in options().items() if facts.effect and name not in BY_NAME),) + (
-    *(name for name in options() if name in BY_NAME),
+MEANINGS = (*(name for name, facts in OPTIONS.items() if facts.effect and name not in BY_NAME),) + (
+    *(name for name in OPTIONS if name in BY_NAME),
 )
 """Options with an effect, in order of application: later effects on the same setting win."""
 
 
 def effect(name: str) -> str:
     """Returns the effect of an option, in a sentence; empty without one."""
-    row, known = BY_NAME.get(name), options().get(name)
+    row, known = BY_NAME.get(name), OPTIONS.get(name)
     return known.effect if known and known.effect else f"Setting `{row.name}`: {row.help}" if row else ""

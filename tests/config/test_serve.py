@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config import ConfigError, Settings
-from config.document import OPTIONS, options_page
+from config.document import SERVE, options_page
 from config.loader import resolve
 from config.settings import BY_NAME
 from config.sources import Flags
-from config.vllm.serve import CONTEXT_LENGTH, MEANINGS, Option, names_of, obsolete, options, read, settings_of
+from config.vllm.serve import CONTEXT_LENGTH, MEANINGS, OBSOLETE, OPTIONS, Option, names_of, read, settings_of
 
 Write = Callable[[str], str]
 ISSUE = [
@@ -77,7 +77,7 @@ def sample(name: str, facts: Option) -> list[str]:
 
 def test_every_option_is_taken_with_a_value_of_its_kind() -> None:
     elsewhere = ("config", "ssl-keyfile", "ssl-certfile")  # files that have to be there
-    words = {name: sample(name, facts) for name, facts in options().items() if name not in elsewhere}
+    words = {name: sample(name, facts) for name, facts in OPTIONS.items() if name not in elsewhere}
     for forms in zip_longest(*map(names_of, words)):
         line = [[form, *value] for form, value in zip(forms, words.values(), strict=True) if form]
         given = read(["m", *chain(*line)], {})[0]
@@ -93,23 +93,23 @@ def test_all_options_of_the_real_parser_are_known_with_their_choices() -> None:
     for option in seen[1:]:
         name = option["options"][0].removeprefix("--")
         assert sorted(names_of(name)) == sorted(option["options"])
-        facts = options()[name]
+        facts = OPTIONS[name]
         assert (facts.kind == "switch") == (option["takes"] == "nothing")
         assert facts.many == (option["takes"] == "values")
         assert list(facts.choices) == [word for word in option.get("choices", ()) if word != "None"]
-    assert len(options()) == len(seen) - 1
+    assert len(OPTIONS) == len(seen) - 1
 
 
 def test_the_page_is_not_stale_and_has_a_row_for_every_option() -> None:
-    page = OPTIONS.read_text("utf-8")
+    page = SERVE.read_text("utf-8")
     assert page == options_page(), "run: python -m config.document"
-    assert all(f"\n| `--{name}`" in page for name in options())
-    assert not any(options()[name].unplayed for name in MEANINGS)
+    assert all(f"\n| `--{name}`" in page for name in OPTIONS)
+    assert not any(OPTIONS[name].unplayed for name in MEANINGS)
 
 
 def test_an_option_with_the_name_of_a_setting_sets_it() -> None:
-    assert set(BY_NAME) & set(options()) <= set(MEANINGS)
-    assert not set(obsolete()) & {*options(), *BY_NAME}
+    assert set(BY_NAME) & set(OPTIONS) <= set(MEANINGS)
+    assert not set(OBSOLETE) & {*OPTIONS, *BY_NAME}
 
 
 # What acts
@@ -271,7 +271,7 @@ def test_a_file_that_is_wrong_is_refused(yaml_file: Write) -> None:
 def test_sizes_are_those_of_the_units(number: int, unit: str) -> None:
     power = {"k": 1, "m": 2, "g": 3}[unit.lower()]
     expected = number * (1000 if unit.islower() else 1024) ** power
-    assert options()["max-num-batched-tokens"].read(f"{number}{unit}") == str(expected)
+    assert OPTIONS["max-num-batched-tokens"].read(f"{number}{unit}") == str(expected)
 
 
 @hypothesis.settings(deadline=None, max_examples=25)

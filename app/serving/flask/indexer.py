@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from app.base.clock.clock import LiveClock
 from app.base.metrics.instruments import Exposition, Families
 from app.engine.kvcache.publisher import Publisher
-from app.kvindex.service import fed, fed_encoded, index_of
+from app.kvindex.service import fed, index_of
 from app.serving.api import kv_index, openapi
 from app.serving.api.admin import server as admin
 from app.serving.api.responder import ServerLoad
@@ -78,7 +78,7 @@ def add_index(
     if publisher is not None:
         publisher.listen(fed(index, model))
     if engine is not None:
-        engine.listen(fed_encoded(index, model))
+        engine.listen(fed(index, model))
     app.services.append(index)
     app.caches.append(lambda: index.caches)
     app.add_routes("kv_index", kv_index.routes(index, settings))
