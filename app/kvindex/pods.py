@@ -81,15 +81,23 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 class TargetSource:
-    """A source of endpoints of pods; as it is, a fixed list."""
+    """A source of endpoints of pods. `read` returns its endpoints, and a complaint about them, or ""."""
 
-    def __init__(self, targets: Sequence[PodEndpoint] = (), name: str = "") -> None:
+    def __init__(
+        self,
+        targets: Sequence[PodEndpoint] = (),
+        read: Callable[[], tuple[Sequence[PodEndpoint], str]] | None = None,
+        name: str = "",
+    ) -> None:
+        """Without `read` the `targets` are a fixed list."""
         self.targets = targets
         """Endpoints of the latest successful refresh."""
-        self._name, self._complaint = name, ""
+        self._read, self._name, self._complaint = read, name, ""
 
     def refresh(self) -> None:
         """Updates `targets`, while other greenlets run; after an error they stay, with a warning."""
+        if self._read is None:
+            return
         try:
             self.targets, complaint = self._read()
         except (OSError, UnicodeDecodeError) as error:
@@ -98,31 +106,21 @@ class TargetSource:
             log.warning("KV event sources: %s", complaint)
         self._complaint = complaint
 
-    def _read(self) -> tuple[Sequence[PodEndpoint], str]:
-        """Returns the endpoints of now, and a complaint about them, or ""."""
-        return self.targets, ""
 
+def file_targets(path: Path) -> TargetSource:
+    """Returns a file with one endpoint a line; `#` begins a comment, invalid lines warn."""
 
-class FileTargets(TargetSource):
-    """A file with one endpoint a line, parsed after each change; `#` begins a comment, invalid lines warn."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(name=str(path))
-        self._path, self._text = path, ""
-
-    def _read(self) -> tuple[Sequence[PodEndpoint], str]:
-        before, self._text = self._text, self._path.read_text("utf-8")
-        if before == self._text:
-            return self.targets, ""
-        targets = []
-        for number, line in enumerate(self._text.splitlines(), 1):
+    def read() -> tuple[Sequence[PodEndpoint], str]:
+        targets, flaws = [], []
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
             entry = line.partition("#")[0].strip()
             try:
-                if entry:
-                    targets.append(parse_target(entry))
+                targets += [parse_target(entry)] if entry else []
             except ValueError as error:
-                log.warning("KV event sources: line %d of %s is left out: %s", number, self._path, error)
-        return targets, ""
+                flaws.append(f"line {number} of {path} is left out: {error}")
+        return targets, "; ".join(flaws)
+
+    return TargetSource((), read, str(path))
 
 
 def resolve_host(host: str) -> Sequence[str]:
@@ -136,33 +134,30 @@ def resolve_host(host: str) -> Sequence[str]:
     return sorted({str(address[4][0]) for address in found})
 
 
-class DnsTargets(TargetSource):
-    """All addresses of a host name, such as a headless service, with one port and the same options."""
+def dns_targets(target: PodEndpoint, resolve: Resolve = resolve_host) -> TargetSource:
+    """Returns all addresses of the host of `target`, such as a headless service, with its options."""
+    host = target.host or ""
 
-    def __init__(self, target: PodEndpoint, resolve: Resolve = resolve_host) -> None:
-        """`target` has the host, the port and the options."""
-        super().__init__(name=target.host or "")
-        self._target, self._resolve = target, resolve
-
-    def _read(self) -> tuple[Sequence[PodEndpoint], str]:
-        addresses = self._resolve(self._name)
-        complaint = ""
+    def read() -> tuple[Sequence[PodEndpoint], str]:
+        addresses, complaint = resolve(host), ""
         if not addresses:
-            complaint = f"{self._name} has no addresses, or nobody knows it"
-        elif self._target.pod and len(addresses) > 1:
-            complaint = f"{self._name} is several pods, all of them called {self._target.pod}"
-        return [self._target.at(address) for address in addresses], complaint
+            complaint = f"{host} has no addresses, or nobody knows it"
+        elif target.pod and len(addresses) > 1:
+            complaint = f"{host} is several pods, all of them called {target.pod}"
+        return [target.at(address) for address in addresses], complaint
+
+    return TargetSource((), read, host)
 
 
-def target_sources(entries: Sequence[str], resolve: Resolve = resolve_host) -> list[TargetSource]:
+def target_sources(entries: Sequence[str]) -> list[TargetSource]:
     """Returns the sources for `file:path`, `dns://host:port` and endpoints. ValueError for other entries."""
     fixed: list[PodEndpoint] = []
     sources: list[TargetSource] = []
     for entry in entries:
         if entry.startswith("file:"):
-            sources.append(FileTargets(Path(entry.removeprefix("file:").removeprefix("//"))))
+            sources.append(file_targets(Path(entry.removeprefix("file:").removeprefix("//"))))
         elif entry.startswith("dns://"):
-            sources.append(DnsTargets(parse_target(f"tcp://{entry.removeprefix('dns://')}"), resolve))
+            sources.append(dns_targets(parse_target(f"tcp://{entry.removeprefix('dns://')}")))
         else:
             fixed.append(parse_target(entry))
     return [TargetSource(fixed), *sources] if fixed else sources

@@ -9,12 +9,12 @@ import pytest
 
 from app.kvindex.pods import (
     MOST_NAME_BYTES,
-    DnsTargets,
-    FileTargets,
     PodEndpoint,
     PodTracker,
     TargetSource,
     Topic,
+    dns_targets,
+    file_targets,
     parse_target,
     parse_topic,
     resolve_host,
@@ -80,7 +80,7 @@ def test_what_is_no_target_is_refused(text: str) -> None:
 
 def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "pods"
-    source = FileTargets(path)
+    source = file_targets(path)
     assert now(source) == () == now(source)
     assert len(caplog.records) == 1
     path.write_text("# pods\nh:1   # the first\n\nbad line\nh:2;pod=b\n")
@@ -111,7 +111,7 @@ def test_a_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixture) -
             raise answer
         return answer
 
-    source = DnsTargets(parse_target("pods.example:5557;replay=tcp://pods.example:5558"), resolve)
+    source = dns_targets(parse_target("pods.example:5557;replay=tcp://pods.example:5558"), resolve)
     both = [
         PodEndpoint("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
         PodEndpoint("tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558"),
@@ -141,10 +141,10 @@ def test_a_name_has_the_options_of_a_target(
 
 
 def test_several_pods_under_one_name_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    source = DnsTargets(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1", "10.0.0.2"])
+    source = dns_targets(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1", "10.0.0.2"])
     assert [target.name for target in now(source)] == ["a", "a"] and now(source)
     assert len(caplog.records) == 1 and "all of them called a" in caplog.text
-    source = DnsTargets(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1"])
+    source = dns_targets(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1"])
     assert [target.name for target in now(source)] == ["a"] and len(caplog.records) == 1
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.kvindex import subscriber as module
-from app.kvindex.pods import FileTargets, PodEndpoint, TargetSource
+from app.kvindex.pods import PodEndpoint, TargetSource, file_targets
 from app.kvindex.pool import PublishedMessage
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, FakeEngine, Station
@@ -60,7 +60,7 @@ def test_a_list_may_change(place: Station, tmp_path: Path) -> None:
     path = tmp_path / "pods"
     a, b = place.engine("kv@a@m", connect=False), place.engine("kv@b@m", connect=False)
     path.write_text(a.endpoint)
-    subscriber = place.listen(FileTargets(path), bind=None, grace_s=30.0)
+    subscriber = place.listen(file_targets(path), bind=None, grace_s=30.0)
     place.meet(a)
     a.publish(FIRST)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
