@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import secrets
 import time
 from collections.abc import Callable, Collection
@@ -100,14 +99,9 @@ class EngineService:
         self._events, self._heartbeat, self._now = events, heartbeat, now
         self._ready = Ready(
             boot=secrets.token_hex(8),
-            pid=os.getpid(),
-            vocab_size=engine.runner.vocab_size,
             max_model_len=engine.max_tokens,
             num_blocks=engine.options.num_blocks,
             block_size=engine.options.block_size,
-            dtype=str(engine.runner.device.info()["dtype"]),
-            device=str(engine.runner.device.device),
-            eos_token_ids=tuple(sorted(engine.eos_token_ids)),
         )
         engine.runner.on_layer = heartbeat.beat
         self._encode_events = encoder("map")

@@ -86,8 +86,7 @@ class Worker:
         until(lambda: wire.Hello() in self.peer.orders)
 
     def greet(self, boot: str = BOOT) -> None:
-        model = {"vocab_size": 100, "max_model_len": 4096, "num_blocks": 64, "block_size": 16}
-        self.peer.say(wire.Ready(boot=boot, pid=1, dtype="float32", device="cpu", **model))
+        self.peer.say(wire.Ready(boot=boot, max_model_len=4096, num_blocks=64, block_size=16))
         until(lambda: self.engine.healthy)
 
     def ask(self, name: str = "a", choices: int = 1, **fields: Any) -> Any:

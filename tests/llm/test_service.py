@@ -19,7 +19,7 @@ from app.engine.kvcache.events import AllBlocksCleared, BlockStored, EventBatch,
 from app.engine.kvcache.hashing import BlockHasher, low64
 from tests.hostile.raw_client import wait_until
 from tests.llm.process import EngineProcess, Worker, engine_process
-from tests.llm.tiny import VOCABULARY, prompts
+from tests.llm.tiny import prompts
 from tests.remote.wire.test_process import is_alive
 from tests.running_server import ROOT
 
@@ -57,8 +57,7 @@ def test_two_workers_hear_what_the_engine_is_and_each_what_it_ordered(
 ) -> None:
     ready = worker.greet()
     assert ready == other.greet()
-    assert (ready.pid, ready.vocab_size, ready.max_model_len) == (engine.process.pid, VOCABULARY, 1024)
-    assert (ready.num_blocks, ready.block_size, ready.dtype, ready.device) == (256, 16, "float32", "cpu")
+    assert (ready.max_model_len, ready.num_blocks, ready.block_size) == (1024, 256, 16)
     for key, prompt in enumerate(WANTED):
         (worker if key % 2 else other).generate(key // 2, prompt)
     said = [(worker if key % 2 else other).whole(key // 2) for key in range(len(WANTED))]

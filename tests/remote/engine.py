@@ -116,13 +116,9 @@ class Engine:
     def ready(self) -> wire.Ready:
         return wire.Ready(
             boot=self.boot,
-            pid=os.getpid(),
-            vocab_size=4096,
             max_model_len=self.options.max_model_len or 2048,
             num_blocks=64,
             block_size=self.options.block_size,
-            dtype="float32",
-            device="cpu",
         )
 
     def step(self) -> None:

@@ -162,14 +162,9 @@ class Ready(Struct, frozen=True, kw_only=True, tag="ready"):
     """The engine is ready. A changed `boot` means a new engine, which knows no older keys."""
 
     boot: str
-    pid: int
-    vocab_size: int
     max_model_len: int
     num_blocks: int
     block_size: int
-    dtype: str
-    device: str
-    eos_token_ids: tuple[int, ...] = ()
 
 
 class WireLogprob(Struct, frozen=True, array_like=True):
