@@ -12,11 +12,13 @@ from app.lab.fidelity.summary import (
     LATENCIES,
     SPLIT,
     STATISTICS,
+    Judgement,
     Objective,
     Point,
     RunSummary,
     best,
     label_of,
+    over_time,
 )
 from app.lab.load import report
 from app.lab.load.autoscale import Interval, pods_over
@@ -42,24 +44,18 @@ _LOG_FROM = 20
 
 
 def draw_run(
-    outcome: SimulationOutcome,
-    title: str,
-    objectives: Sequence[Objective],
-    path: Path,
-    parts: Sequence[Interval] = (),
-    constant: RunSummary | None = None,
+    outcome: SimulationOutcome, summary: RunSummary, judgement: Judgement, title: str, path: Path
 ) -> None:
     """Writes a picture: latencies by time of sending, sequences in a step, use of the cache.
 
-    Of an autoscaled run also pods and load of its `parts`.
+    Of an autoscaled run also pods and load.
     """
-    size, rows = ((8, 7.2), 3) if parts else ((8, 4.8), 2)
+    size, rows = ((8, 7.2), 3) if outcome.lives else ((8, 4.8), 2)
     with report.picture_file(path, title, size, (rows, 2)) as axes:
-        _draw_latencies(axes, outcome, objectives)
+        _draw_latencies(axes, outcome, judgement.objectives)
         _draw_use(axes[2:], outcome)
-        if parts:
-            pods = None if constant is None else len(constant.requests_per_pod)
-            _draw_pods(axes[4:], parts, pods)
+        if summary.fleet:
+            _draw_pods(axes[4:], over_time(outcome, judgement, BINS), summary.fleet.constant)
         for its in axes:
             report.from_zero(its)
 
@@ -102,7 +98,7 @@ def _draw_use(axes: Sequence[report.Axes], outcome: SimulationOutcome) -> None:
     axes[1].set(xlabel="time (s)", ylabel=f"KV cache {of} (%)")
 
 
-def _draw_pods(axes: Sequence[report.Axes], parts: Sequence[Interval], constant: int | None) -> None:
+def _draw_pods(axes: Sequence[report.Axes], parts: Sequence[Interval], constant: RunSummary | None) -> None:
     """Draws pods by phase and the pods of a constant fleet, then load and misses, over time."""
     times_s = [it.begin_s for it in parts]
     phases = {"ready": report.BLUE, "loading": report.GREY, "draining": report.ORANGE}
@@ -110,8 +106,8 @@ def _draw_pods(axes: Sequence[report.Axes], parts: Sequence[Interval], constant:
     style = {"colors": phases.values(), "labels": [f"{it} pods" for it in phases], "alpha": 0.6}
     axes[0].stackplot(times_s, heights, step="post", **style)
     if constant is not None:
-        label = f"best constant fleet: {constant}"
-        axes[0].axhline(constant, color=report.GREEN, linestyle="--", label=label)
+        pods = len(constant.requests_per_pod)
+        axes[0].axhline(pods, color=report.GREEN, linestyle="--", label=f"best constant fleet: {pods}")
     axes[1].plot(times_s, [it.requests_per_s for it in parts], color=report.BLUE, label="load")
     if parts[0].missed is not None:
         late = [(it.missed or 0) / times_s[1] for it in parts]

@@ -422,12 +422,8 @@ def _run_once(job: Job, given: Namespace) -> None:
     with progress_of(sys.stderr, "simulated", len(load), "requests") as progress:
         outcome = simulation.simulate(load, plan, progress, None if film is None else film.watch)
         summary = summaries.summarize(outcome, job.profile_name, job.judgement)
-    drawn, constant = tuple[autoscale.Interval, ...](), None
     if plan.autoscaling is not None:
-        missed = summaries.missed(outcome, job.judgement)
-        its = outcome.lives, outcome.send_s, missed, plan.profile.devices
-        drawn, constant = autoscale.intervals(*its, pictures.BINS), _best_constant(job, load, summary)
-        fleet = summaries.fleet_use(outcome, autoscale.intervals(*its, summaries.INTERVALS), constant)
+        fleet = summaries.fleet_use(outcome, job.judgement, _best_constant(job, load, summary))
         summary = msgspec.structs.replace(summary, fleet=fleet)
     with written(given, summary, f"{job.head('')}\n{summaries.table(summary, job.judgement)}") as parts:
         if given.requests is not None:
@@ -437,7 +433,7 @@ def _run_once(job: Job, given: Namespace) -> None:
             parts.enter_context(whole_file(given.html)).write_text(page, "utf-8")
         if given.plot is not None:
             part = parts.enter_context(whole_file(given.plot))
-            pictures.draw_run(outcome, title, given.slo, part, drawn, constant)
+            pictures.draw_run(outcome, summary, job.judgement, title, part)
 
 
 def _best_constant(job: Job, load: LoadTrace, own: summaries.RunSummary) -> summaries.RunSummary | None:

@@ -15,7 +15,7 @@ from app.lab.fidelity.goodput import lines as goodput_lines
 from app.lab.fidelity.pod import Timeline
 from app.lab.fidelity.simulation import SimulationOutcome
 from app.lab.load import report
-from app.lab.load.autoscale import Interval, pod_seconds
+from app.lab.load.autoscale import Interval, intervals, pod_seconds
 from app.lab.load.loads import COLUMNS, NO_GROUP, SESSION_COLUMNS
 from config.kinds import parse_duration
 
@@ -324,7 +324,7 @@ def table(its: RunSummary, judgement: Judgement = Judgement()) -> str:
             f" {its.price.per_million_input_tokens:,.2f} in, {its.price.per_million_output_tokens:,.2f} out"
         )
     if isinstance(its.fleet, FleetUse):
-        lines += [_over_time(its.fleet.intervals), _fleets(its, its.fleet)]
+        lines += [_intervals_table(its.fleet.intervals), _fleets(its, its.fleet)]
     lines += [f"{it}: {'met' if it.met(its) else 'not met'}" for it in judgement.objectives]
     return "\n".join(lines)
 
@@ -340,15 +340,14 @@ def _transfer_lines(its: Transferred) -> list[str]:
     return [*lines, f"transfers: {size / 1e9:,.1f} GB, {size / requests / 1e6:,.1f} MB a request"]
 
 
-def fleet_use(
-    outcome: SimulationOutcome, parts: tuple[Interval, ...], constant: RunSummary | None
-) -> FleetUse:
+def fleet_use(outcome: SimulationOutcome, judgement: Judgement, constant: RunSummary | None) -> FleetUse:
+    parts = over_time(outcome, judgement, INTERVALS)
     lives, span_s = outcome.lives, outcome.length_s
     most = max(sum(it.begun_s <= at.begun_s < it.gone_s for it in lives) for at in lives)
     return FleetUse(pod_seconds(lives) / max(span_s, 1e-9), most, parts, constant)
 
 
-def _over_time(parts: Sequence[Interval]) -> str:
+def _intervals_table(parts: Sequence[Interval]) -> str:
     """Returns a Markdown table: load, pods and misses over time."""
     rows = [("from", "requests/s", "loading", "ready", "draining", "missed", "GPU-hours")]
     for it in parts:
@@ -373,14 +372,16 @@ def _fleets(its: RunSummary, fleet: FleetUse) -> str:
     return report.markdown(rows)
 
 
-def missed(outcome: SimulationOutcome, judgement: Judgement) -> list[bool]:
-    """Returns which requests missed a limit: those of goodput, without these the values of the objectives."""
+def over_time(outcome: SimulationOutcome, judgement: Judgement, count: int) -> tuple[Interval, ...]:
+    """Divides an autoscaled run. Limits are those of goodput, without these the values of the objectives."""
     limits = judgement.limits
     if limits is None:
         # Of two objectives of a latency the stricter value holds.
         ordered = sorted(judgement.objectives, key=lambda it: -it.limit_s)
         limits = {"": {METRICS[LATENCIES.index(it.latency)]: it.limit_s for it in ordered}}
-    return [not good for good in good_requests(outcome, limits)] if any(limits.values()) else []
+    good = good_requests(outcome, limits) if any(limits.values()) else []
+    missed, devices = [not it for it in good], outcome.plan.profile.devices
+    return intervals(outcome.lives, outcome.send_s, missed, devices, count)
 
 
 def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:

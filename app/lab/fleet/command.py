@@ -53,8 +53,7 @@ from config.declaration import COMMAND, check_installed, install, missing
 from config.flags import FlagParser, as_command, number_of, whole_number
 from config.loader import load
 
-QUANTILES = ("mean", "p50", "p90", "p99")
-HEADINGS = ("policy", "TTFT mean", *QUANTILES[1:], "cached", "requests/s", "per pod", "failed")
+HEADINGS = ("policy", "TTFT mean", "p50", "p90", "p99", "cached", "requests/s", "per pod", "failed")
 COLORS = (GREY, BLUE, RED)
 
 
@@ -77,10 +76,6 @@ class PolicySummary(Struct, frozen=True, kw_only=True):
     """Requests routed without scores, because the indexer failed."""
     errors: tuple[str, ...]
     """Distinct errors, the most frequent first."""
-
-    @property
-    def quantiles_s(self) -> Sequence[float]:
-        return self.ttft_mean_s, self.ttft_p50_s, self.ttft_p90_s, self.ttft_p99_s
 
 
 def summarize(
@@ -116,7 +111,8 @@ def table(summaries: Sequence[PolicySummary]) -> str:
     rows: list[Sequence[str]] = [HEADINGS]
     for at in summaries:
         counts = at.per_pod.values()
-        times = ("-" if math.isnan(time_s) else f"{time_s * 1000:.0f} ms" for time_s in at.quantiles_s)
+        times_s = at.ttft_mean_s, at.ttft_p50_s, at.ttft_p90_s, at.ttft_p99_s
+        times = ("-" if math.isnan(time_s) else f"{time_s * 1000:.0f} ms" for time_s in times_s)
         shares = f"{at.cached_share:.0%}", f"{at.requests_per_s:.1f}"
         rows.append((at.policy, *times, *shares, f"{min(counts)}-{max(counts)}", str(at.failed)))
     return markdown(rows)
@@ -134,21 +130,14 @@ def notes(summaries: Sequence[PolicySummary]) -> list[str]:
 
 
 def draw(summaries: Sequence[PolicySummary], title: str, path: Path) -> None:
-    """Writes a picture: the TTFTs, their quantiles, the cached share of the prompts. Raises OSError."""
-    with picture_file(path, title, (8, 3.2), (1, 3), (5, 4, 3)) as (shares, bars, cached):
-        width = 0.8 / len(summaries)
-        for number, (at, color) in enumerate(zip(summaries, COLORS, strict=False)):
+    """Writes a picture: the TTFTs, the cached share of the prompts. Raises OSError."""
+    with picture_file(path, title, (8, 3.2), (1, 2), (5, 3)) as (shares, cached):
+        for at, color in zip(summaries, COLORS, strict=False):
             percents = [(rank + 1) / len(at.ttfts_s) * 100 for rank in range(len(at.ttfts_s))]
             times_ms = [time_s * 1000 for time_s in at.ttfts_s]
             shares.step(times_ms, percents, where="post", label=at.policy, color=color)
-            places = [place + (number - (len(summaries) - 1) / 2) * width for place in range(len(QUANTILES))]
-            bars.bar(
-                places, [time_s * 1000 for time_s in at.quantiles_s], width, label=at.policy, color=color
-            )
         shares.set(xlabel="TTFT (ms)", ylabel="requests with a first token (%)", ylim=(0, 102))
         shares.set_xlim(left=0)
-        bars.set_xticks(range(len(QUANTILES)), QUANTILES)
-        bars.set(ylabel="TTFT (ms)")
         names = [at.policy for at in summaries]
         drawn = cached.bar(names, [at.cached_share * 100 for at in summaries], color=COLORS[: len(names)])
         cached.bar_label(drawn, fmt="%.0f")
