@@ -19,7 +19,6 @@ from msgspec import Struct
 from app.engine.core.batch import Batch, SchedulerLimits
 from app.engine.core.scheduler import Scheduler, WaitingQueue
 from app.engine.core.wire import EndReason, EngineCoreOutput, EngineSizes, TextForm, WireLogprob
-from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.llm.attention import Chunk
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
@@ -273,9 +272,6 @@ class LLMEngine:
 
     def clear_stats(self) -> None:
         self.stats = EngineStats()
-
-    def take_events(self) -> list[KVEvent]:
-        return self.cache.take_events()
 
     def _parts(self, batch: Batch[Sequence]) -> tuple[list[Chunk], list[Chunk]]:
         decodes = [Chunk(it, it.output_ids[-1:], it.stored, it.block_numbers()) for it in batch.decodes]

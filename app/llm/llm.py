@@ -238,7 +238,7 @@ class Library:
             self._call(end)
 
     def _close(self) -> None:
-        """Ends all requests with an error; blocks until the current step is over."""
+        """Ends all requests with an error, and the thread; blocks until the current step is over."""
         self._is_closed = True
         self._pool.shutdown()
         self._end(LLMError("The engine was shut down."))
@@ -393,15 +393,7 @@ class LLM(Library):
     ) -> Iterator[Result]:
         return self.generate_stream(self.encode_chat(messages, system_prompt), sampling_params)
 
-    def get_stats(self) -> Result:
-        return self._stats()
-
-    def clear_stats(self) -> None:
-        self._clear_stats()
-
-    def shutdown(self) -> None:
-        """Ends all streams with an error, and the engine's thread."""
-        self._close()
+    get_stats, clear_stats, shutdown = Library._stats, Library._clear_stats, Library._close
 
 
 def _results(request: Request, queue: SimpleQueue[Delivered]) -> list[Result]:

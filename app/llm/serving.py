@@ -159,7 +159,7 @@ class EngineService:
         stepped = engine.stats.steps > steps
         if self._events is not None:
             if stepped:
-                self._events.put(engine.take_events())
+                self._events.put(engine.cache.take_events())
             self._due_s = self._events.turn()
         if self._settling and not (engine.scheduler.running and engine.scheduler.paused):
             settling, self._settling = self._settling, []

@@ -74,7 +74,7 @@ class RealEngine:
 
     def reset(self) -> None:
         self._engine.cache.reset()
-        self._engine.take_events()
+        self._engine.cache.take_events()
 
     def _made(self, batch: Batch[Any]) -> None:
         self._batch = batch

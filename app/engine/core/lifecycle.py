@@ -124,7 +124,8 @@ class Lifecycle:
     def _free(self, memory: Collection[str]) -> None:
         self._asleep |= set(memory)
         if self._cache is not None:
-            self._cache.sleep()
+            self._cache.discard()  # published with the next step, as in vLLM
+            self._cache.caching = False
 
     def _settle(self, mode: PauseMode, caller_left: Event) -> None:
         if mode == "abort":

@@ -386,8 +386,3 @@ class KVCacheManager(KVCache):
             steps, self._steps = self._steps, []
             for events in steps if self._publish is not None else ():
                 self._publish(events)  # type: ignore[misc]
-
-    def sleep(self) -> None:
-        """Empties the cache and stops caching; the event is published with the next step, as in vLLM."""
-        self.discard()
-        self.caching = False
