@@ -71,7 +71,9 @@ def read_words(
             form = _full_form(form, by_form, shortened)
         flag, found = by_form[form], [text] if equals else []
         most = {"nothing": 0, "maybe": 1, "one": 1}.get(flag.takes, len(rest))
-        while not equals and rest and len(found) < most and not _is_flag(rest[0], by_form):
+        while not equals and rest and len(found) < most:
+            if rest[0].startswith("--") or rest[0].partition("=")[0] in by_form:
+                break
             found.append(rest.popleft())
         if equals and flag.takes == "nothing":
             raise UsageError(f"flag {form} takes no value")
@@ -91,10 +93,6 @@ def _value(form: str, flag: Flag, words: list[str], before: str | list[str] | No
     if flag.takes not in ("any", "some"):
         return values[0] if values else flag.const
     return [*before, *values] if flag.name == REPEATED and isinstance(before, list) else values
-
-
-def _is_flag(word: str, by_form: Mapping[str, Flag]) -> bool:
-    return word.startswith("--") or word.partition("=")[0] in by_form
 
 
 def _full_form(form: str, forms: Iterable[str], shortened: bool) -> str:

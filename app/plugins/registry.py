@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import msgspec
 from gevent._hub_local import get_hub_if_exists
@@ -31,7 +31,7 @@ from app.engine.core.request import EngineRequest, Reply, ScriptedReply
 from app.engine.core.step_loop import CostModel, StepCost
 from app.engine.simulated.corpus import LengthSource, ReplySource
 from app.lab.fleet.routing import Incoming, Policy, PolicyMaker, Scores
-from app.lab.load.autoscale import BUILT_IN, AutoscalerStart, Decide, Look
+from app.lab.load.autoscale import BUILT_IN, AutoscalerStart, Decide
 from app.lab.load.policies import POLICIES
 from app.plugins import HOOKS, PROJECT, MetricsHook, PluginHost
 from app.serving.faults.fault import Fault, RequestFacts
@@ -203,7 +203,9 @@ class Guard(Struct):
         """Decisions of a plugin's policy; its first failure ends the run."""
         with _failing(self.plugin, "autoscaling"):
             decide = start(pods)
-        return self.wrap(lambda look: _instance(decide(look), int), _no_pods, refusals=())
+        return self.wrap(
+            lambda look: _instance(decide(look), int), partial(_failed, "autoscaling"), refusals=()
+        )
 
     def report(self) -> dict[str, float]:
         counts = {name: getattr(self, name) for name in ("in_use", "calls", "errors", "long_holds")}
@@ -481,12 +483,12 @@ def run(argv: Sequence[str]) -> int:
 
 def plugged_costs(settings: Settings, profile: Profile) -> tuple[str, Callable[[Profile], CostModel]] | None:
     """Returns the name of the plugin that sets step costs, and its cost models; None without one."""
-    found = registry_of(settings).step_cost(profile, _no_cost)
+    found = registry_of(settings).step_cost(profile, partial(_failed, "step_cost"))
     return None if found is None else (found[0], partial(_plugged_cost, to_plain(settings)))
 
 
 def _plugged_cost(plain: dict[str, Any], profile: Profile) -> CostModel:
-    found = registry_of(from_plain(plain)).step_cost(profile, _no_cost)
+    found = registry_of(from_plain(plain)).step_cost(profile, partial(_failed, "step_cost"))
     return StepCost(profile.cost) if found is None else found[1]
 
 
@@ -502,9 +504,5 @@ def _plugged_autoscaler(plain: dict[str, Any], name: str, pods: int) -> Decide:
     return registry_of(from_plain(plain)).autoscalers()[name](pods)
 
 
-def _no_cost(batch: Batch[Any], start_s: float, idle: bool) -> float:
-    raise ConfigError("hook step_cost of a plugin failed; the line before says how")
-
-
-def _no_pods(look: Look) -> int:
-    raise ConfigError("hook autoscaling of a plugin failed; the line before says how")
+def _failed(hook: str, *args: object) -> NoReturn:
+    raise ConfigError(f"hook {hook} of a plugin failed; the line before says how")
