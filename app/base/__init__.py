@@ -1,7 +1,5 @@
 """Clocks, metrics and spans of all systems; the interface of containers with a limit of memory."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 

@@ -1,7 +1,5 @@
 """A small load generator: sends completions of readable prompts to this server over HTTP."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from itertools import cycle, islice

@@ -1,7 +1,5 @@
 """The console page: files of the folder `page` as routes, or one file with a recording, for offline use."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

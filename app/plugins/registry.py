@@ -4,8 +4,6 @@ A `Guard` stands around what a hook gave. Results that make no sense raise TypeE
 `python -m app plugins` lists plugins, and `simulate` uses their step costs.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

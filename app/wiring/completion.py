@@ -6,8 +6,6 @@
 The flags of a command are those that its help names.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import re

@@ -3,8 +3,6 @@
 Imports no torch: only the engine's own process needs it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -5,8 +5,6 @@ timerfd is 0.02-0.1 ms (docs/benchmarks.md). Python has timerfd since 3.13, so c
 use a libev timer.
 """
 
-from __future__ import annotations
-
 import ctypes
 import heapq
 import logging

@@ -1,7 +1,5 @@
 """Long work beside the event loop: in slices with pauses, or in a native thread."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar

@@ -1,7 +1,5 @@
 """Token bucket: a rate per minute with a burst, and the exact wait for more."""
 
-from __future__ import annotations
-
 import math
 
 ROUNDING_S = 1e-6

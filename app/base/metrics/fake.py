@@ -3,8 +3,6 @@
 simulator.md 14.4 lists the keys, their families, and the functions of time.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping

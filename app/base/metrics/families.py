@@ -4,8 +4,6 @@ The recorder, the fake metrics and the exposition use it. Every series exists fr
 rates are right from the first event on.
 """
 
-from __future__ import annotations
-
 from collections import Counter as Tally
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field

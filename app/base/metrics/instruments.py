@@ -7,8 +7,6 @@ their numbers.
 A family formats all text but the numbers when a child is created: a scrape only fills in numbers.
 """
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

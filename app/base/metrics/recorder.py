@@ -4,8 +4,6 @@ Events per token and per sequence are stored as rows of numbers. Rows are counte
 a third of the cost of counting each event, and little memory.
 """
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left
 from collections import Counter as Tally
