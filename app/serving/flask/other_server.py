@@ -27,9 +27,11 @@ from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
 from threading import Lock, Thread, main_thread
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 import gevent
+from flask import Flask
 from gevent import monkey
 from gevent.event import AsyncResult
 from werkzeug.wsgi import get_input_stream
@@ -37,10 +39,6 @@ from werkzeug.wsgi import get_input_stream
 from app.base.clock.pause import SWITCH_S, share_loop
 from app.serving.http.connection import BrokenOffError, Connection, reset_when_closed
 from app.serving.http.context import CONTEXT, context_of
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
-    from flask import Flask
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 import msgspec
 from werkzeug.http import HTTP_STATUS_CODES
 
 from app.serving.http.connection import StreamTransport
 from app.serving.http.errors import ApiError
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
