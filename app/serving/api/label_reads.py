@@ -4,8 +4,6 @@ The engine generates one token behind every prompt. A hash of the prompt determi
 have their keys in vLLM's order.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import string
@@ -62,7 +60,7 @@ class LabelRequest(Request, kw_only=True):
 
     """These follow the fields of the routes."""
 
-    def check_rules(self: LabelRequest | RawRequest) -> None:
+    def check_rules(self: "LabelRequest | RawRequest") -> None:
         rules.check_cache_salt(self.cache_salt)
 
     def as_completion(self, label_ids: TokenIds) -> CompletionRequest:
@@ -146,7 +144,7 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
     may_decide = not isinstance(named, list) or not ARCHITECTURES.isdisjoint(named)
 
     @cache
-    def known() -> LabelTokens | None:
+    def known() -> "LabelTokens | None":
         return label_tokens(pipeline) if generates and may_decide else None
 
     def generative_scoring(context: RequestContext) -> Response:

@@ -1,7 +1,5 @@
 """Shared path of the generating API families: from a decoded body to the engine's requests and the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,7 +71,7 @@ class ChatRules(Struct, frozen=True):
     hides_unused_tools: bool = False
 
     @classmethod
-    def of(cls, api: ApiSettings) -> ChatRules:
+    def of(cls, api: ApiSettings) -> "ChatRules":
         kwargs = json_object(api.default_chat_template_kwargs or "{}")
         return cls(api.trust_request_chat_template, kwargs, api.exclude_tools_when_tool_choice_none)
 
@@ -96,7 +94,7 @@ class RequestPipeline:
     real: RealModel | None = None
     keeps_turns: bool = False
     """Prompts carry the texts of their messages, which datasets look up."""
-    scripts: ScriptResolver | None = None
+    scripts: "ScriptResolver | None" = None
     asks_plugins: bool = False
     slices: Slices = field(default_factory=partial(Slices, SLICE))
     """Counts texts of all requests that become tokens, and pauses now and then."""

@@ -1,7 +1,5 @@
 """Writing of answers, once for all families: state of choices, events of streams."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -326,7 +324,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
 
     keeps_alive = True
     kind: str
-    plain_text: PlainChoice
+    plain_text: "PlainChoice"
     _head = b""
     _texts: Sequence[bytes] = ()
     """Beginning of each choice's plain chunks, up to the text."""

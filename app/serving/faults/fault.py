@@ -4,8 +4,6 @@ The request's own greenlet writes a damaged stream chunk by chunk. The configure
 sent before a break, over TLS and HTTP/1.0, too.
 """
 
-from __future__ import annotations
-
 import errno
 import math
 import re
@@ -113,7 +111,7 @@ class RequestFacts(Struct, frozen=True):
 class FaultScript:
     """Rules in order; the first that applies decides. Rules that are also in `before` keep their counters."""
 
-    def __init__(self, rules: Sequence[FaultRule], now_s: float, before: FaultScript | None = None) -> None:
+    def __init__(self, rules: Sequence[FaultRule], now_s: float, before: "FaultScript | None" = None) -> None:
         known = list(before._rules) if before else []
         self._rules: list[_Rule] = []
         for rule in rules:

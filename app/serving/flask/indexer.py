@@ -1,7 +1,5 @@
 """The application of an indexer: only the routes of the index, probes, metrics and memory."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from app.base.clock.clock import LiveClock
@@ -67,7 +65,7 @@ def add_index(
     live: LiveSettings,
     tokenizer: Tokenizer,
     publisher: Publisher | None = None,
-    engine: RemoteEngine | None = None,
+    engine: "RemoteEngine | None" = None,
 ) -> Families:
     """Adds an index and its routes to `app`; returns the index's metric families.
 

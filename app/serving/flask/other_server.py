@@ -12,8 +12,6 @@ slow client therefore delays no other client, and at most one piece of an answer
 thread calls the server's functions: uWSGI identifies a request by its thread.
 """
 
-from __future__ import annotations
-
 import logging
 import operator
 import os

@@ -15,13 +15,16 @@ import tempfile
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gevent.socket import socket as GeventSocket
 from gevent.ssl import SSLSocket
 from gunicorn import sock
-from gunicorn.config import Config
 
 from config import Settings
+
+if TYPE_CHECKING:
+    from gevent.socket import socket as GeventSocket
+    from gunicorn.config import Config
 
 EARLIER = timedelta(hours=1)
 """Validity before the current time, for clients with slow clocks."""

@@ -8,9 +8,8 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gunicorn.config import Config
 from gunicorn.glogging import Logger
 from gunicorn.instrument.statsd import Statsd
 from pythonjsonlogger.json import JsonFormatter
@@ -19,6 +18,9 @@ from app.serving.http.context import CONTEXT, RequestContext, current_request
 from app.serving.http.response import Response
 from config.sections.observability import TRACE
 from config.settings import LogSettings
+
+if TYPE_CHECKING:
+    from gunicorn.config import Config
 
 USUAL = ("Starting gunicorn", "Using worker", "Booting worker")
 """Beginnings of gunicorn's lines that are the same at every start; logged as debug."""

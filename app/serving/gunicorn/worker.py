@@ -26,20 +26,17 @@ from contextlib import suppress
 from datetime import timedelta
 from math import inf
 from socket import SHUT_WR
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent.event import Event
 from gevent.pool import Pool
 from gevent.server import StreamServer
-from gevent.socket import socket as GeventSocket
 from gunicorn import http
 from gunicorn.arbiter import Arbiter
-from gunicorn.config import Config
 from gunicorn.http import wsgi
 from gunicorn.http.body import ChunkedReader, LengthReader
 from gunicorn.http.errors import InvalidHeader
-from gunicorn.http.message import Request
 from gunicorn.workers.ggevent import GeventWorker
 
 from app.base.clock.pause import pause_with
@@ -52,6 +49,11 @@ from app.serving.gunicorn.heads import HOST
 from app.serving.http.connection import LAST_CHUNK
 from app.serving.http.context import CONTEXT, context_of
 from app.serving.http.response import Response
+
+if TYPE_CHECKING:
+    from gevent.socket import socket as GeventSocket
+    from gunicorn.config import Config
+    from gunicorn.http.message import Request
 
 TICK_S = 1.0
 """Seconds between two heartbeats for the arbiter."""

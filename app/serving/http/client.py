@@ -1,7 +1,5 @@
 """An HTTP client that lets other greenlets run while it waits, and the relay of proxies."""
 
-from __future__ import annotations
-
 import errno
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -65,7 +63,7 @@ class Target(Struct, frozen=True):
     prefix: str
 
     @classmethod
-    def of(cls, url: str) -> Target:
+    def of(cls, url: str) -> "Target":
         """Reads a base URL; a final /v1 is dropped, as paths include it. Raises ConfigError."""
         try:
             parts = urlsplit(url)

@@ -4,8 +4,6 @@ A `Response` is a WSGI callable and its own WSGI body; Flask returns it unchange
 from the start: Werkzeug's response completes them at each call, at a tenth of the cost of a short chat.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from wsgiref.types import StartResponse, WSGIEnvironment

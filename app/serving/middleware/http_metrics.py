@@ -4,8 +4,6 @@ A response ends when its last byte is sent, or the client leaves. The defaults o
 are unused: they stop at the headers and look up labels at every request. Its decorators serve embedders.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -77,7 +75,7 @@ class HttpMetrics(Middleware):
     # The libraries are slow to import, and unused before the first scrape.
 
     @cached_property
-    def registry(self) -> CollectorRegistry:
+    def registry(self) -> "CollectorRegistry":
         """Registry with process metrics; embedders may add more."""
         from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
@@ -87,7 +85,7 @@ class HttpMetrics(Middleware):
         return registry
 
     @cached_property
-    def exporter(self) -> PrometheusMetrics:
+    def exporter(self) -> "PrometheusMetrics":
         """Exporter for embedders. Metrics of its decorators go into `registry`, so /metrics has them."""
         from prometheus_flask_exporter import PrometheusMetrics
 

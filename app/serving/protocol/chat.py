@@ -7,8 +7,6 @@ OpenAI's six kinds, or have any other role with text or parts. A message of no k
 developer message, the first kind that vLLM tries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar, Literal, TypeGuard
 
@@ -202,7 +200,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
             self.top_logprobs = 0
         super().__post_init__()
 
-    def check_rules(self: ChatCompletionRequest | RawRequest) -> None:
+    def check_rules(self: "ChatCompletionRequest | RawRequest") -> None:
         if not isinstance(self.messages, list | dict | str):
             raise bad_request("messages must be a list")
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
@@ -253,7 +251,7 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations}
 
-    def check_rules(self: BatchChatRequest | RawRequest) -> None:
+    def check_rules(self: "BatchChatRequest | RawRequest") -> None:
         if self.use_beam_search:
             raise bad_request("A batch does not go with beam search.", "use_beam_search")
         rules.check_chat_logprobs(self)

@@ -5,8 +5,6 @@ The slow path of decoding, only for bodies that the strict msgspec decoder refus
 decides the error; its path becomes the client's ``param``.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -40,7 +38,7 @@ class Misfit(Exception):
         self.expected = expected
         self.path = path
 
-    def under(self, step: str | int) -> Misfit:
+    def under(self, step: str | int) -> "Misfit":
         return Misfit(self.expected, step, *self.path)
 
 

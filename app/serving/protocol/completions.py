@@ -1,7 +1,5 @@
 """``POST /v1/completions``: the body and its answers, keys in vLLM's order (vllm-api.md 3.2 to 3.4)."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar, cast
 
@@ -52,7 +50,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
             return cast("list[str] | list[TokenIds]", [prompt])
         return cast("list[str] | list[TokenIds]", prompt or [])
 
-    def check_rules(self: CompletionRequest | RawRequest) -> None:
+    def check_rules(self: "CompletionRequest | RawRequest") -> None:
         for name, given in (("prompt", self.prompt), ("prompt_embeds", self.prompt_embeds)):
             count = len(given) if isinstance(given, list) else 0
             if count > MAX_PROMPTS and not set(map(type, given or ())) <= {int, bool}:

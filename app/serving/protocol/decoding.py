@@ -6,8 +6,6 @@ JSON; the request's rules, on raw values; the schema. A body is decoded in one g
 limits its values.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
@@ -46,7 +44,7 @@ class Request(Struct, kw_only=True):
     def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
         return path
 
-    def check_rules(self: Request | RawRequest) -> None:
+    def check_rules(self: "Request | RawRequest") -> None:
         """Applies vLLM's rules that come before the schema, to fields of any type. Raises `ApiError`."""
 
     def check_converted(self) -> None:

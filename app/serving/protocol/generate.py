@@ -6,8 +6,6 @@ Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is enco
 in parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
@@ -143,7 +141,7 @@ class GenerateRequest(Request, kw_only=True):
         "sampling_params": convert_sampling_params,
     }
 
-    def check_rules(self: GenerateRequest | RawRequest) -> None:
+    def check_rules(self: "GenerateRequest | RawRequest") -> None:
         rules.check_cache_salt(self.cache_salt)
 
     def check_converted(self) -> None:
@@ -302,7 +300,7 @@ class DerenderRequest(Request, kw_only=True):
     chat_request: ChatCompletionRequest | None = None
     completion_request: CompletionRequest | None = None
 
-    def check_rules(self: DerenderRequest | RawRequest) -> None:
+    def check_rules(self: "DerenderRequest | RawRequest") -> None:
         if self.stream:
             raise bad_request("Events of a stream cannot be derendered: send the whole answer.", "stream")
 

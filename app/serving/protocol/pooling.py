@@ -4,8 +4,6 @@ One struct has both forms of a request, texts and conversations. A value of neit
 wrong ``input``, as in vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Annotated, ClassVar, Literal, cast
@@ -49,7 +47,7 @@ class PoolingFields(Request, kw_only=True):
     use_activation: bool | None = None
     """None: the model's default."""
 
-    def check_rules(self: PoolingFields | RawRequest) -> None:
+    def check_rules(self: "PoolingFields | RawRequest") -> None:
         rules.check_cache_salt(self.cache_salt)
 
 
@@ -101,7 +99,7 @@ class ClassificationRequest(PoolingFields, kw_only=True):
     def id_lists(self) -> list[TokenIds]:
         return cast("list[TokenIds]", self.input) if self.input and isinstance(self.input[0], list) else []
 
-    def check_rules(self: ClassificationRequest | RawRequest) -> None:
+    def check_rules(self: "ClassificationRequest | RawRequest") -> None:
         if self.normalize is not UNSET:
             raise bad_request("normalize is no longer known: use_activation has taken its place", "normalize")
         if isinstance(self.task, str) and self.task in REMOVED_TASKS:

@@ -3,8 +3,6 @@
 Answers have their keys in vLLM's order; `Raw` is encoded JSON.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, cast
@@ -281,7 +279,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     def logprobs(self) -> int | None:
         return self.top_logprobs if LOGPROBS in (self.include or ()) else None
 
-    def check_rules(self: ResponsesRequest | RawRequest) -> None:
+    def check_rules(self: "ResponsesRequest | RawRequest") -> None:
         response_tools.check_tool_use(self.tools, self.tool_choice)
         if self.prompt is not None:
             raise bad_request("prompt templates are not kept here", "prompt")

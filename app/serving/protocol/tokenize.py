@@ -1,7 +1,5 @@
 """Bodies of routes that tokenize prompts (vllm-api.md section 5) or score pods (kv-cache.md section 5.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from typing import Annotated, ClassVar
 
@@ -31,7 +29,7 @@ class TokenizeChatRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages}
 
-    def check_rules(self: TokenizeChatRequest | RawRequest) -> None:
+    def check_rules(self: "TokenizeChatRequest | RawRequest") -> None:
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
 
 

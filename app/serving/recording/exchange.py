@@ -12,8 +12,6 @@ Requests are equal when method, path, query and normalized body are. A JSON obje
 masked, keys sorted, VOLATILE fields removed. Other bodies are compared byte by byte.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -211,7 +209,7 @@ class Recording:
     def __len__(self) -> int:
         return sum(map(len, self._equal.values()))
 
-    def find(self, form: RequestForm) -> bytes | None:
+    def find(self, form: "RequestForm") -> bytes | None:
         """Returns the key of equal requests, else of the most similar ones; None without a match."""
         likeness = form.likeness
         if form.key in self._equal or likeness is None:
@@ -314,7 +312,7 @@ class Likeness(Struct, frozen=True):
     """Hashes of messages, inputs or prompts."""
     words: frozenset[str]
 
-    def rank(self, other: Likeness) -> tuple[bool, int, float]:
+    def rank(self, other: "Likeness") -> tuple[bool, int, float]:
         """Returns equal roles, number of equal turns at equal positions, share of the last turn's words."""
         shared = len(self.words & other.words) / (len(self.words | other.words) or 1)
         return self.roles == other.roles, sum(map(eq, self.turns, other.turns)), shared

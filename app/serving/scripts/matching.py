@@ -1,7 +1,5 @@
 """Compares a request with the `when` of a rule, condition by condition."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -165,7 +163,7 @@ class Conditions:
             named = (each.text for each in results if result.tool in (None, each.tool))
             yield "tool_result", any(text.holds(each, request, groups) for each in named)
 
-    def _compiled(self, wanted: rules.TextIs) -> TextCondition:
+    def _compiled(self, wanted: rules.TextIs) -> "TextCondition":
         text = TextCondition(wanted)
         if text.regex is not None:
             self.groups |= set(map(str, range(text.regex.groups + 1))) | set(text.regex.groupindex)

@@ -3,8 +3,6 @@
 Files are read at start, and again when they change.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +39,7 @@ MOST_COUNTERS, COUNTER_BYTES = 8192, 256
 class Decision(NamedTuple):
     """A decision about a request: an answer, a fault, or both."""
 
-    rule: RuleState
+    rule: "RuleState"
     answer: ScriptedAnswer | None
     fault: Fault | None
 

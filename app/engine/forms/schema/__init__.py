@@ -5,8 +5,6 @@ refuse some valid schemas: its first backend, xgrammar, lacks keywords; a schema
 llguidance, which refuses the keywords that it lacks. A third backend takes `patternProperties`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from random import Random
@@ -69,7 +67,7 @@ class Schemas:
         compiled = off_hub_if_long(len(pattern), lambda: Pattern(pattern))
         return compiled.write(rng, WorkBudget(TEXT_STEPS), whole=True)
 
-    def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
+    def compile(self, schema: object, lenient: bool = False) -> "CompiledSchema":
         """Returns `schema`, ready to draw from; `lenient` leaves out its wrong parts. Raises SchemaError."""
         text = _canonical(schema)
         with self._lock:

@@ -1,7 +1,5 @@
 """Regular expressions of JSON Schema: searches in texts, and draws of matching texts."""
 
-from __future__ import annotations
-
 import re
 import string
 import sys
@@ -206,7 +204,7 @@ class Pattern(str):
     _tokens: Tokens
     _choices: dict[int, str]
 
-    def __new__(cls, source: str) -> Pattern:
+    def __new__(cls, source: str) -> "Pattern":
         if len(source) > MOST_SOURCE:
             raise SchemaError(f"a pattern of {len(source)} characters is too long")
         translated = translate(source)

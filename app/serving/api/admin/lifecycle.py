@@ -1,7 +1,5 @@
 """Development routes: sleep, pause, caches, server info, profiler, elastic ranks, weights of trainers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, TypeVar
@@ -74,7 +72,7 @@ class StartProfileRequest(decoding.Request, kw_only=True):
     delay_iterations: int | None = None
     max_iterations: int | None = None
 
-    def check_rules(self: StartProfileRequest | decoding.RawRequest) -> None:
+    def check_rules(self: "StartProfileRequest | decoding.RawRequest") -> None:
         for name, kind in KINDS.items():
             value = getattr(self, name)
             if value is not None and type(value) is not kind:
