@@ -15,15 +15,7 @@ import yaml
 from app.lab.fidelity.benchmark_files import read_recordings
 from app.lab.fidelity.fitting import Certainty, Costs, Problem, Run, SimulatedRun, make_problem
 from app.lab.fidelity.simulation import worker_pool
-from app.lab.load.report import (
-    NAMES,
-    TIMES,
-    check_picture,
-    check_target,
-    picture_file,
-    progress_of,
-    whole_file,
-)
+from app.lab.load import report
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.declaration import COMMAND, check_installed
@@ -43,8 +35,8 @@ def run(argv: Sequence[str]) -> int:
     check_installed("calibrate", "calibrate")
     if given.png is not None:
         check_installed("fleet", "--png")
-    check_target(given.out)
-    check_picture(given.png)
+    report.check_target(given.out)
+    report.check_picture(given.png)
     start = _start(given)
     runs, kept = _runs(given.recordings, given, start), _runs(given.check, given, start)
     for run in kept:
@@ -88,7 +80,7 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
     begun_s = now()
     with (
         worker_pool(given.jobs) as pool,
-        progress_of(sys.stderr, "fitted", given.evaluations, "evaluations") as progress,
+        report.progress_of(sys.stderr, "fitted", given.evaluations, "evaluations") as progress,
     ):
         found = Search(problem, pool, given.evaluations, progress).run(given.seed)
         known = certainties(problem, found.x, pool)
@@ -99,10 +91,10 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
     profile = msgspec.structs.replace(profile, cost=cost, front=front)
     unseen = {run.name: run.errors(run.replay(profile)) for run in kept}
     fitted = told(profile, given.model, errors, unseen, problem.alone)
-    with whole_file(given.out) as part:
+    with report.whole_file(given.out) as part:
         part.write_text(as_yaml(fitted, known), "utf-8")
     if given.png is not None:
-        with whole_file(given.png) as part:
+        with report.whole_file(given.png) as part:
             draw(errors, unseen, part)
     print(errors_table(errors, unseen))
     print(constants_table(known))
@@ -194,7 +186,7 @@ def as_yaml(profile: Profile, known: Sequence[Certainty]) -> str:
 
 def errors_table(errors: Errors, unseen: Errors) -> str:
     width = max(len(name) for name in [*errors, *unseen, "run"])
-    heads = "".join(f"{time + ' mean':>10}{'p50':>7}{'p90':>7}{'p99':>7}" for time in TIMES)
+    heads = "".join(f"{time + ' mean':>10}{'p50':>7}{'p90':>7}{'p99':>7}" for time in report.TIMES)
     lines = [f"{'run':<{width}}{heads}"]
     for title, of_runs in (("fitted", errors), ("not seen", unseen)):
         if of_runs:
@@ -242,14 +234,14 @@ def draw(errors: Errors, unseen: Errors, path: Path) -> None:
     rows = {**errors, **{f"{name} (not seen)": of for name, of in unseen.items()}}
     percent = [[100 * error for error in of] for of in rows.values()]
     title, size = "simulated against recorded, error in %", (8, 1.6 + 0.3 * len(rows))
-    with picture_file(path, title, size, grid=(1, 1)) as [axes]:
+    with report.picture_file(path, title, size, grid=(1, 1)) as [axes]:
         axes.grid(visible=False)
         image = axes.imshow(percent, cmap="RdBu_r", vmin=-COLOR_LIMIT, vmax=COLOR_LIMIT, aspect="auto")
         for row, of in enumerate(percent):
             for column, error in enumerate(of):
                 color = "white" if abs(error) > 0.7 * COLOR_LIMIT else "black"
                 axes.text(column, row, f"{error:+.1f}", ha="center", va="center", fontsize=8, color=color)
-        axes.set_xticks(range(len(NAMES)), NAMES, rotation=30, ha="right", fontsize=8)
+        axes.set_xticks(range(len(report.NAMES)), report.NAMES, rotation=30, ha="right", fontsize=8)
         axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
         axes.figure.colorbar(image, ax=axes, label="error (%)")
 

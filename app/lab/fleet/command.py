@@ -33,19 +33,9 @@ from app.lab.fleet.fleet import (
     running_fleet,
 )
 from app.lab.fleet.routing import PolicyMaker, Proxy, policies_of
+from app.lab.load import report
 from app.lab.load.loads import arrivals
 from app.lab.load.policies import POLICIES
-from app.lab.load.report import (
-    BLUE,
-    GREY,
-    RED,
-    check_picture,
-    check_target,
-    four,
-    markdown,
-    picture_file,
-    progress_of,
-)
 from app.serving.http.client import Target, server_of
 from app.text.base import Tokenizer, TokenizerError
 from config import Settings
@@ -54,7 +44,7 @@ from config.flags import FlagParser, as_command, number_of, whole_number
 from config.loader import load
 
 HEADINGS = ("policy", "TTFT mean", "p50", "p90", "p99", "cached", "requests/s", "per pod", "failed")
-COLORS = (GREY, BLUE, RED)
+COLORS = (report.GREY, report.BLUE, report.RED)
 
 
 class PolicySummary(Struct, frozen=True, kw_only=True):
@@ -87,7 +77,7 @@ def summarize(
     fallbacks: int,
 ) -> PolicySummary:
     ttfts_s = tuple(sorted(it.text_s - it.send_s for it in answered))
-    mean, p50, p90, p99 = four(ttfts_s) if ttfts_s else [math.nan] * 4
+    mean, p50, p90, p99 = report.four(ttfts_s) if ttfts_s else [math.nan] * 4
     counts = Counter(it.pod for it in answered)
     return PolicySummary(
         policy=policy,
@@ -115,7 +105,7 @@ def table(summaries: Sequence[PolicySummary]) -> str:
         times = ("-" if math.isnan(time_s) else f"{time_s * 1000:.0f} ms" for time_s in times_s)
         shares = f"{at.cached_share:.0%}", f"{at.requests_per_s:.1f}"
         rows.append((at.policy, *times, *shares, f"{min(counts)}-{max(counts)}", str(at.failed)))
-    return markdown(rows)
+    return report.markdown(rows)
 
 
 def notes(summaries: Sequence[PolicySummary]) -> list[str]:
@@ -131,7 +121,7 @@ def notes(summaries: Sequence[PolicySummary]) -> list[str]:
 
 def draw(summaries: Sequence[PolicySummary], title: str, path: Path) -> None:
     """Writes a picture: the TTFTs, the cached share of the prompts. Raises OSError."""
-    with picture_file(path, title, (8, 3.2), (1, 2), (5, 3)) as (shares, cached):
+    with report.picture_file(path, title, (8, 3.2), (1, 2), (5, 3)) as (shares, cached):
         for at, color in zip(summaries, COLORS, strict=False):
             percents = [(rank + 1) / len(at.ttfts_s) * 100 for rank in range(len(at.ttfts_s))]
             times_ms = [time_s * 1000 for time_s in at.ttfts_s]
@@ -176,8 +166,8 @@ def read(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
     given, others = flags.parse_beside_settings(argv)
     if given.png is not None:
         check_installed("fleet", "--png")
-    check_picture(given.png)
-    check_target(given.json)
+    report.check_picture(given.png)
+    report.check_target(given.json)
     given.concurrency = None if given.rate else given.concurrency
     given.png = None if given.no_png else given.png or Path("fleet.png")
     return given, others
@@ -219,7 +209,7 @@ def _run(
     workload = make_workload(options.requests, options.groups, options.prefix_tokens, options.seed, compose)
     pods, seed, processes = options.pods, options.seed, Processes(time.monotonic, gevent.sleep)
     with ExitStack() as ends:
-        with progress_of(sys.stderr, "starting indexer and pods", pods + 1, "servers") as progress:
+        with report.progress_of(sys.stderr, "starting indexer and pods", pods + 1, "servers") as progress:
             running = running_fleet(settings, flags, workload, pods, seed, processes, progress)
             fleet = ends.enter_context(running)
         if options.serve:
@@ -267,7 +257,7 @@ def demonstrate(
         )
         errors: list[str] = []
         with (
-            progress_of(sys.stderr, name, len(workload.prompts), "requests") as progress,
+            report.progress_of(sys.stderr, name, len(workload.prompts), "requests") as progress,
             proxied(fleet, make, Random(f"{options.seed}/{name}")) as (address, proxy),
         ):
             target, begun_s = Target.of(f"http://{address}"), now()
