@@ -443,7 +443,7 @@ def _best_constant(job: Job, load: LoadTrace, own: summaries.RunSummary) -> summ
 
     def does_well(pods: int) -> bool:
         plan = replace(job.plan, pods=pods, autoscaling=None)
-        runs[pods] = its = _simulated(load, replace(job, plan=plan))
+        runs[pods] = its = _summary(replace(job, plan=plan), load)
         progress(len(runs))
         if job.judgement.objectives:
             return all(it.met(its) for it in job.judgement.objectives)
@@ -478,13 +478,11 @@ def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
                 pictures.draw_curves(axes, sweep.name, points, given.slo)
 
 
-def _summary(job: Job) -> summaries.RunSummary:
+def _summary(job: Job, load: LoadTrace | None = None) -> summaries.RunSummary:
+    """Simulates a job, in this process or in a worker's."""
     gc.disable()
-    return _simulated(job.load(), job)
-
-
-def _simulated(load: LoadTrace, job: Job) -> summaries.RunSummary:
-    return summaries.summarize(simulation.simulate(load, job.plan), job.profile_name, job.judgement)
+    outcome = simulation.simulate(job.load() if load is None else load, job.plan)
+    return summaries.summarize(outcome, job.profile_name, job.judgement)
 
 
 @contextmanager
