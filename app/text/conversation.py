@@ -270,10 +270,11 @@ def surrounds_content(template: nodes.Template) -> bool:
 
     Then the text around the content of a single message depends on its role alone.
     """
-    blocks = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block)
+    blocks = nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block
+    autoescape = nodes.EvalContextModifier
     loops = [loop for loop in template.find_all(nodes.For) if _reads(loop.iter, "messages")]
     names = {loop.target.name for loop in loops if isinstance(loop.target, nodes.Name)}
-    if any(template.find_all(blocks)) or len(loops) != 1 or len(names) != 1:
+    if any(template.find_all((*blocks, autoescape))) or len(loops) != 1 or len(names) != 1:
         return False
     printed = [node for output in template.find_all(nodes.Output) for node in output.nodes]
     understood = 1 + isinstance(loops[0].iter, nodes.Name)  # where the loop names both
@@ -282,6 +283,7 @@ def surrounds_content(template: nodes.Template) -> bool:
     for node in reads:
         key = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
         if isinstance(node.node, nodes.Name) and node.node.name in names and isinstance(key, str):
-            understood += key != "content" or any(node is each for each in printed)
+            is_known = key != "content" or any(node is each for each in printed)
+            understood += is_known and not hasattr(dict, key)  # `get` and `items` may read the content
     names.add("messages")
     return understood == sum(each.name in names for each in template.find_all(nodes.Name))

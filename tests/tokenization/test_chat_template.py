@@ -227,6 +227,9 @@ def test_members_of_messages_are_what_jinja_s_own_sandbox_finds(
         ("{{ message.content | upper }}", False),
         ("{% filter upper %}{{ message.content }}{% endfilter %}", False),
         ("{{ message | tojson }}", False),
+        ("{{ message.content }}{% if 'a' in message.get('content') %}!{% endif %}", False),
+        ("{{ message.content }}{% for _, value in message.items() %}{{ value | length }}{% endfor %}", False),
+        ("{% autoescape true %}{{ message.content }}{% endautoescape %}", False),
         ("{{ message.content }}{{ messages | length }}", False),
     ],
 )
@@ -236,7 +239,7 @@ def test_what_surrounds_a_single_message_is_learnt_where_only_its_role_decides(
     source = "{% for message in messages %}" + body + "{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     templates = ChatTemplates({"default": source}, {})
     compiled = templates.of(ChatOptions())
-    for text in ("a", "b", "{{ x }}", "END"):
+    for text in ("a", "b", "{{ x }}", "<END"):
         for role in ("user", "system"):
             message = {"role": role, "content": text}
             whole = compiled._rendered([message], {**compiled.variables, "add_generation_prompt": True})
