@@ -4,8 +4,6 @@ OpenTelemetry's batch processor is unused: gevent turns its thread into a greenl
 hub and delay every stream.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os
@@ -50,7 +48,7 @@ QUIET_S = 60.0
 """Least time between two log lines about lost spans, in seconds."""
 
 
-def tracing_to(settings: TracingSettings) -> tuple[SpanSender, Callable[[], Tracer]]:
+def tracing_to(settings: TracingSettings) -> "tuple[SpanSender, Callable[[], Tracer]]":
     """Makes the queue of ended spans for the collector; slow to make, idle without spans. Call it at start.
 
     The function makes a tracer with the queue: call it in the worker, whose exit flushes the queue. Headers,

@@ -1,7 +1,5 @@
 """The console: its assembly, its feed of frames, its routes below /admin; imported only when enabled."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,7 +68,7 @@ class ClientQueue(StreamingBody):
 
     __slots__ = ("_connection", "_leave", "_queue", "_taken_s", "lost")
 
-    def __init__(self, leave: Callable[[ClientQueue], None], connection: Connection | None) -> None:
+    def __init__(self, leave: "Callable[[ClientQueue], None]", connection: Connection | None) -> None:
         super().__init__()
         self._leave, self._connection = leave, connection
         self._queue: Queue[bytes] = Queue(MOST_WAITING)
@@ -181,7 +179,7 @@ class Console(Middleware):
         lifecycle: Operations,
         clock: Clock,
         cache: KVCacheManager | None,
-        publisher: Publisher | None,
+        publisher: "Publisher | None",
     ) -> None:
         self._live, self._server, self._engine, self._cache = live, server, engine, cache
         self._lifecycle = lifecycle

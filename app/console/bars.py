@@ -8,8 +8,6 @@ the requests that arrive while a page is open; earlier ones are found in the eng
 progress from the sequences, so that a token costs nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -119,7 +117,7 @@ class Origin(Struct, frozen=True):
     trace_id: str = ""
 
     @classmethod
-    def of(cls, context: RequestContext) -> Origin:
+    def of(cls, context: RequestContext) -> "Origin":
         """Takes the trace id from the client's `traceparent` header (W3C trace context)."""
         trace = TRACE.match(context.headers.get("traceparent", ""))
         return cls(context.path[:MOST_CHARACTERS], client_name(context), trace[1] if trace else "")

@@ -3,8 +3,6 @@
 Without a page nothing is attached to the engine; `RequestBars` notes only the ends of requests.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -48,7 +46,7 @@ class Observer:
         now: Callable[[], float],
         unix: Callable[[], float],
         cache: KVCacheManager | None = None,
-        publisher: Publisher | None = None,
+        publisher: "Publisher | None" = None,
     ) -> None:
         """`now` is the engine's clock, `unix` returns Unix seconds."""
         self._began_s, self._unix = now(), unix

@@ -7,8 +7,6 @@ milliseconds, unless wrapped in `off_loop`. Importing this package loads pluggy,
 never imports it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from random import Random
@@ -108,7 +106,7 @@ class PluginHost:
     def all_settings(self) -> Settings:
         return self._current()
 
-    def one(self, make: Callable[[PluginHost], T]) -> T:
+    def one(self, make: "Callable[[PluginHost], T]") -> T:
         """Returns the result of `make(self)`, computed once and shared by all hooks."""
         if make not in self._made:
             self._made[make] = make(self)

@@ -14,15 +14,9 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response
 from app.serving.http.route import PlainHandler, Route, post
-from app.serving.protocol import common as wire
+from app.serving.protocol import common
+from app.serving.protocol import completions as wire
 from app.serving.protocol.common import HOLE, PromptTokensDetails, Usage
-from app.serving.protocol.completions import (
-    Completion,
-    CompletionChoice,
-    CompletionChunkChoice,
-    CompletionRequest,
-    TokenIds,
-)
 from app.serving.protocol.validation import fit_prompt
 
 
@@ -44,7 +38,7 @@ class CompletionResponseOptions(ResponseOptions, frozen=True, kw_only=True):
 
 class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
     kind = "text_completion"
-    plain_text = PlainChoice(CompletionChunkChoice(HOLE, HOLE))
+    plain_text = PlainChoice(wire.CompletionChunkChoice(HOLE, HOLE))
 
     def __init__(self, meta: ResponseMeta, options: CompletionResponseOptions) -> None:
         special = options.logprobs or options.token_ids or options.continuous_usage or options.echo
@@ -57,13 +51,15 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
         super().begin(output, keeps_first)
 
-    def _shown(self, choice: ChoiceState, output: Tokens, of: slice, ends: bool) -> CompletionChunkChoice:
+    def _shown(
+        self, choice: ChoiceState, output: Tokens, of: slice, ends: bool
+    ) -> wire.CompletionChunkChoice:
         options, index = self._options, output.index
         prompt, first = options.prompts[index // options.n], index not in self._logprobs
         if first:
             self._logprobs[index] = CompletionLogprobs(options.token_id_names)
         echoes = first and options.echo
-        shown = CompletionChunkChoice(index, self._text_of(prompt, "".join(output.texts[of]), echoes))
+        shown = wire.CompletionChunkChoice(index, self._text_of(prompt, "".join(output.texts[of]), echoes))
         if options.logprobs:
             spans = () if output.logprobs is None else (output.logprobs[of],)
             shown.logprobs = self._lists(self._logprobs[index], index, spans, echoes)
@@ -86,7 +82,7 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
 
     def _lists(
         self, logprobs: CompletionLogprobs, index: int, spans: Sequence[SomeEntries], echoes: bool
-    ) -> wire.CompletionLogprobs:
+    ) -> common.CompletionLogprobs:
         if not echoes:
             return logprobs.lists(spans, ())
         number, own = index // self._options.n, () if self._options.prompt_only else spans
@@ -100,10 +96,10 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
             usage.prompt_tokens_details = PromptTokensDetails(self.told_cached, missing, missing)
         return usage
 
-    def whole(self) -> Completion:
-        return self._answer(Completion, self._choice)
+    def whole(self) -> wire.Completion:
+        return self._answer(wire.Completion, self._choice)
 
-    def _choice(self, index: int, choice: ChoiceState) -> CompletionChoice:
+    def _choice(self, index: int, choice: ChoiceState) -> wire.CompletionChoice:
         options = self._options
         prompt = options.prompts[index // options.n]
         text = self._text_of(prompt, choice.said()["text"], options.echo)
@@ -111,7 +107,7 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         if options.logprobs:
             own = CompletionLogprobs(options.token_id_names)
             logprobs = self._lists(own, index, choice.logprobs, options.echo)
-        return CompletionChoice(
+        return wire.CompletionChoice(
             index,
             text,
             logprobs,
@@ -126,7 +122,7 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
 def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list[Route]:
     def completions(context: RequestContext) -> Response:
         """The continuations of one or several prompts, whole or as a stream."""
-        request = pipeline.decode(context, CompletionRequest)
+        request = pipeline.decode(context, wire.CompletionRequest)
         if request.stream and request.use_beam_search:
             raise bad_request("Beam search cannot be streamed.")
         asked = pipeline.admit(request, context)
@@ -159,7 +155,7 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
 
 
 def completion_prompt(
-    pipeline: RequestPipeline, request: CompletionRequest, prompt: str | TokenIds
+    pipeline: RequestPipeline, request: wire.CompletionRequest, prompt: str | wire.TokenIds
 ) -> BuiltPrompt:
     """Returns a prompt as tokens; a prompt of ids echoes as its decimal ids (simulator.md 5.2)."""
     most = pipeline.limits.max_model_len

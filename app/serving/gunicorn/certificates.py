@@ -3,8 +3,6 @@
 Without files, the server makes a self-signed one at its start, and removes it at its end.
 """
 
-from __future__ import annotations
-
 import atexit
 import ipaddress
 import os
@@ -52,7 +50,7 @@ class ServerCertificate:
     be used. Open connections keep their certificate.
     """
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: "Config") -> None:
         self._cfg = cfg
         self._seen = self._stamp()
         self._load()
@@ -69,7 +67,7 @@ class ServerCertificate:
         self._load()
         return True
 
-    def wrap(self, client: GeventSocket) -> ssl.SSLSocket:
+    def wrap(self, client: "GeventSocket") -> ssl.SSLSocket:
         """Returns the server side of a TLS connection, before its handshake. OSError: the client has gone."""
         return self._context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
 

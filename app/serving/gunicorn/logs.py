@@ -1,7 +1,5 @@
 """Log lines: text or JSON, in UTC, with the request's id on every line."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import time
@@ -80,14 +78,14 @@ class ServerLogger(Statsd):  # type: ignore[misc]
     is_start = True
     """True until the first worker of each rank has started."""
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: "Config") -> None:
         if cfg.statsd_host is not None:
             super().__init__(cfg)
         else:
             Logger.__init__(self, cfg)
             self.prefix, self.dogstatsd_tags, self.sock = "", "", None
 
-    def setup(self, cfg: Config) -> None:
+    def setup(self, cfg: "Config") -> None:
         """Configures logging at the start and at a reload. --log-config and its variants override `own`."""
         super().setup(cfg)
         # A line for a full disk is lost; its traceback would show headers of requests on stderr.

@@ -4,8 +4,6 @@ A `RequestContext` is made once per request, by the fast path or from a WSGI env
 it by type (`keep`, `kept`) instead of string keys.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +40,7 @@ class MatchedRoute:
     """
 
     path: str
-    on_error: Callable[[Exception], Response] | None = field(default=None, kw_only=True)
+    on_error: "Callable[[Exception], Response] | None" = field(default=None, kw_only=True)
 
 
 class RequestContext(Struct, kw_only=True, eq=False, dict=True):
@@ -62,7 +60,7 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     """The whole body, once it is read."""
     part: bytes = b""
     """The part of a body that has arrived, where it is not read to its end."""
-    source: SupportsRead[bytes] | None = None
+    source: "SupportsRead[bytes] | None" = None
     """Returns as many bytes as asked, fewer only at the body's end. OSError: the body broke off."""
     connection: Connection | None = None
     http_version: str = "HTTP/1.1"
@@ -166,7 +164,7 @@ class BodyLimits:
     most_values: int = MOST_VALUES
 
     @classmethod
-    def of(cls, server: ServerSettings) -> BodyLimits:
+    def of(cls, server: ServerSettings) -> "BodyLimits":
         return cls(server.max_request_body_size_mb << 20, server.client_timeout, server.max_json_values)
 
     def read(self, context: RequestContext) -> bytes:

@@ -4,8 +4,6 @@ Parts are forwarded unbuffered. The proxy requests answers without a content cod
 found; all else passes unchanged. Exchanges are masked and appended to the file when they end.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import signal
@@ -65,15 +63,15 @@ class RecordingFile:
         except OSError as error:
             raise recordings.RecordingError(f"{path}: cannot be written: {error.strerror or error}") from None
 
-    def put(self, exchange: KeptExchange) -> None:
+    def put(self, exchange: "KeptExchange") -> None:
         """Writes the exchange in its own greenlet, so that the client does not wait."""
         self._writing.spawn(self._write, exchange)
 
-    def leave_out(self, exchange: KeptExchange, why: str) -> None:
+    def leave_out(self, exchange: "KeptExchange", why: str) -> None:
         self.left_out += 1
         self.warn(f"not kept: {exchange.method} {mask_query(exchange.target)}: {why}")
 
-    def _write(self, exchange: KeptExchange) -> None:
+    def _write(self, exchange: "KeptExchange") -> None:
         """Appends the whole line or nothing: a partial line would spoil the next."""
         try:
             line = call_off_hub(exchange.line)

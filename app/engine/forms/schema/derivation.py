@@ -4,8 +4,6 @@ A rule is a tree of nodes, which may share subtrees. Nodes are immutable: one gr
 texts. `write` divides the wanted length among the nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple, TypeAlias
@@ -37,17 +35,17 @@ class Characters(Struct, frozen=True, eq=False):
 
 
 class Series(Struct, frozen=True, eq=False):
-    items: Sequence[Node]
+    items: "Sequence[Node]"
 
 
 class Alternation(Struct, frozen=True, eq=False):
-    options: Sequence[Node]
+    options: "Sequence[Node]"
 
 
 class Repetition(Struct, frozen=True, eq=False):
     """`item`, `least` to `most` times; None is no limit."""
 
-    item: Node
+    item: "Node"
     least: int = 0
     most: int | None = None
 

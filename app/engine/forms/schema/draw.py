@@ -1,7 +1,5 @@
 """A compiled schema, and values drawn from it: for a random branch of each choice, and again if not valid."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -31,7 +29,7 @@ SCHEMAS_A_STEP = 8
 """Schemas of one value per step of work, to find their schemas of a part."""
 
 
-def draw_array(draw: Draw, merged: MergedSchema, depth: int, name: str) -> list[JSON]:
+def draw_array(draw: "Draw", merged: MergedSchema, depth: int, name: str) -> list[JSON]:
     """Draws an array called `name`, shorter where no further item is found. Raises Unsatisfiable."""
     containing = [schema for schema in merged.plain if "contains" in schema]
     missing = [int(schema.get("minContains", 1)) for schema in containing]
@@ -82,7 +80,7 @@ def draw_array(draw: Draw, merged: MergedSchema, depth: int, name: str) -> list[
     return items
 
 
-def _array_length(draw: Draw, merged: MergedSchema, depth: int, fewest: int) -> int:
+def _array_length(draw: "Draw", merged: MergedSchema, depth: int, fewest: int) -> int:
     """Draws the number of items, in the usual range if the schema allows (simulator.md 7.4)."""
     if fewest > MOST_ITEMS:
         raise Unsatisfiable("an array would be too long")
@@ -101,7 +99,7 @@ def _array_length(draw: Draw, merged: MergedSchema, depth: int, fewest: int) -> 
 class ObjectDraw:
     """Draws an object, its declared properties first."""
 
-    def __init__(self, draw: Draw, merged: MergedSchema, depth: int) -> None:
+    def __init__(self, draw: "Draw", merged: MergedSchema, depth: int) -> None:
         self._merged, self._draw, self._depth = merged, draw, depth
         self._most = min(merged.most("maxProperties", MOST_PROPERTIES), MOST_PROPERTIES)
         self._name_rules = merged.get("propertyNames", ())

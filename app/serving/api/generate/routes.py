@@ -18,16 +18,10 @@ from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, malformed
 from app.serving.http.response import DONE, Response, event_of, json_response
 from app.serving.http.route import Handler, Route, post
-from app.serving.protocol import common as wire
+from app.serving.protocol import common
+from app.serving.protocol import generate as wire
 from app.serving.protocol.common import PromptTokensDetails, Usage
 from app.serving.protocol.decoding import read_json
-from app.serving.protocol.generate import (
-    GenerateChoice,
-    GenerateChunk,
-    GenerateRequest,
-    GenerateResponse,
-    WeightVersion,
-)
 
 
 class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
@@ -42,10 +36,10 @@ class GenerateWriter(ResponseWriter):
         super().__init__(options.n)
         self._meta, self._options = meta, options
         self._mode = "text" if options.text else "tokens"
-        self._entry: Callable[[TokenLogprob], wire.ChatLogprob | wire.TokenIdLogprob]
+        self._entry: Callable[[TokenLogprob], common.ChatLogprob | common.TokenIdLogprob]
         self._entry = TokenNames(ALL, options.token_id_names).chat_entry if options.text else token_id_entry
         self._begun = False
-        self._versions: list[list[WeightVersion]] = [[] for _ in self.choices]
+        self._versions: list[list[wire.WeightVersion]] = [[] for _ in self.choices]
 
     def _tokens(self, output: Tokens) -> bytes:
         self._note_weights(output)
@@ -57,26 +51,26 @@ class GenerateWriter(ResponseWriter):
         finish = output.finish if i + 1 >= len(output.texts) else None
         choice.tokens += len(ids)
         first, self._begun = not self._begun, True
-        shown = GenerateChoice(output.index, None, None, ids)
+        shown = wire.GenerateChoice(output.index, None, None, ids)
         if finish is not None:
             shown.finish_reason, shown.stop_reason = finish.reason, finish.stop_reason
             shown.weight_versions = self._versions[output.index]
         if options.text:
             shown.text = "".join(output.texts[i : i + 1])
         if options.logprobs:
-            shown.logprobs = wire.LogprobContent([*map(self._entry, (output.logprobs or ())[i : i + 1])])
+            shown.logprobs = common.LogprobContent([*map(self._entry, (output.logprobs or ())[i : i + 1])])
         usage = None
         if options.continuous_usage:
             usage = self._usage_of(len(options.prompt_ids), (choice,), None)
         prompt_ids = options.prompt_ids if first and options.token_ids else UNSET
-        return event_of(GenerateChunk(self._meta.id, usage, prompt_ids, self._mode, (shown,)))
+        return event_of(wire.GenerateChunk(self._meta.id, usage, prompt_ids, self._mode, (shown,)))
 
     def closing(self) -> bytes:
         options = self._options
         if not options.include_usage or self.has_failed:
             return DONE
         usage = self._whole_usage(UNSET)
-        return event_of(GenerateChunk(self._meta.id, usage, UNSET, self._mode, ())) + DONE
+        return event_of(wire.GenerateChunk(self._meta.id, usage, UNSET, self._mode, ())) + DONE
 
     def take(self, output: EngineOutput) -> None:
         if type(output) is Tokens:
@@ -87,7 +81,7 @@ class GenerateWriter(ResponseWriter):
         spans, start = self._versions[output.index], self.choices[output.index].tokens
         version = self._options.weights()
         if not spans or spans[-1].version != version:
-            spans.append(WeightVersion(version, start, start))
+            spans.append(wire.WeightVersion(version, start, start))
         spans[-1].end = start + len(output.ids)
 
     def _whole_usage(self, missing: None | UnsetType) -> Usage:
@@ -96,9 +90,9 @@ class GenerateWriter(ResponseWriter):
             usage.prompt_tokens_details = PromptTokensDetails(self.told_cached, missing, missing)
         return usage
 
-    def whole(self) -> GenerateResponse:
+    def whole(self) -> wire.GenerateResponse:
         meta, options = self._meta, self._options
-        return GenerateResponse(
+        return wire.GenerateResponse(
             request_id=meta.id,
             model=meta.model,
             created=meta.created,
@@ -111,14 +105,14 @@ class GenerateWriter(ResponseWriter):
             choices=self.each_choice(self._choice),
         )
 
-    def _choice(self, index: int, choice: ChoiceState) -> GenerateChoice:
+    def _choice(self, index: int, choice: ChoiceState) -> wire.GenerateChoice:
         options, finish = self._options, choice.finish
-        shown = GenerateChoice(index, finish.reason, finish.stop_reason, choice.ids)
+        shown = wire.GenerateChoice(index, finish.reason, finish.stop_reason, choice.ids)
         shown.weight_versions = self._versions[index]
         if options.text:
             shown.text = choice.said()["text"]
         if options.logprobs:
-            shown.logprobs = wire.LogprobContent(rendered(choice.logprobs, self._entry))
+            shown.logprobs = common.LogprobContent(rendered(choice.logprobs, self._entry))
         return shown
 
 
@@ -143,7 +137,7 @@ def routes(
 
     def generate(context: RequestContext) -> Response:
         """Token ids for token ids."""
-        body = pipeline.decode(context, GenerateRequest)
+        body = pipeline.decode(context, wire.GenerateRequest)
         ids, settings = body.token_ids, pipeline.settings
         asked = body.as_completion(pipeline.limits.max_model_len)
         accepted = pipeline.admit(asked, context)
