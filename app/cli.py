@@ -39,6 +39,9 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
+    except KeyboardInterrupt:  # while a command is imported
+        print("error: interrupted; nothing was written", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # Happens in `--help | head`. The rest of the buffer goes to /dev/null at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

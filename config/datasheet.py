@@ -134,8 +134,8 @@ def datasheet_profile(
         raise ConfigError(f"device {device_name}: {rule}")
     if devices < 1 or shape.num_attention_heads % devices:
         raise ConfigError(
-            f"tensor-parallel-size {devices}: {named} has {shape.num_attention_heads} attention heads,"
-            " which must be a multiple of it"
+            f"tensor-parallel-size {devices}: it must divide the {shape.num_attention_heads} attention heads"
+            f" of {named}"
         )
     stored, kernels = _storage(shape.quantization_config, named), KERNELS.get(device_name.lower())
     shared, expert = shape.weights()
@@ -241,9 +241,10 @@ def _blocks(
     blocks = int(left / (token_bytes(shape, devices, stored.cache_bytes) * limits.block_size))
     if blocks < 2:
         raise ConfigError(
-            f"{named}: weights of {held / 1e9:.0f} GB a device, beside steps of max-num-batched-tokens"
-            f" {limits.max_num_batched_tokens} and max-num-seqs {limits.max_num_seqs}, leave no room for a KV"
-            f" cache in {use.utilization:.0%} of {device.name}'s memory; a larger tensor-parallel-size would"
+            f"{named}: weights of {held / 1e9:.0f} GB a device leave no room for a KV cache in"
+            f" {use.utilization:.0%} of {device.name}'s memory, beside steps of max-num-batched-tokens"
+            f" {limits.max_num_batched_tokens} and max-num-seqs {limits.max_num_seqs}; a larger"
+            " tensor-parallel-size would"
         )
     return blocks
 

@@ -136,7 +136,7 @@ def seconds(cost: CostConstants, tokens: int) -> float:
     "device, devices, changes, rule",
     [
         ("h10", 1, {}, "device h10: none of h100, h200, a100, l40s, mi300x, b200; a recording"),
-        ("h100", 3, {}, "tensor-parallel-size 3: model config has 40 attention heads"),
+        ("h100", 3, {}, "tensor-parallel-size 3: it must divide the 40 attention heads"),
         ("h100", 1, {"architectures": ["Qwen3ForCausalLm"]}, "did you mean Qwen3ForCausalLM?"),
         ("h100", 1, {"hidden_size": -1}, "Expected `int` >= 1 - at `$.hidden_size`"),
         ("h100", 1, {"head_dim": None, "hidden_size": 5121}, "must be a multiple of num_attention_heads"),

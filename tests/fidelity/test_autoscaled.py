@@ -89,6 +89,17 @@ def test_a_cold_start_is_a_time_or_a_size_over_a_bandwidth() -> None:
             read_cold_start(text, 0.0)
 
 
+def test_a_load_has_an_end_to_which_the_autoscaler_looks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = ["--num-requests", "200", "--in-flight", "16", "--output-tokens", "64", *SCALED[len(LOAD) :]]
+    assert sum(figures(capsys, *closed)["requests_per_pod"]) == 200
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,10,10\n1e300,10,10\n")
+    told = refusal(capsys, "--trace", str(trace), *SCALED[len(LOAD) :])
+    assert told.endswith("with --autoscale it must not be longer than 10,000,000 s")
+
+
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
@@ -102,6 +113,7 @@ def test_a_cold_start_is_a_time_or_a_size_over_a_bandwidth() -> None:
             [*SCALED, "--autoscale-every", "0"],
             "--autoscale-every and --scrape-interval must be at least 0.1 s",
         ),
+        ([*LOAD, "--scrape-interval", "1s"], "--autoscale-every and --scrape-interval go with --autoscale"),
         ([*SCALED, "--sweep", "pods=1:2:1"], "--autoscale goes with neither a sweep of pods nor"),
     ],
 )

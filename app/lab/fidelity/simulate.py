@@ -49,6 +49,8 @@ TRANSFERS = ("transfer_bandwidth", "transfer_latency", "kv_bytes_per_token")
 STDOUT = Path("-")
 DEFAULT_BANDWIDTH = 50e9
 """Bytes a second of a port of 400 Gbit/s."""
+LONGEST_S = 10_000_000
+"""Longest load that is drawn or autoscaled: its looks are counted."""
 LEAST_S = 0.1
 """Shortest time between two looks, or two scrapes, of an autoscaled fleet."""
 Autoscalers = Callable[[Settings], Mapping[str, autoscale.AutoscalerStart]]
@@ -93,8 +95,11 @@ class Job:
         if self.judgement.limits is not None:
             check_classes(self.judgement.limits, load)
         scaling, length_s = self.plan.autoscaling, load.arrival_s[-1] - load.arrival_s[0]
-        # How long sessions take depends on their answers.
-        if scaling is not None and scaling.cold_start_s >= length_s and not load.session:
+        if scaling is not None and length_s > LONGEST_S:
+            raise ConfigError(f"{load.origin}: with --autoscale it must not be longer than {LONGEST_S:,} s")
+        # How long sessions take, and clients with few places, depends on answers.
+        is_open = not load.session and self.plan.in_flight is None
+        if scaling is not None and scaling.cold_start_s >= length_s and is_open:
             raise ConfigError(
                 f"--cold-start {scaling.cold_start_s:g} s must be shorter than the load, {length_s:.6g} s"
             )
@@ -213,13 +218,17 @@ def _autoscaling(
     given: Namespace, swept: str, weight_bytes: float, plugged: Mapping[str, autoscale.AutoscalerStart]
 ) -> autoscale.Autoscaling | None:
     written, cold_start = given.autoscale, given.cold_start
+    given_s = {"every_s": given.autoscale_every, "scrape_s": given.scrape_interval}
+    times = {name: value for name, value in given_s.items() if value is not None}
+    if written is None and times:
+        raise ConfigError("--autoscale-every and --scrape-interval go with --autoscale")
     if written is None or cold_start is None:
         if written or cold_start:
             raise ConfigError("--autoscale and --cold-start go together")
         return None
     if swept in ("pods", summaries.SPLIT) or given.prefill_pods is not None:
         raise ConfigError("--autoscale goes with neither a sweep of pods nor --prefill-pods")
-    if min(given.autoscale_every, given.scrape_interval) < LEAST_S:
+    if min(times.values(), default=LEAST_S) < LEAST_S:
         raise ConfigError(f"--autoscale-every and --scrape-interval must be at least {LEAST_S} s")
     name = "autoscale"
     try:
@@ -228,7 +237,7 @@ def _autoscaling(
         cold_start_s = autoscale.read_cold_start(cold_start, weight_bytes)
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise ConfigError(f"--{name} {error}") from None
-    return autoscale.Autoscaling(policy, cold_start_s, given.autoscale_every, given.scrape_interval, written)
+    return autoscale.Autoscaling(policy, cold_start_s, **times, written=written)
 
 
 def make_recipe(given: Namespace, rate_is_swept: bool) -> loads.Recipe | None:
@@ -310,7 +319,7 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     lengths = partial(add, metavar="LENGTHS")
     lengths("--input-tokens", type=loads.lengths("input"), help="of prompts [1000:lognormal]")
     lengths("--output-tokens", type=loads.lengths("output"), help="of answers [128:lognormal]")
-    add("--seconds", type=number_of(0, 10_000_000), help="how long requests come")
+    add("--seconds", type=number_of(0, LONGEST_S), help="how long requests come")
     add("--num-requests", type=whole, metavar="N", help="how many come at the most")
     add("--prefix-groups", type=whole, metavar="N", help="groups whose prompts begin alike [none]")
     add("--prefix-tokens", type=whole, metavar="N", help="with which they do, before the input tokens")
@@ -345,9 +354,9 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     add("--autoscale", metavar="POLICY", help=policies)
     cold = "from the start of a pod until it is ready: 90s, 40s+2GB/s or 40s+30GB@2GB/s for weights to read"
     add("--cold-start", metavar="DURATION", help=cold)
-    add("--autoscale-every", type=interval, default=15.0, metavar="DURATION", help="between two looks [15s]")
+    add("--autoscale-every", type=interval, metavar="DURATION", help="between two looks [15s]")
     scrapes = "between two scrapes of a pod's metrics [15s]"
-    add("--scrape-interval", type=interval, default=15.0, metavar="DURATION", help=scrapes)
+    add("--scrape-interval", type=interval, metavar="DURATION", help=scrapes)
 
     title = "Limits of the engine, vLLM's: the profile says what is not given"
     add = flags.add_argument_group(title).add_argument
