@@ -24,14 +24,8 @@ GENERATING = frozenset({COMPLETIONS, CHAT})
 """Paths routed by the policy."""
 OF_TOKENS = ("model", "cache_salt")
 OF_TEXT = (*OF_TOKENS, "add_special_tokens")
-OF_CHAT = (
-    *OF_TEXT,
-    "messages",
-    "tools",
-    "documents",
-    "chat_template",
-    "chat_template_kwargs",
-    "continue_final_message",
+OF_CHAT = (*OF_TEXT, "messages", "tools", "documents") + (
+    *("chat_template", "chat_template_kwargs", "continue_final_message"),
 )
 """Request fields that determine the prompt's tokens and the keys of its blocks."""
 COMPARED = (RANDOM, ROUND_ROBIN, PREFIX_AWARE)
