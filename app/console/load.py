@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from app.engine.simulated.corpus import sample_sentences
+from app.serving.gunicorn.ranks import LOOPBACK
 from app.serving.http.client import COMPLETIONS, exchange
 from app.serving.http.errors import bad_request
 from app.text.base import Tokenizer
@@ -22,7 +23,6 @@ from config.validation import LiveSettings
 MOST_IN_FLIGHT = 2000
 LONGEST_S = 3600.0
 """Longest wait for a whole answer, in seconds."""
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class LoadPlan(Struct, frozen=True, forbid_unknown_fields=True):
