@@ -66,7 +66,7 @@ class Tokenizer:
     added_ids: frozenset[int] | None = None
     """Ids of added tokens, which are not learned; None if unknown, as for a remote service."""
     tells_time = False
-    """True when chat prompts contain the time, so that equal conversations give different prompts."""
+    """True when chat prompts tell the time or draw: equal conversations may give different ones."""
     caches: Mapping[str, Bounded] = {}
 
     @property

@@ -125,8 +125,8 @@ class ChatTemplates:
     ) -> None:
         self._sources = sources
         self._takes_media = takes_media
-        self.tells_time = any("strftime_now" in source for source in sources.values())
-        """True when a template reads the clock, so that equal conversations may give different prompts."""
+        self.tells_time = any(map(CHANGING.search, sources.values()))
+        """True when a template reads the clock or draws: equal conversations may give different prompts."""
         self._special_tokens = special_tokens
         self._environment = _environment(now)
         self.limit_bytes = limit_bytes
