@@ -140,6 +140,7 @@ FAILURES: list[tuple[list[str], str]] = [
     ([*FEW, "--num-requests", "1", "--input-tokens", "2000"], "the load, request 1: input_tokens 2000"),
     ([*DRAWN, "--html", "absent/x.html"], "absent/x.html: there is no folder absent"),
     ([*DRAWN, "--plot", "app"], "app: is a folder"),
+    ([*DRAWN, "--json", "/dev/null"], "/dev/null: is not an ordinary file"),
     ([*DRAWN, "--plot", "x.pdf"], "x.pdf: a picture's name ends with .png or .svg"),
     (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
 ]

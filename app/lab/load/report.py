@@ -176,11 +176,11 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def check_target(path: Path | None) -> None:
-    """Raises ConfigError for a file in a missing folder, or for a folder, before a run of hours."""
+    """Raises ConfigError for a file in a missing folder, a folder or a device, before a run of hours."""
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}")
-    if path is not None and path.is_dir():
-        raise ConfigError(f"{path}: is a folder")
+    if path is not None and path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: is {'a folder' if path.is_dir() else 'not an ordinary file'}")
 
 
 def check_picture(path: Path | None) -> None:
