@@ -16,7 +16,6 @@ from typing import TypeAlias
 import gevent
 import zmq
 from gevent.event import Event
-from msgspec import Struct
 
 from app.base import Bounded
 from app.base.clock.pause import pause_if_possible
@@ -95,8 +94,6 @@ class ReplayBuffer:
         self._batches: deque[tuple[int, zmq.Frame]] = deque()
         """Payloads in shared frames, so that slow clients cost no copies."""
         self.answered = 0
-        self.malformed = 0
-        """Number of ignored messages that are not valid requests."""
 
     def record(self, sequence: int, payload: bytes) -> None:
         self._batches.append((sequence, zmq.Frame(payload, copy=True)))
@@ -110,7 +107,6 @@ class ReplayBuffer:
             while True:
                 request = socket.recv_multipart(zmq.NOBLOCK)
                 if len(request) != 3 or request[1] or len(request[2]) < len(END):
-                    self.malformed += 1
                     continue
                 start = int.from_bytes(request[2][: len(END)], "big")
                 batches = [(self._topic, *it) for it in self._batches if it[0] >= start]
@@ -188,7 +184,7 @@ class EventQueue:
 
 
 Listener: TypeAlias = Callable[[str, int, EventBatch], None]
-"""Receives topic, sequence number and batch. Its errors are logged and counted."""
+"""Receives topic, sequence number and batch. Its errors are logged."""
 
 POLL_S = 0.1
 """Longest wait of a replay request, in seconds; equals the interval of vLLM's publisher."""
@@ -197,16 +193,6 @@ LINGER_MS = 1000
 QUIET_S = 60.0
 """Shortest time between two log lines about lost events, in seconds."""
 log = logging.getLogger(__name__)
-
-
-class Published(Struct):
-    batches: int = 0
-    events: int = 0
-    dropped_events: int = 0
-    """Events without room in the queue, or put after the close."""
-    lost_batches: int = 0
-    """Batches without a socket or refused by ZMQ; listeners and replays still have them."""
-    failed_listeners: int = 0
 
 
 class EventSender:
@@ -235,7 +221,8 @@ class EventSender:
         self._wake, self._has_ended = Event(), False
         self._greenlet: gevent.Greenlet[[], None] | None = None
         self._quiet_until_s = -math.inf
-        self.published = Published()
+        self.dropped_events = 0
+        """Events without room in the queue, or put after the close."""
         self.addresses: dict[str, str] = {}
         """Open addresses of `events` and `replay`, with the port in use."""
 
@@ -252,8 +239,8 @@ class EventSender:
     def put(self, events: Sequence[KVEvent]) -> None:
         """Queues the events of a step, in order. Counts events lost without room."""
         if lost := self.queue.put(events):
-            self.published.dropped_events += lost
-            self._complain("KV events: the queue is full, %d are lost so far", self.published.dropped_events)
+            self.dropped_events += lost
+            self._complain("KV events: the queue is full, %d are lost so far", self.dropped_events)
 
     def turn(self) -> float:
         """Does all work that is due; returns the monotonic time of the next turn, or infinity."""
@@ -311,14 +298,11 @@ class EventSender:
                 socket.send(sequence.to_bytes(8, "big"), MORE)
                 socket.send(payload, zmq.NOBLOCK)
             except (zmq.ZMQError, KeyError):  # the latter for an endpoint that is not open yet
-                self.published.lost_batches += 1
-        self.published.batches += 1
-        self.published.events += len(events)
+                pass  # listeners and replays still have the batch
         for listener in tuple(self._listeners):
             try:
                 listener(self._settings.topic, sequence, batch)
             except Exception as error:
-                self.published.failed_listeners += 1
                 self._complain("KV events: a listener failed: %r", error)
 
     def _complain(self, line: str, *values: object) -> None:
@@ -341,7 +325,7 @@ class Publisher(EventSender):
         if not events:
             return
         if self._has_ended:
-            self.published.dropped_events += len(events)
+            self.dropped_events += len(events)
             return
         self.start()
         due_s = self.queue.due_s()
