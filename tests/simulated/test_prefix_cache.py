@@ -77,13 +77,14 @@ def test_asleep_nothing_is_cached() -> None:
     served = harness()
     assert served.cache is not None
     asked(served, "a", PROMPT)
-    served.cache.sleep()
+    served.cache.discard()
+    served.cache.caching = False
     seen = len(served.kv_events)
     asked(served, "b", PROMPT)
     asked(served, "c", PROMPT)
     assert (cached(served, "b"), cached(served, "c")) == (0, 0)
     assert served.kv_events[seen:] == [AllBlocksCleared()], "the first step tells of it"
-    served.cache.wake()
+    served.cache.caching = True
     asked(served, "d", PROMPT)
     asked(served, "e", PROMPT)
     assert cached(served, "e") == 24
