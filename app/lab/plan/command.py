@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import socket
 import sys
 import warnings
 from argparse import Namespace
@@ -185,6 +186,9 @@ def _workers(given: Namespace) -> Iterator[Simulate]:
                 distributed = import_module("distributed")
                 for name in ("distributed", "distributed.client"):
                     logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # errors come as exceptions
+                host, _, port = given.backend.rpartition(":")
+                with socket.create_connection((host, int(port)), CONNECT_S) as probe:
+                    probe.recv(1)  # a scheduler speaks first; a client would wait for others without end
                 client = stack.enter_context(distributed.Client(f"tcp://{given.backend}", timeout=CONNECT_S))
                 chosen = {"backend": "dask", "client": client}
             stack.enter_context(joblib.parallel_config(**chosen))
