@@ -4,8 +4,6 @@ Real memory bandwidth and arithmetic are fixed shares of the sheet's figures. On
 gave these shares (docs/fidelity.md, "Calibration"). `CHECKED` has the errors on other models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 A rule is an object with an `action` and the fields of this action; all other fields are conditions.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Annotated, Literal

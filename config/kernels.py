@@ -7,8 +7,6 @@ what the engine adds was fitted to measured servers. No constant belongs to a mo
 Times are in seconds unless named `us`; rates in bytes or operations per second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Literal, TypeAlias

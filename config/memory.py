@@ -4,8 +4,6 @@ The run computes a step of `max-num-batched-tokens`, then samples for `max-num-s
 both peaks is kept free, beside the weights and what is allocated outside PyTorch.
 """
 
-from __future__ import annotations
-
 import re
 
 from msgspec import Struct

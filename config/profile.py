@@ -4,8 +4,6 @@ A profile is a YAML file, shipped (`config/profiles`) or written by the user. `t
 engine of the profile (docs/fidelity.md).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, TypeAlias
 

@@ -1,7 +1,5 @@
 """Data sheets of devices, and shapes of models: the facts that a computed profile is made of."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 

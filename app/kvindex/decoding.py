@@ -4,8 +4,6 @@ A batch of well-formed events is decoded in one step. Any other batch is decoded
 unusable events are lost. Limits on bytes and events of a batch bound the work of one step.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ first. A segment has at most `SEGMENT_BLOCKS` blocks and weighs at most a 1024th
 single block.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache

@@ -3,8 +3,6 @@
 Every unused message and event is counted with a reason, so that operators can find the cause.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping

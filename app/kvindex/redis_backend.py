@@ -1,7 +1,5 @@
 """The index in Redis or Valkey: several indexers share the data, which outlives their restarts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scores holders for a prompt: the longest run of blocks from the start, counted by tier."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct

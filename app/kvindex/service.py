@@ -1,7 +1,5 @@
 """The index as a service: builds its parts from the settings, runs greenlets, reports figures."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """The subscriber: ZMQ sockets for pods' events, and the messages from them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress

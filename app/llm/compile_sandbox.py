@@ -5,8 +5,6 @@ a second, and cannot be stopped from another thread. So `CompileSandbox` runs th
 with a limit of CPU time.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

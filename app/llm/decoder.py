@@ -1,7 +1,5 @@
 """The model: a decoder of the Llama family, run over all tokens of a step at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

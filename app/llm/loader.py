@@ -3,8 +3,6 @@
 Weights of GGUF files become float32. Quantised rows are stored in blocks of 32 with one scale each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

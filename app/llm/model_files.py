@@ -3,8 +3,6 @@
 A model is a folder, a .gguf file, a package with one, or a name in the hub's local cache.
 """
 
-from __future__ import annotations
-
 import mmap
 import struct
 from collections.abc import Mapping, Sequence

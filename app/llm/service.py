@@ -5,8 +5,6 @@ get one message each after each step. It ends with its parent, on SIGTERM, or wi
 socket is bound, and orders wait, while torch and the model are loaded.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import os

@@ -3,8 +3,6 @@
 Known prompts are looked up, short new ones tokenized at once: `MOST_BYTES` take less than a millisecond.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable

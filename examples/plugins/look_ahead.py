@@ -34,7 +34,8 @@ def autoscaling(host: PluginHost) -> Mapping[str, AutoscalerStart]:
             (first_s, first), its = seen[0], host.settings
             seen.append((look.at_s, running))
             trend = max(0.0, running - first) / max(look.at_s - first_s, 1.0)
-            return math.ceil((running + trend * its.ahead) / its.target)
+            wanted: float = (running + trend * its.ahead) / its.target
+            return math.ceil(wanted)
 
         return decide
 

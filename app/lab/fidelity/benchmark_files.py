@@ -6,8 +6,6 @@ too), guidellm's report (0.3 to 0.6), aiperf's `profile_export.jsonl` (0.8 to 0.
 part of a load would be wrong.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

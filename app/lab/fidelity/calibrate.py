@@ -1,7 +1,5 @@
 """`python -m app calibrate`: fits a profile to recorded benchmarks of a real server."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -1,7 +1,5 @@
 """A recording of a simulation for the console page: frames, made after the run."""
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque

@@ -1,7 +1,5 @@
 """Recorded runs, their replay on virtual time, and the errors of a profile's constants."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from math import exp, inf, sqrt
 from typing import TypeVar

@@ -4,8 +4,6 @@
 first, 0 for a single token) and `e2el` (from sending to the last token).
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Pictures of simulations: latencies, batch and cache over time; curves of sweeps."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ poll's time. Responses are parsed when the loop is idle. A burst of many streams
 engine, therefore delays no recorded time.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import sys

@@ -5,8 +5,6 @@ rough. Gauss-Newton steps lead into the valley in few evaluations, and stall the
 give the valley's shape, from which CMA-ES starts; roughness does not hinder CMA-ES.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module

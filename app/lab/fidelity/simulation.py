@@ -1,7 +1,5 @@
 """Simulates loads on one engine or on a fleet of engines, on virtual time."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os

@@ -5,8 +5,6 @@ and 2024, BurstGPT (both CSV), Mooncake (JSON lines), and the results of benchma
 reads. Any mistake is a ConfigError, in one line with file, row and rule.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

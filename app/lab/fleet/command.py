@@ -1,7 +1,5 @@
 """`python -m app fleet`: measures the effect of prefix-aware routing on TTFT, on one machine."""
 
-from __future__ import annotations
-
 import math
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The pods and the indexer of a fleet: their load, their flags, their processes on loopback ports."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """Routing of a fleet: scores of prompts by the indexer, policies, and the proxy that applies one."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing

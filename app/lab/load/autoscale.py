@@ -4,8 +4,6 @@ A policy looks at the metrics of a fleet, as they were scraped last, and returns
 The HPA is that of `autoscaling/v2` with a metric of type Pods (docs/fidelity.md, "Autoscaling").
 """
 
-from __future__ import annotations
-
 import math
 import re
 from bisect import bisect_left

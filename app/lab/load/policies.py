@@ -1,7 +1,5 @@
 """Routing policies of simulated and real fleets. A pod is a number or an address."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Generic, TypeVar

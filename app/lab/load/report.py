@@ -1,7 +1,5 @@
 """Parts of reports: quantiles of times, tables, pictures, progress, and atomic files."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """`python -m app plan`: the cheapest fleet that meets an SLO under a load, by simulation."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -1,7 +1,5 @@
 """Search for the cheapest fleet that meets an SLO: bounds first, then simulation of the remaining fleets."""
 
-from __future__ import annotations
-
 import gc
 import math
 import re
