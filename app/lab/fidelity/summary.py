@@ -50,7 +50,7 @@ class Use(Struct, frozen=True):
     peak: float
 
 
-class Pool(Struct, frozen=True):
+class PoolUse(Struct, frozen=True):
     """Prefill pods, or decode pods. Blocks are in use while they are computed, pulled, or wait for that."""
 
     requests_per_pod: tuple[int, ...]
@@ -61,8 +61,8 @@ class Pool(Struct, frozen=True):
 class Transferred(Struct, frozen=True):
     """Figures of disaggregated prefill."""
 
-    prefill: Pool
-    decode: Pool
+    prefill: PoolUse
+    decode: PoolUse
     prefill_s: Spread
     """Time from sending a request to the token of its prefill pod."""
     waiting_s: Spread
@@ -172,11 +172,11 @@ def _spread(values: Sequence[float]) -> Spread:
 
 def _pool(
     timeline: Timeline, requests_per_pod: tuple[int, ...], per_s: float, capacity: int, pods: float = 0.0
-) -> Pool:
+) -> PoolUse:
     """Returns the use of a pool of so many pods on average; by default of all that are counted."""
     share = per_s / (pods or len(requests_per_pod))
     blocks = Use(sum(timeline.blocks) * share / capacity, timeline.most_blocks / capacity)
-    return Pool(requests_per_pod, blocks, Use(sum(timeline.sequences) * share, timeline.most_sequences))
+    return PoolUse(requests_per_pod, blocks, Use(sum(timeline.sequences) * share, timeline.most_sequences))
 
 
 def _transferred(

@@ -20,7 +20,7 @@ from app.lab.fidelity import simulate, simulation, summary
 from app.lab.fidelity.simulate import Job
 from app.lab.load import report
 from app.lab.load.loads import MOST_TOKENS, LoadTrace
-from app.lab.plan.search import Fleet, Search, Slo, Verdict, make_group, run_fleet
+from app.lab.plan.search import FleetSearch, PlannedFleet, Slo, Verdict, make_group, run_fleet
 from config import ConfigError, UsageError
 from config.datasheet import AUTO
 from config.declaration import check_installed, suggestion
@@ -123,7 +123,7 @@ def run(argv: Sequence[str], plugged: simulate.Plugged = lambda settings, profil
 
 def _searches(
     given: Namespace, settings: Settings, plugged: simulate.Plugged
-) -> tuple[dict[str, Search], Slo]:
+) -> tuple[dict[str, FleetSearch], Slo]:
     """Returns the searches by the names of their loads. Raises ConfigError if no engine can be made."""
     loads = [{"trace": path, "rate": given.rate and given.rate[0]} for path in given.trace or ()]
     loads = loads or [{"trace": None, "rate": rate} for rate in given.rate or (None,)]
@@ -153,7 +153,7 @@ def _searches(
             print(f"{load.origin}: {load.left_out:,} rows without an answer are left out", file=sys.stderr)
         groups = [make_group(name, own, reasons.get(name, ""), load) for name, own in offers.items()]
         name = str(at.trace or (f"{at.rate:.12g}/s" if at.rate else recipe))
-        searches[name] = Search(load, slo, groups, given.max_pods)
+        searches[name] = FleetSearch(load, slo, groups, given.max_pods)
     return searches, slo
 
 
@@ -200,7 +200,7 @@ def _workers(given: Namespace) -> Iterator[Simulate]:
         raise ConfigError(f"--backend {DASK}{given.backend}: {type(error).__name__}: {error}") from None
 
 
-def _report(given: Namespace, slo: Slo, searches: Mapping[str, Search]) -> int:
+def _report(given: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -> int:
     missed = [
         f"{name}: nothing meets {slo}; nearest: {search.nearest()}"
         for name, search in searches.items()
@@ -221,7 +221,7 @@ def _report(given: Namespace, slo: Slo, searches: Mapping[str, Search]) -> int:
     return 1 if missed else 0
 
 
-def _table(name: str, slo: Slo, search: Search) -> str:
+def _table(name: str, slo: Slo, search: FleetSearch) -> str:
     """Returns the best fleet of each device and size as a Markdown table, then the answer."""
     rows = [("", "price/h", *(f"{its.upper()} p99" for its in summary.LATENCIES), "of the limit", "")]
     for group in search.groups:
@@ -234,7 +234,7 @@ def _table(name: str, slo: Slo, search: Search) -> str:
     return "\n".join([f"{name}: {len(search.load):,} requests; {slo}", report.markdown(rows), *answer])
 
 
-def _figures(name: str, search: Search) -> dict[str, object]:
+def _figures(name: str, search: FleetSearch) -> dict[str, object]:
     cheapest = search.cheapest()
     return {
         "load": name,
@@ -246,7 +246,7 @@ def _figures(name: str, search: Search) -> dict[str, object]:
     }
 
 
-def _fleet_figures(fleet: Fleet) -> dict[str, object]:
+def _fleet_figures(fleet: PlannedFleet) -> dict[str, object]:
     profile, verdict = fleet.engine.job.plan.profile, fleet.verdict
     return {
         "device": fleet.engine.device,
@@ -262,7 +262,7 @@ def _fleet_figures(fleet: Fleet) -> dict[str, object]:
     }
 
 
-def _draw(searches: Mapping[str, Search], path: Path) -> None:
+def _draw(searches: Mapping[str, FleetSearch], path: Path) -> None:
     """Draws a panel for each load: price and worst latency of all fleets, their front, the cheapest."""
     columns = min(2, len(searches))
     rows = -(-len(searches) // columns)

@@ -98,7 +98,7 @@ class Slo:
 
 
 @dataclass(slots=True, eq=False)
-class Engine:
+class Candidate:
     """An engine for a load, and the verdicts on its pods so far."""
 
     name: str
@@ -153,10 +153,10 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class PlannedFleet:
     """Pods of an engine, with their price an hour."""
 
-    engine: Engine
+    engine: Candidate
     pods: int
 
     @property
@@ -192,16 +192,16 @@ class Group:
     """Engines of one device and tensor-parallel size, vLLM's defaults first, or why there is none."""
 
     name: str
-    engines: list[Engine]
+    engines: list[Candidate]
     reason: str = ""
     idle_share: float = math.inf
     """Worst latency on an idle pod as a share of its limit, where the SLO is missed even there."""
 
-    def best(self) -> Fleet | None:
-        met = [Fleet(its, its.met) for its in self.engines if its.met is not None]
+    def best(self) -> PlannedFleet | None:
+        met = [PlannedFleet(its, its.met) for its in self.engines if its.met is not None]
         return min(met, key=_order, default=None)
 
-    def wanted(self, best: float | None, most: int) -> Iterator[Fleet]:
+    def wanted(self, best: float | None, most: int) -> Iterator[PlannedFleet]:
         """Yields the fleets to simulate next. `best` is the cheapest price so far, `most` the most pods."""
         kinds = set()
         for place, its in enumerate(self.engines):
@@ -209,22 +209,22 @@ class Group:
             top = most if best is None else min(most, int(WITHIN * best / its.price + 1e-9))
             if base is not None:  # other settings are of use if they save a pod
                 top = min(top, base - 1)
-            if (pods := its.next_pods(top, base)) and (fleet := Fleet(its, pods)).kind not in kinds:
+            if (pods := its.next_pods(top, base)) and (fleet := PlannedFleet(its, pods)).kind not in kinds:
                 kinds.add(fleet.kind)
                 yield fleet
                 if not place:
                     return
 
-    def learn(self, fleet: Fleet, verdict: Verdict) -> None:
+    def learn(self, fleet: PlannedFleet, verdict: Verdict) -> None:
         """Takes a verdict, also for engines whose larger or smaller `max-num-seqs` was never reached."""
         own, running = fleet.engine.limits, verdict.summary.running.peak
         for its in self.engines:
             unlimited = min(its.limits.max_num_seqs, own.max_num_seqs) > running
-            same = unlimited and its.failed < fleet.pods and Fleet(its, fleet.pods).kind == fleet.kind
+            same = unlimited and its.failed < fleet.pods and PlannedFleet(its, fleet.pods).kind == fleet.kind
             if its is fleet.engine or same:
                 its.learn(fleet.pods, verdict)
 
-    def why(self, cheapest: Fleet | None) -> str:
+    def why(self, cheapest: PlannedFleet | None) -> str:
         """Returns the reason for which the group has not the cheapest fleet."""
         if self.reason or not self.engines:
             return self.reason
@@ -234,7 +234,7 @@ class Group:
             open_at = [its.price * (its.failed + 1) for its in self.engines if not its.hopeless]
             if open_at and min(open_at) > cheapest.price:
                 return f"at least {_dearer(min(open_at) / cheapest.price)}"
-        nearest = min((Fleet(its, pods) for its in self.engines for pods in its.runs), key=_nearness)
+        nearest = min((PlannedFleet(its, pods) for its in self.engines for pods in its.runs), key=_nearness)
         return f"misses {nearest.verdict.misses} with {nearest.pods} pod{'s' * (nearest.pods > 1)}"
 
 
@@ -242,11 +242,11 @@ def _dearer(ratio: float) -> str:
     return f"{ratio - 1:.0%} dearer" if ratio > 1 else "as dear, and slower"
 
 
-def _nearness(fleet: Fleet) -> tuple[float, float]:
+def _nearness(fleet: PlannedFleet) -> tuple[float, float]:
     return fleet.verdict.slo_share, fleet.price
 
 
-def _order(fleet: Fleet) -> tuple[float, float, int]:
+def _order(fleet: PlannedFleet) -> tuple[float, float, int]:
     return fleet.price, fleet.verdict.slo_share, fleet.pods
 
 
@@ -255,13 +255,13 @@ def make_group(name: str, jobs: Sequence[tuple[Job, float]], reason: str, load: 
     longest, engines = max(map(add, load.input_tokens, load.output_tokens)), []
     for job, share in jobs:
         if longest <= (most := longest_tokens(job.plan.profile.engine)):
-            engines.append(Engine(name, job, share, failed=1 if share else 0))
+            engines.append(Candidate(name, job, share, failed=1 if share else 0))
         else:
             reason = f"{job.profile_name}: holds {most} tokens of a request of {longest}"
     return Group(name, engines, "" if engines else re.split("[;,]", reason)[0].partition(": ")[2])
 
 
-class Search:
+class FleetSearch:
     """Search for one load, in rounds: simulate the fleets of `wanted`, and hand their verdicts to `learn`."""
 
     def __init__(self, load: LoadTrace, slo: Slo, groups: Sequence[Group], most_pods: int) -> None:
@@ -270,7 +270,7 @@ class Search:
             if group.engines and group.engines[0].job.plan.step_costs is None:
                 _bound(group, load, slo, most_pods)
 
-    def wanted(self) -> list[Fleet]:
+    def wanted(self) -> list[PlannedFleet]:
         """Returns the fleets of the next round."""
         best = self.cheapest()
         price = None if best is None else best.price
@@ -280,12 +280,12 @@ class Search:
             found = [its for its in found if its.price <= WITHIN * least]
         return found
 
-    def learn(self, fleet: Fleet, verdict: Verdict) -> None:
+    def learn(self, fleet: PlannedFleet, verdict: Verdict) -> None:
         for group in self.groups:
             if fleet.engine in group.engines:
                 group.learn(fleet, verdict)
 
-    def cheapest(self) -> Fleet | None:
+    def cheapest(self) -> PlannedFleet | None:
         return min(filter(None, (group.best() for group in self.groups)), key=_order, default=None)
 
     def ranking(self) -> list[str]:
@@ -302,17 +302,17 @@ class Search:
         group = min(self.groups, key=lambda its: its.idle_share)
         return f"{group.name} {group.reason}"
 
-    def fleets(self) -> list[Fleet]:
+    def fleets(self) -> list[PlannedFleet]:
         """Returns all fleets that were simulated, the cheapest first."""
         engines = [its for group in self.groups for its in group.engines]
-        simulated: dict[int, Fleet] = {}  # one for each verdict, which several engines may share
-        for fleet in (Fleet(its, pods) for its in engines for pods in its.runs):
+        simulated: dict[int, PlannedFleet] = {}  # one for each verdict, which several engines may share
+        for fleet in (PlannedFleet(its, pods) for its in engines for pods in its.runs):
             simulated.setdefault(id(fleet.verdict), fleet)
         return sorted(simulated.values(), key=_order)
 
-    def front(self) -> list[Fleet]:
+    def front(self) -> list[PlannedFleet]:
         """Returns the Pareto front of price and worst latency: no fleet is cheaper and as fast."""
-        front: list[Fleet] = []
+        front: list[PlannedFleet] = []
         for its in self.fleets():
             if not front or its.verdict.slo_share < front[-1].verdict.slo_share:
                 front.append(its)
