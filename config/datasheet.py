@@ -137,8 +137,7 @@ def datasheet_profile(
         )
     stored, kernels = _storage(shape.quantization_config, named), KERNELS.get(device_name.lower())
     shared, expert = shape.weights()
-    tables = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
-    count = tables + shared + shape.experts * expert
+    count = shape.table_weights + shared + shape.experts * expert
     kind = stored.kernels
     if kernels is None or kind is None or not _tells_of(kernels, shape, kind):
         mixture = ", a mixture of few experts," if shape.experts else ""
@@ -250,11 +249,10 @@ def _blocks(
 def _held(shape: ModelShape, stored: StorageFormat) -> float:
     """Returns the bytes of all weights. Of a model in MXFP4 only the experts have 4 bits."""
     shared, expert = shape.weights()
-    tables = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
     if stored.kernels != "mxfp4" or not shape.experts:
-        return BF16_BYTES * tables + stored.weight_bytes * (shared + expert * shape.experts)
+        return BF16_BYTES * shape.table_weights + stored.weight_bytes * (shared + expert * shape.experts)
     padded = -(-shape.expert_size // MXFP4_ROWS) * MXFP4_ROWS / shape.expert_size
-    return BF16_BYTES * (tables + shared) + stored.weight_bytes * expert * padded * shape.experts
+    return BF16_BYTES * (shape.table_weights + shared) + stored.weight_bytes * expert * padded * shape.experts
 
 
 FIXED: Mapping[str, tuple[float, bool, Format | None]] = {

@@ -183,6 +183,11 @@ class ModelShape(Struct, kw_only=True):
     def expert_size(self) -> int:
         return self.moe_intermediate_size or self.intermediate_size
 
+    @property
+    def table_weights(self) -> int:
+        """Weights of the embedding and of the output, which may share one table."""
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+
     def weights(self) -> tuple[int, int]:
         """Returns two counts over all layers: weights that every token needs, and weights of one expert."""
         matrices, width, layers = self.matrices, self.hidden_size, self.num_hidden_layers
