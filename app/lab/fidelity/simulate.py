@@ -297,7 +297,6 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     flags = FlagParser(
         prog=f"{COMMAND} {command}", description=about, allow_abbrev=False, conflict_handler="resolve"
     )
-    whole, rate = whole_number(1, MOST_TOKENS), partial(number_of, 0, summaries.MOST["rate"])
     costs = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
     flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=costs)
 
@@ -306,7 +305,21 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     add("--model-config", metavar="PATH", help="the model's config.json, or its folder")
     add("--tensor-parallel-size", type=whole_number(1, 1024), default=1, metavar="N", help="devices [1]")
     add("--vllm-version", default="", metavar="VERSION", help="whose engine; to 0.13 it waits for each step")
+    _add_load(flags)
+    _add_fleet(flags)
 
+    title = "Limits of the engine, vLLM's: the profile says what is not given"
+    add = flags.add_argument_group(title).add_argument
+    for name, least in ENGINE.items():
+        add(f"--{name}", type=whole_number(least, MOST_TOKENS), metavar="N")
+    for name in SWITCHES:
+        add(f"--{name}", action=argparse.BooleanOptionalAction)
+    _add_results(flags)
+    return flags
+
+
+def _add_load(flags: FlagParser) -> None:
+    whole, rate = whole_number(1, MOST_TOKENS), partial(number_of, 0, summaries.MOST["rate"])
     add = flags.add_argument_group("A load from a file").add_argument
     add("--trace", type=Path, metavar="FILE[.gz]", help=TRACE_COLUMNS)
 
@@ -329,6 +342,8 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     seed = "of load, routing and speculation [1]"
     add("--seed", type=whole_number(0, 1 << 31), default=1, metavar="N", help=seed)
 
+
+def _add_fleet(flags: FlagParser) -> None:
     add = flags.add_argument_group("Client and fleet").add_argument
     places = "requests under way at the most; the next ones wait for a place [no limit]"
     add("--in-flight", type=whole_number(1, summaries.MOST["in-flight"]), metavar="N", help=places)
@@ -358,13 +373,8 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     scrapes = "between two scrapes of a pod's metrics [15s]"
     add("--scrape-interval", type=interval, metavar="DURATION", help=scrapes)
 
-    title = "Limits of the engine, vLLM's: the profile says what is not given"
-    add = flags.add_argument_group(title).add_argument
-    for name, least in ENGINE.items():
-        add(f"--{name}", type=whole_number(least, MOST_TOKENS), metavar="N")
-    for name in SWITCHES:
-        add(f"--{name}", action=argparse.BooleanOptionalAction)
 
+def _add_results(flags: FlagParser) -> None:
     add = flags.add_argument_group("Results").add_argument
     add("--json", type=Path, metavar="FILE", help="the figures; - is stdout, without the table then")
     add("--requests", type=Path, metavar="FILE.csv", help="moments of each request: send, first, last")
@@ -382,7 +392,6 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     count = whole_number(1, 1024)
     own = "of sweeps [one a core]"
     add("--processes", type=count, default=simulation.cores(), metavar="N", help=own)
-    return flags
 
 
 @as_command()
@@ -454,8 +463,8 @@ def _best_constant(job: Job, load: LoadTrace, own: summaries.RunSummary) -> summ
         plan = replace(job.plan, pods=pods, autoscaling=None)
         runs[pods] = its = _summary(replace(job, plan=plan), load)
         progress(len(runs))
-        if job.judgement.objectives:
-            return all(it.met(its) for it in job.judgement.objectives)
+        if (met := job.judgement.met(its)) is not None:
+            return met
         return bool(its.goodput and own.goodput and its.goodput.good >= own.goodput.good)
 
     if not (job.judgement.objectives or own.goodput):
@@ -473,7 +482,7 @@ def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
         progress_of(sys.stderr, f"swept {sweep.name}", len(jobs), "points") as progress,
     ):
         for at, summary in zip(values, simulation.each(pool, _summary, jobs), strict=True):
-            meets_slo = all(it.met(summary) for it in given.slo) if given.slo else None
+            meets_slo = job.judgement.met(summary)
             points.append(summaries.Point(value=at, meets_slo=meets_slo, summary=summary))
             progress(len(points))
     word, value = summaries.best(sweep.name, points, given.slo)

@@ -126,6 +126,10 @@ class Judgement:
     gpu_hour_price: float | None = None
     objectives: tuple[Objective, ...] = ()
 
+    def met(self, summary: RunSummary) -> bool | None:
+        """Returns whether a run meets all objectives; None without any."""
+        return all(it.met(summary) for it in self.objectives) if self.objectives else None
+
 
 def summarize(outcome: SimulationOutcome, profile: str, judgement: Judgement = Judgement()) -> RunSummary:
     load, plan, duration_s = outcome.load, outcome.plan, outcome.length_s
