@@ -98,9 +98,10 @@ def _script(argv: Sequence[str]) -> int:
     return int(_late("app.serving.scripts.command", messages_of)(argv))
 
 
-def _policies(settings: Settings) -> Any:
-    registry_of = _late("app.plugins.registry", name="registry_of")  # imports pluggy
-    return registry_of(settings).policies() if settings.PLUGINS else {}
+def _plugged(name: str, without: object) -> Callable[..., Any]:
+    """Returns a function of the plugins' registry (imports pluggy); its result `without` plugins is given."""
+    found = _late("app.plugins.registry", name=name)
+    return lambda settings, *given: found(settings, *given) if settings.PLUGINS else without
 
 
 def _completion(argv: Sequence[str]) -> int:
@@ -115,8 +116,7 @@ class Command(NamedTuple):
 
 
 TOKENIZER_OF = _late("app.wiring.factory", name="tokenizer_of")
-COSTS = _late("app.plugins.registry", name="plugged_costs")
-AUTOSCALERS = _late("app.plugins.registry", name="plugged_autoscalers")
+COSTS, AUTOSCALERS = _plugged("plugged_costs", None), _plugged("plugged_autoscalers", {})
 SIMULATE, DATASET = "app.lab.fidelity.simulate", "app.engine.dataset.command"
 COMMANDS: Mapping[str, Command] = {
     "serve": Command(_serve, "start a server with vLLM's own command line"),
@@ -127,7 +127,7 @@ COMMANDS: Mapping[str, Command] = {
         _late("app.lab.plan.command", COSTS), "find the cheapest fleet that meets an SLO under a load"
     ),
     "fleet": Command(
-        _late("app.lab.fleet.command", TOKENIZER_OF, _policies),
+        _late("app.lab.fleet.command", TOKENIZER_OF, _plugged("plugged_policies", {})),
         "start several servers, and show what routing does",
     ),
     "script": Command(_script, "check and try scripted replies, or make a script of a recording"),

@@ -25,7 +25,7 @@ import msgspec
 import zmq.green as zmq
 
 from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.kvindex.index import Index, IndexSettings
+from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.metrics import IndexMetrics
 from app.kvindex.pool import MOST_PODS
@@ -127,7 +127,7 @@ def fleet() -> Iterator[Fleet]:
     """An index that listens; a pod called hello has one block."""
     subscriber = SubscriberSettings(bind="tcp://127.0.0.1:*", model=MODEL)
     tokenization = Tokenization(lambda model: default_tokenizer(), IndexMetrics(), 10.0)
-    index = KvIndex(Index(MemoryBackend(), IndexSettings(BLOCK)), tokenization, subscriber)
+    index = KvIndex(Index(MemoryBackend(), BLOCK), tokenization, subscriber)
     index.open()
     with zmq.Context() as context, context.socket(zmq.PUB) as socket:
         socket.linger, socket.sndhwm = 0, 0

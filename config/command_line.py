@@ -38,7 +38,7 @@ _JOINED = re.compile(r"-[vO](?=\d)")
 
 class Flag(Struct, frozen=True, kw_only=True):
     name: str
-    """Key of the value among the results; another name of a setting has a key of its own."""
+    """Key of the value among the results; another name of a setting has another key."""
     forms: tuple[str, ...]
     takes: Literal["nothing", "maybe", "one", "any", "some"] = "one"
     """Number of words behind the flag; `some` is one at least."""
@@ -155,7 +155,7 @@ def flags_of(given: Given, kind: type[Settings] | None) -> Flags:
 
 
 def setting_flags(table: Table) -> Iterator[Flag]:
-    """Yields the flags of all settings, and those that are accepted and ignored."""
+    """Yields the flags of all settings, and the flags that are accepted and ignored."""
     for name in IGNORED:
         for form in (f"--{name}", f"--no-{name}"):
             read = SWITCH.read if name in IGNORED_SWITCHES else str

@@ -12,17 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from config.declaration import ConfigError
-from config.kernels import (
-    ASYNCHRONOUS,
-    KERNELS,
-    SYNCHRONOUS,
-    EngineOverhead,
-    Format,
-    Kernels,
-    KernelSum,
-    front_costs,
-)
-from config.memory import BF16_BYTES, MemoryUse, memory_use, reserved, token_bytes, version_numbers
+from config.kernels import ASYNCHRONOUS, KERNELS, SYNCHRONOUS, Format, KernelSum
+from config.memory import BF16_BYTES, NEWEST, memory_use, reserved, token_bytes, version_numbers
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from config.settings import Settings
 from config.shapes import DEVICES, Device, ModelShape, Quantization, model_shape
@@ -86,7 +77,7 @@ def profile_of(
 ) -> Profile:
     """Returns the profile of `--profile name`; the other arguments are for `auto` only.
 
-    `limits` are those of `EngineLimits` that differ from vLLM's defaults.
+    `limits` are the fields of `EngineLimits` that differ from vLLM's defaults.
     """
     for given, value in (("device", device), ("model-config", model_config_path)):
         if (name == AUTO) == (value is None):
@@ -101,7 +92,7 @@ def profile_of(
         document = msgspec.json.decode((file / "config.json" if file.is_dir() else file).read_bytes())
     except OSError as error:
         raise ConfigError(f"{named}: cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{named}: is not JSON: {error}") from None
     return datasheet_profile(document, device, tensor_parallel_size, named, vllm_version, limits)
 
@@ -124,43 +115,39 @@ def datasheet_profile(
 ) -> Profile:
     """Computes the profile of a model; `config` is the content of a `config.json`. May raise ConfigError.
 
-    `limits` are those of `EngineLimits` that differ from vLLM's defaults; the blocks follow them.
+    `limits` are the fields of `EngineLimits` that differ from vLLM's defaults; the blocks follow them.
     """
     shape, device = model_shape(config, named), DEVICES.get(device_name.lower())
     if device is None:
         rule = f"none of {', '.join(DEVICES)}; a recording of any other makes its profile (calibrate)"
         raise ConfigError(f"device {device_name}: {rule}")
     if devices < 1 or shape.num_attention_heads % devices:
-        raise ConfigError(
-            f"tensor-parallel-size {devices}: it must divide the {shape.num_attention_heads} attention heads"
-            f" of {named}"
-        )
-    stored, kernels = _storage(shape.quantization_config, named), KERNELS.get(device_name.lower())
-    shared, expert = shape.weights()
-    count = shape.table_weights + shared + shape.experts * expert
-    kind = stored.kernels
-    if kernels is None or kind is None or not _tells_of(kernels, shape, kind):
-        mixture = ", a mixture of few experts," if shape.experts else ""
+        rule = f"it must divide the {shape.num_attention_heads} attention heads of {named}"
+        raise ConfigError(f"tensor-parallel-size {devices}: {rule}")
+    stored = _storage(shape.quantization_config, named)
+    engine = SYNCHRONOUS if version_numbers(vllm_version) <= LAST_SYNCHRONOUS else ASYNCHRONOUS
+    if (its := _kernel_sum(shape, stored, device_name.lower(), devices)) is None:
+        mixture = ", a mixture of few experts," if shape.num_experts else ""
         checked = CHECKED.format(what=f"{stored.kind}{mixture} on {device.name}")
         cost, front = _cost(shape, stored, device, devices), FRONT
-        asynchronous = _generation(vllm_version) is not SYNCHRONOUS
     else:
-        engine, checked = kernels.engine or _generation(vllm_version), _checked(shape, kind, device)
-        if not kernels.follows_cache_scheme:
-            stored = replace(stored, cache_bytes=BF16_BYTES)
-        its = KernelSum(shape, kind, kernels, device, devices, stored.cache_bytes)
-        cost, front, asynchronous = its.constants(engine), front_costs(engine), engine is not SYNCHRONOUS
+        engine, checked = its.kernels.engine or engine, _checked(shape, its.weights, device)
+        cost, front = its.constants(engine), replace(FRONT, front=engine.front)
+        stored = replace(stored, cache_bytes=its.cache_bytes)
+    if version_numbers(vllm_version) > NEWEST:
+        checked += f"; vLLM {vllm_version} is taken for {NEWEST[0]}.{NEWEST[1]}, the newest that is known"
     tokens = limits.get("max_num_batched_tokens", device.max_num_batched_tokens)
     defaults = EngineLimits(
         num_gpu_blocks=2,
         max_num_seqs=min(device.max_num_seqs, tokens),
         max_num_batched_tokens=tokens,
-        async_scheduling=asynchronous,
+        async_scheduling=engine is not SYNCHRONOUS,
     )
     batch = replace(defaults, **limits)
-    blocks = _blocks(shape, stored, device, devices, batch, memory_use(vllm_version), named)
+    blocks = _blocks(shape, stored, device, devices, batch, vllm_version, named)
     longest = min(shape.max_position_embeddings, (blocks - 1) * batch.block_size)
-    filled = replace(batch, num_gpu_blocks=blocks, max_model_len=longest)
+    shared, expert = shape.weights()
+    count = shape.table_weights + shared + shape.num_experts * expert
     return Profile(
         source=f"Made of {shape.architectures[0]}'s config.json and a data sheet ({device.sheet}).",
         model=f"{shape.architectures[0]}, {count / 1e9:.1f} billion parameters, {stored.kind}",
@@ -169,34 +156,34 @@ def datasheet_profile(
         weight_bytes=_held(shape, stored),
         checked=checked,
         kv_bytes_per_token=devices * token_bytes(shape, devices, stored.cache_bytes),
-        engine=replace(filled, **limits),
+        engine=replace(batch, **{"num_gpu_blocks": blocks, "max_model_len": longest, **limits}),
         cost=cost,
         front=front,
     )
 
 
-def _tells_of(kernels: Kernels, shape: ModelShape, weights: Format) -> bool:
-    """Returns whether a device has constants for the model's products and experts."""
-    few = weights == "bf16" and shape.experts <= FEW
-    if shape.experts and (few or weights not in kernels.experts):
-        return False
-    return weights == "mxfp4" or weights in kernels.products
+def _kernel_sum(shape: ModelShape, stored: StorageFormat, name: str, devices: int) -> KernelSum | None:
+    """Returns the sum over kernels; None for a device without constants for the products and experts."""
+    kernels, weights = KERNELS.get(name), stored.kernels
+    if kernels is None or weights is None:
+        return None
+    few = weights == "bf16" and shape.num_experts <= FEW
+    if shape.num_experts and (few or weights not in kernels.experts):
+        return None
+    if weights != "mxfp4" and weights not in kernels.products:
+        return None
+    cache_bytes = stored.cache_bytes if kernels.follows_cache_scheme else BF16_BYTES
+    return KernelSum(shape, weights, kernels, DEVICES[name], devices, cache_bytes)
 
 
 def _checked(shape: ModelShape, kind: Format, device: Device) -> str:
     """Returns how far a sum over kernels was checked for such models, and whether on this device."""
-    name, found = device.name.split()[0], CHECKED_KERNELS.get((kind, shape.experts > 0))
+    name, found = device.name.split()[0], CHECKED_KERNELS.get((kind, shape.num_experts > 0))
     if found is None:
-        found = f"no {'mixture' if shape.experts else 'dense model'} in {kind} was compared with a server"
+        found = f"no {'mixture' if shape.num_experts else 'dense model'} in {kind} was compared with a server"
     elif name not in found:
         found += f"; none on {name} was compared"
     return f"a sum over kernels; {found}"
-
-
-def _generation(vllm_version: str) -> EngineOverhead:
-    """Returns what an engine of that version adds; the newest for an empty one."""
-    numbers = version_numbers(vllm_version)
-    return SYNCHRONOUS if numbers and numbers <= LAST_SYNCHRONOUS else ASYNCHRONOUS
 
 
 def _cost(shape: ModelShape, stored: StorageFormat, device: Device, devices: int) -> CostConstants:
@@ -204,18 +191,17 @@ def _cost(shape: ModelShape, stored: StorageFormat, device: Device, devices: int
     flops = (stored.in_8bit and device.flops_8bit) or device.flops
     layers, (shared, expert) = shape.num_hidden_layers, shape.weights()
     output_bytes = BF16_BYTES * shape.vocab_size * shape.hidden_size
-    computed = 2 * (shared + expert * shape.experts_a_token)
+    computed = 2 * (shared + expert * shape.num_experts_per_tok)
     sums = 2 * layers if devices > 1 else 0
     # Ring all-reduce: each device sends 2 (n - 1) / n of all bytes.
     summed_s = sums * BF16_BYTES * shape.hidden_size * 2 * (devices - 1) / devices / device.link
-    cached_heads = -(-shape.heads_kv // devices)  # per device; too few heads are replicated
-    cached_bytes = 2 * stored.cache_bytes * shape.head_size * cached_heads * layers
-    attention_ops = 4 * shape.num_attention_heads * shape.head_size * layers
+    cached_bytes = stored.cache_bytes * shape.cached_numbers(devices) * layers
+    attention_ops = 4 * shape.num_attention_heads * shape.head_dim * layers
     return CostConstants(
         base=BASE_S + sums * ALL_REDUCE_S,
         weights=(stored.weight_bytes * shared + output_bytes) / read_per_s,
-        expert_weights=stored.weight_bytes * expert * shape.experts / read_per_s,
-        expert_share=shape.experts_a_token / shape.experts if shape.experts else 0.0,
+        expert_weights=stored.weight_bytes * expert * shape.num_experts / read_per_s,
+        expert_share=shape.num_experts_per_tok / shape.num_experts if shape.num_experts else 0.0,
         per_token=computed / (flops * OF_FLOPS * devices) + summed_s,
         p=6.0,
         per_context=cached_bytes / (device.bandwidth * OF_BANDWIDTH),
@@ -230,10 +216,10 @@ def _blocks(
     device: Device,
     devices: int,
     limits: EngineLimits,
-    use: MemoryUse,
+    vllm_version: str,
     named: str,
 ) -> int:
-    held = _held(shape, stored) / devices
+    held, use = _held(shape, stored) / devices, memory_use(vllm_version)
     left = device.memory * use.utilization - held - reserved(shape, devices, limits, use)
     blocks = int(left / (token_bytes(shape, devices, stored.cache_bytes) * limits.block_size))
     if blocks < 2:
@@ -249,21 +235,21 @@ def _blocks(
 def _held(shape: ModelShape, stored: StorageFormat) -> float:
     """Returns the bytes of all weights. Of a model in MXFP4 only the experts have 4 bits."""
     shared, expert = shape.weights()
-    if stored.kernels != "mxfp4" or not shape.experts:
-        return BF16_BYTES * shape.table_weights + stored.weight_bytes * (shared + expert * shape.experts)
-    padded = -(-shape.expert_size // MXFP4_ROWS) * MXFP4_ROWS / shape.expert_size
-    return BF16_BYTES * (shape.table_weights + shared) + stored.weight_bytes * expert * padded * shape.experts
+    if stored.kernels != "mxfp4" or not shape.num_experts:
+        return BF16_BYTES * shape.table_weights + stored.weight_bytes * (shared + expert * shape.num_experts)
+    padded = -(-shape.moe_intermediate_size // MXFP4_ROWS) * MXFP4_ROWS / shape.moe_intermediate_size
+    experts = stored.weight_bytes * expert * padded * shape.num_experts
+    return BF16_BYTES * (shape.table_weights + shared) + experts
 
 
-FIXED: Mapping[str, tuple[float, bool, Format | None]] = {
-    **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt", "modelopt FP8"), (1, True, "fp8")),
-    "mxfp4": ((4 + 8 / 32) / 8, False, "mxfp4"),
-    "modelopt NVFP4": ((4 + 8 / 16) / 8, False, "nvfp4"),
-    "bitsandbytes": ((4 + 16 / 64) / 8, False, None),
+_FP8 = StorageFormat(1, in_8bit=True, kernels="fp8")
+FIXED: Mapping[str, StorageFormat] = {
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt", "modelopt FP8"), _FP8),
+    "mxfp4": StorageFormat((4 + 8 / 32) / 8, kernels="mxfp4"),
+    "modelopt NVFP4": StorageFormat((4 + 8 / 16) / 8, kernels="nvfp4"),
+    "bitsandbytes": StorageFormat((4 + 16 / 64) / 8),
 }
-"""Method and algorithm -> bytes of a weight with its share of scales; True if products are in 8 bits; format
-of the kernels.
-"""
+"""Method and algorithm -> format, without the size of the cache."""
 
 
 def _storage(given: Quantization | None, named: str) -> StorageFormat:
@@ -273,9 +259,9 @@ def _storage(given: Quantization | None, named: str) -> StorageFormat:
     method, groups = given.quant_method.lower().removesuffix("_marlin"), [*given.config_groups.values()]
     kind, cache = f"{method} {given.quant_algo}".strip(), 1 if given.kv_cache_scheme else BF16_BYTES
     if kind in FIXED:
-        size, in_8bit, kernels = FIXED[kind]
-        blocks = kernels == "fp8" and given.weight_block_size
-        return StorageFormat(size, cache, in_8bit, kind, "fp8-block" if blocks else kernels)
+        its = replace(FIXED[kind], cache_bytes=cache, kind=kind)
+        in_blocks = its.kernels == "fp8" and given.weight_block_size
+        return replace(its, kernels="fp8-block") if in_blocks else its
     if method in ("awq", "gptq"):
         shared = (2 + given.bits / 8) / given.group_size if given.group_size > 0 else 0
         return StorageFormat(given.bits / 8 + shared, cache, kind=method)
@@ -284,7 +270,7 @@ def _storage(given: Quantization | None, named: str) -> StorageFormat:
         group = weights.group_size or 0
         size = weights.num_bits / 8 + (2 / group if group > 0 else 0)
         in_8bit = seen is not None and seen.num_bits == 8
-        kernels = "fp8" if in_8bit and weights.num_bits == 8 else None
+        kernels: Format | None = "fp8" if in_8bit and weights.num_bits == 8 else None
         return StorageFormat(size, cache, in_8bit, f"{method} {weights.num_bits} bits", kernels)
     known = f"{', '.join(FIXED)}, awq, gptq, compressed-tensors with its groups"
     raise ConfigError(f"{named}: quantization_config: quant_method {kind} is none of {known}")

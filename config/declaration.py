@@ -19,7 +19,8 @@ from msgspec import Meta, Struct
 
 ROUNDING = 1e-9
 """Relative tolerance, so that rounding of floats does not fail 21ms under "30 % of 70ms"."""
-
+MOST_DEVIATION = 30
+"""Greatest standard deviation, in % of its mean."""
 LONGEST_SHOWN = 80
 PORTS = 1 << 16
 DURATION, JSON, OBJECTS = "duration", "JSON", "list of objects"
@@ -116,6 +117,10 @@ class About(Struct, frozen=True):
     """May name a file or folder."""
 
 
+LIVE = About(live=True)
+"""Facts of a setting that may change while the server runs."""
+
+
 class SettingRule(Struct, frozen=True):
     """A rule beyond msgspec: relation to other settings of the section, or form of a text."""
 
@@ -125,10 +130,10 @@ class SettingRule(Struct, frozen=True):
     """(value, its section) -> flaw, worded as `text`; empty for a valid value."""
 
 
-def not_above_share(percent: int, of: str) -> SettingRule:
-    """Refuses values above `percent` % of the section's field `of`."""
-    text = f"must not be more than {percent} % of {of.replace('_', '-')}"
-    share = percent / 100 * (1 + ROUNDING)
+def deviation_of(of: str) -> SettingRule:
+    """Refuses standard deviations above `MOST_DEVIATION` % of the section's field `of`."""
+    text = f"must not be more than {MOST_DEVIATION} % of {of.replace('_', '-')}"
+    share = MOST_DEVIATION / 100 * (1 + ROUNDING)
     return SettingRule(text, lambda value, section: text if value > share * getattr(section, of) else "")
 
 

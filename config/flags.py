@@ -12,7 +12,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from config.command_line import kind_of, setting_flags, unknown_flag
 from config.declaration import ConfigError, UsageError
-from config.kinds import parse_duration
+from config.kinds import format_duration, parse_duration
 from config.settings import Settings, table_of
 
 _FLAG = re.compile(r"--[\w-]+", re.ASCII)
@@ -94,25 +94,22 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], float]:
-    """Returns a type of argparse for numbers above `low` (with `zero`, from `low`) up to `high`."""
+    """Returns a type of argparse for numbers from `low` + 1e-6 (with `zero`, from `low`) up to `high`."""
     wanted = f"from {low:g} to" if zero else f"above {low:g}, at most"
-    rule = f"must be a number {wanted} {high:,.0f}"
-    return _bounded(float, lambda it: low < it <= high or (zero and it == low), rule)
+    rule, least = f"must be a number {wanted} {high:,.0f}", low if zero else low + 1e-6
+    return _bounded(float, lambda it: least <= it <= high, rule)
 
 
-def duration_of(most_s: float) -> Callable[[str], float]:
-    rule = f"must be a duration from 0 to {most_s / 3600:g}h"
-    return _bounded(parse_duration, lambda it: 0 <= it <= most_s, rule)
+def duration_of(most_s: float, least_s: float = 0.0) -> Callable[[str], float]:
+    rule = f"must be a duration from {format_duration(least_s)} to {format_duration(most_s)}"
+    return _bounded(parse_duration, lambda it: least_s <= it <= most_s, rule)
 
 
 def size_of(text: str) -> float:
     """Reads bytes, such as `163840`, `50GB` or `1.5GiB`; of a flag. Raises ArgumentTypeError."""
     match = _SIZE.fullmatch(text)
-    size = (
-        float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index((match[2] or " ").upper())
-        if match
-        else 0
-    )
+    power = " KMGT".index((match[2] or " ").upper()) if match else 0
+    size = float(match[1]) * (1024 if match[3] else 1000) ** power if match else 0
     if not 0 < size < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} must be a size above 0, such as 163840, 50GB or 1.5GiB")
     return size

@@ -7,13 +7,13 @@ what the engine adds was fitted to measured servers. No constant belongs to a mo
 Times are in seconds unless named `us`; rates in bytes or operations per second.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from config.profile import CostConstants, FrontCosts
+from config.profile import CostConstants
 from config.shapes import Device, ModelShape
 
 US, NS = 1e-6, 1e-9
@@ -81,7 +81,7 @@ class Experts(Struct, frozen=True):
     def seconds(
         self, rows: int, width: float, inner: float, chosen: tuple[int, int], weight_bytes: float, at: Rates
     ) -> float:
-        """Seconds for rows that choose uniformly; `chosen` counts all experts and those of a row."""
+        """Seconds for rows that choose uniformly; `chosen` counts all experts, and the experts of a row."""
         experts, of_row = chosen
         needed, weights = experts * (1 - (1 - of_row / experts) ** rows), 3 * width * inner
         read = weight_bytes * needed * weights + 2 * rows * of_row * (2 * width + 3 * inner)
@@ -224,42 +224,35 @@ KERNELS: Mapping[str, Kernels] = {
 }
 
 
-class KernelSum:
-    """Costs of one model on `devices` of a kind. `cache_bytes` is the size of a number in the KV cache."""
+class KernelSum(Struct, frozen=True):
+    """Costs of one model on `devices` of a kind."""
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        weights: Format,
-        kernels: Kernels,
-        device: Device,
-        devices: int,
-        cache_bytes: float,
-    ) -> None:
-        self._shape, self._weights, self._kernels, self._device = shape, weights, kernels, device
-        self._devices, self._cache_bytes = devices, cache_bytes
-        self._keys = 2 * max(1, shape.heads_kv / devices) * shape.head_size
-        """Keys and values of a token on a device; too few heads are replicated."""
-        self._projections: Format = "bf16" if weights == "mxfp4" else weights  # mxfp4 is for experts only
+    shape: ModelShape
+    weights: Format
+    kernels: Kernels
+    device: Device
+    devices: int
+    cache_bytes: float
+    """Size of a number in the KV cache."""
 
     def constants(self, engine: EngineOverhead) -> CostConstants:
-        shape, device, attention = self._shape, self._device, self._kernels.attention
+        shape, device, attention = self.shape, self.device, self.kernels.attention
         layers = shape.num_hidden_layers
         rate = device.bandwidth * attention.memory
-        if self._cache_bytes < 2 and attention.fp8_rate:
+        if self.cache_bytes < 2 and attention.fp8_rate:
             rate = min(rate, attention.fp8_rate)
-        pair_ops = 4 * shape.num_attention_heads * shape.head_size / self._devices
-        casts = engine.casts if self._weights in EIGHT_BITS else 0
+        pair_ops = 4 * shape.num_attention_heads * shape.head_dim / self.devices
+        casts = engine.casts if self.weights in EIGHT_BITS else 0
         # A hot device computes at a lower clock; its links to the others are as fast as before.
         summed = layers * self._all_reduces(HOT_TOKENS) / self._layers(HOT_TOKENS)
         return CostConstants(
             base=engine.base + layers * (engine.layer_us + casts * engine.cast_us) * US,
-            products=_table(self._layers, TOKENS),
-            outputs=_table(self._output, SEQUENCES),
+            products=tuple((count, self._layers(count)) for count in TOKENS),
+            outputs=tuple((count, self._output(count)) for count in SEQUENCES),
             per_sequence=engine.sequence,
             decodes=layers * attention.decode_us * US,
             per_decode=layers * attention.sequence_us * US,
-            per_context=layers * self._keys * self._cache_bytes / rate,
+            per_context=layers * shape.cached_numbers(self.devices) * self.cache_bytes / rate,
             prefills=layers * attention.prefill_us * US,
             per_attention=layers * pair_ops / (device.flops * attention.compute),
             window=shape.window,
@@ -270,23 +263,17 @@ class KernelSum:
 
     def _layers(self, tokens: int) -> float:
         """Seconds of all that depends on the tokens of a step alone."""
-        shape, devices, width = self._shape, self._devices, self._shape.hidden_size
-        projected = shape.num_attention_heads * shape.head_size / devices
-        elementwise = 22 * tokens * width / self._device.bandwidth
+        shape, devices, width = self.shape, self.devices, self.shape.hidden_size
+        projected = shape.num_attention_heads * shape.head_dim / devices
         layer = (
-            self._product(tokens, projected + self._keys, width)
+            self._product(tokens, projected + shape.cached_numbers(devices), width)
             + self._product(tokens, width, projected)
             + self._all_reduces(tokens)
-            + elementwise
+            + 22 * tokens * width / self.device.bandwidth  # element by element
         )
-        inner, layers, sparse = (
-            shape.intermediate_size / devices,
-            shape.num_hidden_layers,
-            shape.sparse_layers,
-        )
+        layers, sparse = shape.num_hidden_layers, shape.sparse_layers
         seconds = layers * layer
-        if sparse < layers:
-            seconds += (layers - sparse) * self._network(tokens, inner)
+        seconds += (layers - sparse) * self._network(tokens, shape.intermediate_size / devices)
         if sparse:
             seconds += sparse * self._experts(tokens)
         if shared := shape.shared_expert_intermediate_size:
@@ -295,51 +282,43 @@ class KernelSum:
 
     def _all_reduces(self, tokens: int) -> float:
         """Seconds of a layer's two sums over the devices."""
-        size = 2 * tokens * self._shape.hidden_size
-        return 2 * self._kernels.all_reduce.seconds(size, self._devices, self._device.link)
+        size = 2 * tokens * self.shape.hidden_size
+        return 2 * self.kernels.all_reduce.seconds(size, self.devices, self.device.link)
 
     def _network(self, tokens: int, inner: float) -> float:
         """Seconds of a layer's feed-forward network with `inner` numbers on a device."""
-        width = self._shape.hidden_size
-        into = self._product(tokens, (self._shape.matrices - 1) * inner, width)
+        width = self.shape.hidden_size
+        into = self._product(tokens, (self.shape.matrices - 1) * inner, width)
         return into + self._product(tokens, width, inner)
 
     def _output(self, sequences: int) -> float:
-        shape = self._shape
-        return self._product(sequences, shape.vocab_size / self._devices, shape.hidden_size, "bf16")
+        shape = self.shape
+        return self._product(sequences, shape.vocab_size / self.devices, shape.hidden_size, "bf16")
 
     def _product(self, rows: int, wide: float, deep: float, kind: Format | None = None) -> float:
-        kind = kind or self._projections
-        its, at = self._kernels.products[kind], self._at(kind)
-        return its.seconds(rows, wide, deep, BYTES[kind], at)
+        """Seconds in the format of the weights, unless `kind` is given; MXFP4 is for experts only."""
+        kind = kind or ("bf16" if self.weights == "mxfp4" else self.weights)
+        return self.kernels.products[kind].seconds(rows, wide, deep, BYTES[kind], self._at(kind))
 
     def _experts(self, tokens: int) -> float:
         """Seconds of a layer's router and experts."""
-        shape, its = self._shape, self._kernels.experts[self._weights]
-        width, inner = shape.hidden_size, shape.expert_size / self._devices
-        chosen = shape.experts, shape.experts_a_token
-        seconds = its.seconds(tokens, width, inner, chosen, BYTES[self._weights], self._at(self._weights))
+        shape, its = self.shape, self.kernels.experts[self.weights]
+        width, inner = shape.hidden_size, shape.moe_intermediate_size / self.devices
+        chosen = shape.num_experts, shape.num_experts_per_tok
+        seconds = its.seconds(tokens, width, inner, chosen, BYTES[self.weights], self._at(self.weights))
         share = min(1.0, max(0.0, (tokens - 128) / 384))
         seconds *= 1 + (its.prefill - 1) * share
         seconds += its.routed_ns * NS * tokens * width / 4096 * share
-        routed = 2 * width * shape.experts + 2 * tokens * (width + shape.experts)
-        return seconds + ROUTER_US * US + routed / self._device.bandwidth
+        routed = 2 * width * shape.num_experts + 2 * tokens * (width + shape.num_experts)
+        return seconds + ROUTER_US * US + routed / self.device.bandwidth
 
     def _at(self, kind: Format) -> Rates:
-        device, flops = self._device, self._device.flops_8bit or self._device.flops
+        device, flops = self.device, self.device.flops_8bit or self.device.flops
         if kind in ("bf16", "mxfp4"):  # mxfp4 is unpacked before it is computed with
             flops = device.flops
-        return Rates(device.bandwidth, flops * (2 if kind == "nvfp4" else 1), self._kernels.multiprocessors)
+        return Rates(device.bandwidth, flops * (2 if kind == "nvfp4" else 1), self.kernels.multiprocessors)
 
 
 def norm(one: float, other: float, p: float) -> float:
     most = max(one, other)
     return float(most * ((one / most) ** p + (other / most) ** p) ** (1 / p)) if most else 0.0
-
-
-def _table(cost: Callable[[int], float], counts: Sequence[int]) -> tuple[tuple[int, float], ...]:
-    return tuple((count, cost(count)) for count in counts)
-
-
-def front_costs(engine: EngineOverhead) -> FrontCosts:
-    return FrontCosts(front=engine.front, front_per_token=1e-6, out_per_stream=25e-6)

@@ -28,13 +28,10 @@ _MAX_CHARACTERS = 64
 
 def parse_duration(value: object) -> float:
     """Converts a Go style text to seconds; a bare integer is milliseconds. May raise ValueError."""
-    if isinstance(value, bool) or not isinstance(value, str | int):
+    too_long = isinstance(value, str) and len(value) > _MAX_CHARACTERS
+    if too_long or isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(RULE)
-    text = (
-        str(value).strip().translate(_MICRO)
-        if isinstance(value, int) or len(value) <= _MAX_CHARACTERS
-        else ""
-    )
+    text = str(value).strip().translate(_MICRO)
     text += "ms" if re.fullmatch(r"[+-]?\d+", text, re.ASCII) else ""
     match = _TEXT.fullmatch(text)
     if match is None:

@@ -62,16 +62,8 @@ def kind_with(named: PluginSettings) -> type[Settings]:
             except Exception as error:
                 raise _refused(plugin, f"its Settings: {_told(error)}") from None
             sections.append((plugin.group, plugin.settings, section))
-    made = msgspec.defstruct(
-        "Settings",
-        sections,
-        bases=(Settings,),
-        namespace={"PLUGINS": tuple(plugins)},
-        frozen=True,
-        kw_only=True,
-        omit_defaults=True,
-        forbid_unknown_fields=True,
-    )
+    own = {"PLUGINS": tuple(plugins)}
+    made = msgspec.defstruct("Settings", sections, bases=(Settings,), namespace=own, kw_only=True)
     kind = cast(type[Settings], made)
     by_group = {plugin.group: plugin for plugin in plugins}
     seen = RESERVED | IGNORED | {f"no-{name}" for name in IGNORED_SWITCHES}

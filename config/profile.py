@@ -115,7 +115,7 @@ class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_
     devices: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Accelerators of one engine."""
     kv_bytes_per_token: Annotated[float, Meta(gt=0)] | None = None
-    """Keys and values of a token on all of them, which disaggregated prefill transfers."""
+    """Keys and values of a token on all devices, which disaggregated prefill transfers."""
     weight_bytes: Annotated[float, Meta(ge=0)] = 0.0
     """Size of the model's weights, which a cold start reads; 0 if unknown."""
     checked: str = "not compared with any recording"

@@ -114,74 +114,61 @@ class ModelShape(Struct, kw_only=True):
     vocab_size: Size
     max_position_embeddings: Size
     intermediate_size: Size
-    num_key_value_heads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    head_dim: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    num_key_value_heads: Annotated[int, Meta(ge=1, le=1024)] = 0
+    head_dim: Annotated[int, Meta(ge=1, le=1024)] = 0
     tie_word_embeddings: bool = False
-    num_experts: Annotated[int, Meta(ge=0, le=4096)] | None = None
-    num_local_experts: Annotated[int, Meta(ge=0, le=4096)] | None = None
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=4096)] | None = None
-    moe_intermediate_size: Size | None = None
+    num_experts: Annotated[int, Meta(ge=0, le=4096)] = 0
+    num_local_experts: Annotated[int, Meta(ge=0, le=4096)] = 0
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=4096)] = 1
+    moe_intermediate_size: Size = 0
     shared_expert_intermediate_size: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
     decoder_sparse_step: Annotated[int, Meta(ge=1)] = 1
     mlp_only_layers: list[int] = []
-    sliding_window: Annotated[int, Meta(ge=0, le=1 << 30)] | None = None
-    layer_types: list[str] | None = None
+    sliding_window: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
+    layer_types: list[str] = []
     quantization_config: Quantization | None = None
 
-    @property
-    def heads_kv(self) -> int:
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
-    def experts(self) -> int:
-        return self.num_experts or self.num_local_experts or 0
-
-    @property
-    def experts_a_token(self) -> int:
-        return self.num_experts_per_tok or 1
-
     def __post_init__(self) -> None:
+        """Fills in absent fields. Raises ValueError, with the rule, for fields that contradict others."""
         heads = self.num_attention_heads
-        if self.head_dim is None and self.hidden_size % heads:
+        if not self.head_dim and self.hidden_size % heads:
             rule = "must be a multiple of num_attention_heads"
             raise ValueError(f"hidden_size ({self.hidden_size}) {rule} ({heads}), or head_dim be given")
-        if self.heads_kv > heads:
-            raise ValueError(
-                f"num_key_value_heads ({self.heads_kv}) must not be more than num_attention_heads"
-            )
-        if self.experts and self.experts_a_token > self.experts:
-            raise ValueError(f"num_experts_per_tok ({self.experts_a_token}) is more than the experts")
+        if self.num_key_value_heads > heads:
+            rule = "must not be more than num_attention_heads"
+            raise ValueError(f"num_key_value_heads ({self.num_key_value_heads}) {rule}")
+        self.head_dim = self.head_dim or self.hidden_size // heads
+        self.num_key_value_heads = self.num_key_value_heads or heads
+        self.num_experts = self.num_experts or self.num_local_experts
+        self.moe_intermediate_size = self.moe_intermediate_size or self.intermediate_size
+        if self.num_experts and self.num_experts_per_tok > self.num_experts:
+            raise ValueError(f"num_experts_per_tok ({self.num_experts_per_tok}) is more than the experts")
+
+    def cached_numbers(self, devices: int) -> int:
+        """Keys and values of a token in a layer, on one of `devices`; too few heads are replicated."""
+        return 2 * -(-self.num_key_value_heads // devices) * self.head_dim
 
     @property
     def sparse_layers(self) -> int:
         """Number of layers with experts."""
         step, dense = self.decoder_sparse_step, set(self.mlp_only_layers)
-        layers = range(self.num_hidden_layers if self.experts else 0)
+        layers = range(self.num_hidden_layers if self.num_experts else 0)
         return sum((layer + 1) % step == 0 for layer in layers if layer not in dense)
 
     @property
     def sliding_share(self) -> float:
         """Share of the layers whose attention sees `sliding_window` tokens."""
-        if not self.sliding_window or self.layer_types is None:
-            return 0.0
-        return self.layer_types.count("sliding_attention") / max(1, len(self.layer_types))
+        sliding = self.layer_types.count("sliding_attention") if self.sliding_window else 0
+        return sliding / max(1, len(self.layer_types))
 
     @property
     def window(self) -> int:
         """Sliding window of `sliding_share` of the layers, in tokens; 0 without."""
-        return (self.sliding_window or 0) if self.sliding_share else 0
+        return self.sliding_window if self.sliding_share else 0
 
     @property
     def matrices(self) -> int:
         return MATRICES[self.architectures[0]]
-
-    @property
-    def expert_size(self) -> int:
-        return self.moe_intermediate_size or self.intermediate_size
 
     @property
     def table_weights(self) -> int:
@@ -192,19 +179,21 @@ class ModelShape(Struct, kw_only=True):
         """Returns two counts over all layers: weights that every token needs, and weights of one expert."""
         matrices, width, layers = self.matrices, self.hidden_size, self.num_hidden_layers
         sparse = self.sparse_layers
-        projected = self.num_attention_heads * self.head_size
-        attention = width * (projected + 2 * self.heads_kv * self.head_size) + projected * width
-        beside = width * self.experts + matrices * width * self.shared_expert_intermediate_size
+        projected = self.num_attention_heads * self.head_dim
+        attention = width * (projected + 2 * self.num_key_value_heads * self.head_dim) + projected * width
+        beside = width * self.num_experts + matrices * width * self.shared_expert_intermediate_size
         shared = layers * attention + (layers - sparse) * matrices * width * self.intermediate_size
-        expert = sparse * matrices * width * self.expert_size
+        expert = sparse * matrices * width * self.moe_intermediate_size
         return shared + sparse * beside, expert
 
 
 def model_shape(document: object, named: str = "model config") -> ModelShape:
     """Converts the content of a `config.json`; `named` begins the message of a ConfigError."""
-    given = document.get("architectures") if isinstance(document, dict) else None
-    name = given[0] if isinstance(given, list) and given else None
+    name = None
     if isinstance(document, dict):
+        document = {field: value for field, value in document.items() if value is not None}
+        given = document.get("architectures")
+        name = given[0] if isinstance(given, list) and given else None
         _check_parts(document, f"{named}: {{}}: {name} has {{}}, and the cost of its kernels is not known")
     if isinstance(name, str) and name not in MATRICES:  # before other fields: their names may differ
         same = next((known for known in MATRICES if known.lower() == name.lower()), None)

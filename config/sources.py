@@ -110,17 +110,15 @@ class Sources:
         """
         flags, document, names = self.flags, self.document, row.names
         texts = ((_text(self.environ, name), f"environment variable {name}") for name in row.env)
-        sources: tuple[list[tuple[object, str]], ...] = (
-            [(flags.values[n], f"flag --{flags.names.get(n, n)}") for n in names if n in flags.values],
-            [found for found in texts if found[0] is not None],
-            [
-                (document[name], self.file if name == row.name else f"{self.file}, {name}")
-                for name in names
-                if name in document and not (name in row.about.also and document[name] is None)
-            ],
-        )
-        found = next(filter(None, sources), None)
-        if found is None:
+        found: list[tuple[object, str]]
+        found = [(flags.values[n], f"flag --{flags.names.get(n, n)}") for n in names if n in flags.values]
+        found = found or [(text, source) for text, source in texts if text is not None]
+        found = found or [
+            (document[name], self.file if name == row.name else f"{self.file}, {name}")
+            for name in names
+            if name in document and not (name in row.about.also and document[name] is None)
+        ]
+        if not found:
             return (flags.fallbacks[row.name], DEFAULT) if row.name in flags.fallbacks else None
         same: set[object] = set()
         with suppress(ValueError):  # reading the strongest value reports the error

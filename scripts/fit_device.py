@@ -10,19 +10,20 @@ Four fifths of the shapes are fitted; the errors printed are those of the others
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from importlib.util import find_spec
 from math import exp, log
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
-import pyarrow.parquet as parquet
 from msgspec import Struct
-from scipy.optimize import least_squares
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from config.kernels import BYTES, KERNELS, Experts, Format, Product, Rates
 from config.shapes import DEVICES
 
@@ -68,6 +69,8 @@ def fit(model: Model, start: Sequence[float], rows: Sequence[Row], shape: Callab
         constants = [exp(value) for value in x]
         return [log(model(constants, row) / (row["latency"] / 1000)) for row in seen]
 
+    from scipy.optimize import least_squares  # help works without these packages
+
     found = least_squares(misfits, [log(value) for value in start], loss="soft_l1", f_scale=0.1)
     constants = [exp(value) for value in found.x]
     errors = sorted(abs(model(constants, row) / (row["latency"] / 1000) - 1) for row in kept)
@@ -85,6 +88,8 @@ class Tables:
         """The rows of the newest table of vLLM."""
         versions = sorted((self._folder / kind / "vllm").iterdir(), key=lambda path: path.name)
         newest = [path / name for path in versions if (path / name).is_file()][-1]
+        from pyarrow import parquet
+
         found: list[Row] = parquet.read_table(newest).to_pylist()
         return found
 
@@ -191,6 +196,8 @@ def main() -> None:
     parser.add_argument("device", choices=FOLDERS)
     parser.add_argument("--tables", type=Path, help="the folder of the tables [that of the package]")
     given = parser.parse_args()
+    if any(find_spec(name) is None for name in ("aiconfigurator_core", "pyarrow", "scipy")):
+        sys.exit("error: packages are missing: pip install -r requirements-fit.txt")
     folder = given.tables or Path(str(files("aiconfigurator_core"))) / "systems" / "data"
     tables = Tables(given.device, folder)
     for kind, found in products(tables):

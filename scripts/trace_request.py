@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from gunicorn.config import Config  # noqa: E402
 
 from app.engine.kvcache.events import BlockStored, EventBatch, encoder  # noqa: E402
-from app.kvindex.index import DEFAULT_BLOCK_SIZE, Index  # noqa: E402
+from app.kvindex.index import Index  # noqa: E402
 from app.kvindex.memory import MemoryBackend  # noqa: E402
 from app.kvindex.pool import Pool, PoolSettings, PublishedMessage  # noqa: E402
 from app.serving.flask.application import Understudy  # noqa: E402
@@ -147,10 +147,10 @@ def index_ways() -> dict[str, list[Call]]:
     """The calls of one KV event of a block, from the queue into the table, and of a score of that block."""
     index = Index(MemoryBackend())
     pool = Pool(index, PoolSettings(shards=1), clock=lambda: 0.0)
-    tokens, encode = list(range(DEFAULT_BLOCK_SIZE)), encoder("map")
+    tokens, encode = list(range(index.block_size)), encoder("map")
 
     def publish(number: int) -> None:
-        event = BlockStored([number + 1], number or None, tokens, DEFAULT_BLOCK_SIZE, None)
+        event = BlockStored([number + 1], number or None, tokens, index.block_size, None)
         pool.put(PublishedMessage("pod", "m", number, encode(EventBatch(float(number), [event], 0))))
 
     for number in range(WARM_UP):

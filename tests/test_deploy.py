@@ -103,7 +103,7 @@ def test_the_autoscaler_is_the_policy_that_the_comment_simulates() -> None:
     text = (FOLDER / "autoscaled.yaml").read_text()
     found = re.search(r"--autoscale (\S+) --cold-start (\S+)\n", text)
     assert found is not None
-    policy = read_policy(found[1], {}).start.__self__  # type: ignore[attr-defined]
+    policy = read_policy(found[1], {})
     assert isinstance(policy, HorizontalPodAutoscaler)
     [spec] = [each["spec"] for each in OBJECTS if each["kind"] == "HorizontalPodAutoscaler"]
     assert spec["scaleTargetRef"]["name"] in DEPLOYMENTS

@@ -8,11 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
+from urllib.parse import urlencode
+
+from vllm_understudy.journal import JournalEntry, report
 
 Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
 Rule: TypeAlias = Mapping[str, Json]
 FAULT_RULES = "fault-rules"
+SCRIPT_RULES = "/admin/script/rules"
 TIMEOUT_S = 10.0
 
 
@@ -47,6 +51,29 @@ class Verdict:
         return "\n".join(self.findings) or "clean"
 
 
+class Reply:
+    """A rule for replies that a test has set. A `with` block removes it at its end."""
+
+    def __init__(self, server: Server, rule_id: int) -> None:
+        self._server, self._id = server, rule_id
+
+    @property
+    def answered(self) -> int:
+        """Number of requests that the rule has answered, on all ranks."""
+        ranks = self._server.ask("GET", f"{SCRIPT_RULES}?ranks=all").values()
+        rules = [rule for rank in ranks for rule in _rows(rank, "rules") if rule["id"] == self._id]
+        return sum(_counted(rule, "answered") for rule in rules)
+
+    def remove(self) -> None:
+        self._server.ask("DELETE", f"{SCRIPT_RULES}?ranks=all&id={self._id}")
+
+    def __enter__(self) -> Reply:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+
 class Server:
     """A running server. Tests that share one call `reset` between them."""
 
@@ -58,6 +85,7 @@ class Server:
         self._before: dict[str, Json] = {}
         """Changed settings with their first values, for `reset`."""
         self._has_scripts: bool | None = None
+        self._has_replies = False
 
     @property
     def url(self) -> str:
@@ -106,8 +134,50 @@ class Server:
         told = clients.items() if isinstance(clients, dict) else ()
         return Verdict(report["clean"] is True, {name: of for name, of in told if isinstance(of, dict)})
 
+    def reply(
+        self, when: Rule | None = None, *, then: Rule | str, name: str = "", scope: str | None = None
+    ) -> Reply:
+        """Sets a rule of a script (docs/scripts.md), tried behind earlier ones and before those of files.
+
+        With a `scope` it is for requests with this header X-Understudy-Scope. ControlError for a wrong rule.
+        """
+        rule: dict[str, Json] = {"name": name, "when": dict(when or {})}
+        rule["then"] = then if isinstance(then, str) else dict(then)
+        query = urlencode({"ranks": "all"} | ({} if scope is None else {"scope": scope}))
+        self._has_replies = True
+        ranks = self.ask("POST", f"{SCRIPT_RULES}?{query}", rule)
+        [added] = _rows(next(iter(ranks.values())), "rules")
+        return Reply(self, _counted(added, "id"))
+
+    def requests(
+        self, route: str | None = None, contains: str | None = None, scope: str | None = None
+    ) -> list[JournalEntry]:
+        """Fetches the requests of this path, with this text in the body, of this scope; the oldest first."""
+        given = {"ranks": "all", "route": route, "contains": contains, "scope": scope}
+        query = urlencode({name: value for name, value in given.items() if value is not None})
+        ranks = self.ask("GET", f"/admin/journal?{query}").values()
+        rows = [JournalEntry(**row) for rank in ranks for row in _rows(rank, "entries")]
+        return sorted(rows, key=lambda entry: entry.at)
+
+    def assert_called(
+        self,
+        times: int | None = None,
+        *,
+        route: str | None = None,
+        contains: str | None = None,
+        scope: str | None = None,
+    ) -> list[JournalEntry]:
+        """Returns the requests that fit; AssertionError unless they are `times`, or at least one."""
+        __tracebackhide__ = True
+        fitting = self.requests(route, contains, scope)
+        if len(fitting) == times or (times is None and fitting):
+            return fitting
+        given = {"route": route, "contains": contains, "scope": scope}
+        wanted = {name: value for name, value in given.items() if value is not None}
+        raise AssertionError(report(times, wanted, fitting, self.requests()))
+
     def reset(self) -> None:
-        """Restores live settings and fault rules, and forgets clients.
+        """Restores live settings and fault rules, and forgets clients, requests and set replies.
 
         Counters of fault rules and of script rules start anew.
         """
@@ -115,6 +185,10 @@ class Server:
             self.ask("POST", "/admin/config?ranks=all", self._before)
             self._before = {}
         self.ask("DELETE", "/admin/verdict")
+        self.ask("DELETE", "/admin/journal?ranks=all")
+        if self._has_replies:
+            self.ask("DELETE", f"{SCRIPT_RULES}?ranks=all")
+            self._has_replies = False
         if self._has_scripts is None:
             self._has_scripts = bool(self.settings["script"])
         if self._has_scripts:
@@ -159,6 +233,11 @@ class Server:
             return HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         unverified = ssl._create_unverified_context()
         return HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT_S, context=unverified)
+
+
+def _rows(answer: Json, of: str) -> list[dict[str, Any]]:
+    found = answer.get(of) if isinstance(answer, dict) else None
+    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
 
 
 def _counted(client: Mapping[str, Json], of: str) -> int:

@@ -19,6 +19,8 @@ from vllm_understudy.control import Json, Server
 
 SEED = 7
 """Default seed: replies repeat from one test run to the next."""
+JOURNAL = 1000
+"""Default number of requests that a server keeps for a test's questions."""
 PORTS = range(16_000, 32_000)
 """Ports below the kernel's ephemeral range, so that outgoing connections take none of these."""
 HOST = "127.0.0.1"
@@ -36,7 +38,8 @@ def running_server(*words: str, **settings: Json) -> Iterator[Server]:
     """
     ranks = settings.get("data_parallel_size")
     port = free_port(ranks if isinstance(ranks, int) else 1)
-    command = tree.command(*words, *flags({"host": HOST, "port": port, "seed": SEED, **settings}))
+    usual: dict[str, Json] = {"host": HOST, "port": port, "seed": SEED, "journal": JOURNAL}
+    command = tree.command(*words, *flags({**usual, **settings}))
     key = settings.get("admin_key")
     tls = bool(settings.get("self_signed_certs") or settings.get("ssl_certfile"))
     with tempfile.NamedTemporaryFile(prefix="understudy-", suffix=".log") as log:

@@ -173,6 +173,7 @@ class SpanSender(SpanProcessor):
 def span_bytes(span: ReadableSpan) -> int:
     """Estimates the memory of an ended span, rather too high than too low."""
     values = list((span.attributes or {}).values())
+    values += [value for event in span.events for value in (event.attributes or {}).values()]
     state = span.context.trace_state if span.context is not None else {}
     inherited = sum(getsizeof(text) for item in state.items() for text in item)
     return SPAN_BYTES + ATTRIBUTE_BYTES * (len(values) + len(state)) + sum(map(getsizeof, values)) + inherited

@@ -3,7 +3,9 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from reprlib import Repr
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ from app.console import page
 from app.console.bars import Bar, Origin, event_of
 from app.console.load import Generator, LoadPlan
 from app.console.observer import Observer
+from app.engine.core.delays import DelayLog
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Operations
 from app.engine.core.request import EngineRequest
@@ -46,16 +49,19 @@ OURS = ("/admin", "/console")
 ROOT = "/admin/console"
 SHOWN_TOKENS, SHOWN_CHARACTERS, SHOWN_SETTING, SHOWN_ITEMS = 4096, 20_000, 1000, 20
 """Most prompt tokens and characters of a text, characters of a setting, and items in it, that are shown."""
-UNSHOWN = frozenset(
-    ("request_id", "index", "prompt_ids", "echo_text", "turns", "arrival_s", "observers")
-    + ("media", "tool_calls", "adapter")
+SETTINGS = (
+    *("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids", "seed", "logprobs", "n"),
+    *("prompt_logprobs", "priority", "cache_salt", "cache_hit_threshold", "thinking_budget", "constraint"),
+    *("tool_calls", "sampling"),
 )
-"""Request fields that are no settings, or are shown elsewhere."""
+"""Request fields that a client has set; the others are the server's own."""
 ACTIONS = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache")
 
 
 EVERY_S, PATIENCE_S = 0.25, 30.0
 """Seconds between frames, and without reading after which a browser is cut off."""
+MOST_SKIPPED = 3
+"""Most frames in a row that are not sent while nothing changes."""
 MOST_CONSOLES, MOST_WAITING = 8, 16
 """Most browsers, and most events that wait for one: four seconds."""
 
@@ -119,6 +125,9 @@ class Feed:
         """`server` returns the server's part of a picture."""
         self._observer, self._server, self._every_s = observer, server, every_s
         self._boxes: list[ClientQueue] = []
+        self._sent = b""
+        """The last frame, without its time."""
+        self._skipped = 0
         self._greenlet: gevent.Greenlet | None = None
 
     def __len__(self) -> int:
@@ -158,7 +167,11 @@ class Feed:
 
     def _send(self) -> None:
         data = event_of("frame", self._observer.frame())
-        picture = b""
+        told, picture = data.partition(b",")[2], b""
+        if told == self._sent and self._skipped < MOST_SKIPPED and not any(box.lost for box in self._boxes):
+            self._skipped += 1
+            return
+        self._sent, self._skipped = told, 0
         for box in list(self._boxes):  # none if all browsers left during a pause
             if box.lost and not picture:
                 picture = event_of("picture", self._observer.picture(self._server()))
@@ -180,19 +193,25 @@ class Console(Middleware):
         clock: Clock,
         cache: KVCacheManager | None,
         publisher: "Publisher | None",
+        delays: DelayLog,
     ) -> None:
         self._live, self._server, self._engine, self._cache = live, server, engine, cache
         self._lifecycle = lifecycle
         self._publishes = publisher is not None
-        self.observer = Observer(engine, lifecycle, clock.now, time.time, cache, publisher)
+        self.observer = Observer(engine, lifecycle, clock.now, time.time, delays, cache, publisher)
 
     def begin(self, context: RequestContext) -> None:
         if context.method == "POST" and not context.path.startswith(OURS):
-            context.observers = (*context.observers, partial(self.observer.bars.watch, Origin.of(context)))
+            origin = Origin.of(context)
+            context.keep(origin)
+            context.observers = (*context.observers, partial(self.observer.bars.watch, origin))
 
     def end(self, context: RequestContext, response: Response) -> None:
-        if response.status >= 400 and context.method == "POST" and not context.path.startswith(OURS):
-            self.observer.bars.refused(context, response.status)
+        if response.status < 400 or context.method != "POST" or context.path.startswith(OURS):
+            return
+        origin = context.kept(Origin) or Origin.of(context)
+        if not origin.choices:
+            self.observer.bars.refused(context, origin, reason_of(response))
 
     def add_to(
         self,
@@ -217,6 +236,7 @@ class Console(Middleware):
             get(f"{ROOT}/figures", self._figures),
             get(f"{ROOT}/requests/{{number}}", self._request),
             get(f"{ROOT}/knobs", self._knobs),
+            get("/admin/requests/{id}", self._why),
             post(f"{ROOT}/load", self._begin_load),
             Route(methods=("DELETE",), path=f"{ROOT}/load", handle=self._end_load),
         ]
@@ -271,6 +291,13 @@ class Console(Middleware):
             raise not_found(f"No request {number[:20]} is known any more.")
         return json_response(describe(bar, self._tokenizer))
 
+    def _why(self, context: RequestContext) -> Response:
+        """Why a request took as long as it did: phases with their causes, and one sentence."""
+        report = self.observer.explain(context.params["id"])
+        if report is None:
+            raise not_found("No request of this id is known any more.")
+        return json_response(report)
+
     def _knobs(self, context: RequestContext) -> Response:
         """The settings that may change, as POST /admin/config takes them."""
         return json_response(
@@ -292,23 +319,43 @@ class Console(Middleware):
         return json_response(self._generator.summary() or {})
 
 
+class _Error(Struct):
+    message: str = ""
+
+
+class _ErrorBody(Struct):
+    error: _Error | str = ""
+    message: str = ""
+
+
+def reason_of(response: Response) -> str:
+    """Returns status and message of an error in one line, as `status 429: The queue is full.`"""
+    message = ""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        data = response.body if isinstance(response.body, bytes) else b""
+        body = msgspec.json.decode(data, type=_ErrorBody)
+        message = body.error.message if isinstance(body.error, _Error) else body.error or body.message
+    return ": ".join(filter(None, (f"status {response.status}", " ".join(message.split()))))
+
+
 def describe(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
     """Returns all known facts of a choice; long texts are cut."""
     request, sequence = bar.request, bar.sequence
-    settings = {
-        field.name: value
-        for field in fields(EngineRequest)
-        if field.name not in UNSHOWN and (value := getattr(request, field.name)) != field.default
-    }
+    usual = {field.name: field.default for field in fields(EngineRequest)}
+    settings = {name: value for name in SETTINGS if (value := getattr(request, name)) != usual[name]}
+    if not request.limited:
+        del settings["max_tokens"]
     prompt = tokenizer.decode(list(request.prompt_ids[:SHOWN_TOKENS]), skip_special_tokens=False)
     return {
         "number": bar.number,
         "request_id": request.request_id[:SHOWN_SETTING],
         "choice": request.index,
-        **msgspec.to_builtins(bar.origin),
+        "path": bar.origin.path,
+        "client": bar.origin.client,
+        "trace_id": bar.origin.trace_id,
         "prompt": prompt[:SHOWN_CHARACTERS],
         "prompt_tokens": len(request.prompt_ids),
-        "reply": "" if sequence is None else sequence.text[:SHOWN_CHARACTERS],
+        "reply": "" if sequence is None else sequence.text()[:SHOWN_CHARACTERS],
         "tokens": bar.tokens if sequence is None else sequence.tokens,
         "blocks": [] if sequence is None or sequence.over else sequence.block_numbers(0),
         "preemptions": bar.preemptions,
@@ -327,6 +374,8 @@ def shown(value: object) -> object:
     if isinstance(value, Struct):
         given = ((field.name, getattr(value, field.name), field.default) for field in fields(value))
         value = {name: it for name, it, usual in given if it not in (usual, {})}
+    if isinstance(value, (tuple, frozenset)):
+        value = list(islice(value, SHOWN_ITEMS + 1))
     brief = Repr()
     brief.maxlevel, brief.maxstring, brief.maxother = 3, SHOWN_SETTING, SHOWN_SETTING
     brief.maxdict = brief.maxlist = brief.maxtuple = brief.maxset = brief.maxfrozenset = SHOWN_ITEMS

@@ -27,9 +27,10 @@ from app.serving.http.context import RequestContext, client_name
 
 FIGURES = (
     "running", "waiting", "cache_usage", "preemptions", "generated", "prompt", "cached", "queries", "hits",
-    "stop", "length", "abort", "error", "repetition",
+    "stop", "length", "abort", "error", "repetition", "refused",
 )  # fmt: skip
-"""Names of the numbers in `Frame.figures`; a finish reason names a count of requests."""
+"""Names of the numbers in `Frame.figures`; a finish reason names a count of requests.
+`refused` counts those that were answered with an error before their first choice."""
 
 NewBar = tuple[int, str, int, int, int, float, str | None, str, int]
 """Number, request id, choice, prompt tokens, max_tokens, arrival, adapter, path, n."""
@@ -72,8 +73,12 @@ class Frame(Struct, kw_only=True, omit_defaults=True):
     evicted: list[int] = []
     events: list[EventRow] = []
     ttft: list[int] = []
-    """Counts of all buckets, when one has changed."""
+    """Pairs, flat: latency in tenths of a millisecond, how many first tokens came after it.
+
+    Requests that left without a first token count with the time that they had waited.
+    """
     itl: list[int] = []
+    """Pairs, flat: gap in tenths of a millisecond, how many tokens came after it."""
     adapters: dict[str, int] | None = None
     """Running requests by adapter, for adapters in memory."""
     load: Mapping[str, object] | None = None
@@ -83,7 +88,7 @@ class Frame(Struct, kw_only=True, omit_defaults=True):
 class Picture(Struct, kw_only=True):
     """Everything that a new page needs; frames continue from here."""
 
-    version: int = 1
+    version: int = 2
     began: float | None
     """Moment 0 in Unix seconds; None on virtual time."""
     server: Mapping[str, object]
@@ -111,10 +116,12 @@ MOST_CHARACTERS = 128
 TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class Origin(Struct, frozen=True):
+class Origin(Struct):
     path: str = ""
     client: str = ""
     trace_id: str = ""
+    choices: int = 0
+    """Bars of the request so far."""
 
     @classmethod
     def of(cls, context: RequestContext) -> "Origin":
@@ -159,6 +166,9 @@ class RequestBars:
 
     def __init__(self, engine: EngineClient, now: Callable[[], float], began_s: float) -> None:
         """`now` is the engine's clock."""
+        self.refusals = 0
+        self._left_ms: list[float] = []
+        """Waits of requests that left without a first token, since the last frame."""
         self._engine, self._now, self._began_s = engine, now, began_s
         self._open = False
         self._live: dict[int, Bar] = {}
@@ -180,22 +190,25 @@ class RequestBars:
 
     def end(self) -> None:
         self._open = False
-        self._new, self._ended = [], []
+        self._new, self._ended, self._left_ms = [], [], []
 
     def watch(self, origin: Origin, request: EngineRequest) -> Watch:
         """Adds a bar for a submitted choice, and returns the receiver of its outcome."""
         bar = self._live[id(request)] = self._begun(request, origin)
         return partial(self._finish, bar)
 
-    def refused(self, context: RequestContext, status: int) -> None:
+    def refused(self, context: RequestContext, origin: Origin, reason: str) -> None:
+        """Adds a bar for a request that was answered with an error before its first choice."""
+        self.refusals += 1
         request = EngineRequest(
             request_id=context.request_id[:MOST_CHARACTERS], index=0, model="", prompt_ids=(), echo_text="",
             max_tokens=0, limited=False, arrival_s=context.arrival_s,
         )  # fmt: skip
-        bar = self._begun(request, Origin.of(context))
-        self._end(bar, (bar.number, f"status {status}", self._ms(self._now()), 0, 0, None, None, None))
+        bar = self._begun(request, origin)
+        self._end(bar, (bar.number, reason[:MOST_CHARACTERS], self._ms(self._now()), 0, 0, None, None, None))
 
     def _begun(self, request: EngineRequest, origin: Origin) -> Bar:
+        origin.choices += 1
         bar = Bar(next(self._numbers), request, origin, since_ms=self._ms(request.arrival_s))
         if self._open:
             self._new.append(bar)
@@ -207,6 +220,8 @@ class RequestBars:
         running, first, last = (None if moment_s is None else self._ms(moment_s) for moment_s in moments)
         bar.outcome, bar.tokens = outcome, outcome.tokens
         end_ms, cached = self._ms(outcome.ended_s), outcome.cached_tokens
+        if self._open and first is None and outcome.reason == "abort":
+            self._left_ms.append(end_ms - self._ms(bar.request.arrival_s))
         self._end(bar, (bar.number, outcome.reason, end_ms, outcome.tokens, cached, running, first, last))
 
     def _end(self, bar: Bar, end: EndRow) -> None:
@@ -228,7 +243,9 @@ class RequestBars:
                 self._look(bar, sequence, frame)
         frame.new = [bar.row(self._began_s) for bar in self._new]
         frame.ended = [bar.end for bar in self._ended if bar.end is not None]
-        self._new, self._ended = [], []
+        for left_ms in self._left_ms:
+            frame.ttft += (round(left_ms * 10), 1)
+        self._new, self._ended, self._left_ms = [], [], []
 
     def _look(self, bar: Bar, sequence: Sequence, frame: Frame) -> None:
         number, status = bar.number, sequence.status()
@@ -248,12 +265,15 @@ class RequestBars:
         """Writes the change to another phase, and any whole phase that fell between two frames."""
         number, running_s = bar.number, status.scheduled_s
         bar.preemptions = sequence.preemptions
-        begun_s = None
-        if not bar.preemptions:
-            begun_s = {Phase.PREFILL: running_s, Phase.DECODE: status.first_s}.get(status.phase)
-            if status.phase == Phase.DECODE and bar.phase == Phase.QUEUED and running_s is not None:
-                before = Phase.TRANSFER if sequence.request.remote_prefill else Phase.PREFILL
-                frame.phases.append((number, int(before), self._ms(running_s), 0))
+        begun_s = status.first_s if status.phase == Phase.DECODE else None
+        if not bar.preemptions and status.phase == Phase.PREFILL:
+            begun_s = running_s
+        if begun_s is not None and self._ms(begun_s) < bar.since_ms:
+            begun_s = None  # goes on after a preemption
+        skipped = status.phase == Phase.DECODE and bar.phase == Phase.QUEUED
+        if skipped and not bar.preemptions and running_s is not None:
+            before = Phase.TRANSFER if sequence.request.remote_prefill else Phase.PREFILL
+            frame.phases.append((number, int(before), self._ms(running_s), 0))
         bar.since_ms = self._ms(self._now() if begun_s is None else begun_s)
         bar.phase = int(status.phase)
         frame.phases.append((number, bar.phase, bar.since_ms, bar.preemptions))
@@ -267,6 +287,9 @@ class RequestBars:
                 frame.ended.append(bar.end)
         for bar in self._live.values():
             frame.new.append(bar.row(self._began_s))
+            first_s = None if bar.sequence is None else bar.sequence.status().first_s
+            if bar.preemptions and first_s is not None:
+                frame.phases.append((bar.number, int(Phase.DECODE), self._ms(first_s), 0))
             frame.phases.append((bar.number, bar.phase, bar.since_ms, bar.preemptions))
             frame.tokens += (bar.number, bar.tokens)
             frame.computed += (bar.number, bar.computed)
@@ -275,14 +298,22 @@ class RequestBars:
     def live(self) -> list[Bar]:
         return list(self._live.values())
 
-    def number_of(self, request: EngineRequest) -> int | None:
-        bar = self._live.get(id(request))
+    def number_of(self, key: int) -> int | None:
+        """Returns the number of a live request's bar; `key` is its `id()`."""
+        bar = self._live.get(key)
         return None if bar is None else bar.number
 
     def of(self, number: int) -> Bar | None:
         """Returns the bar with this number; None once it is forgotten."""
         over = self._over.get(number)
         return over or next((bar for bar in self._live.values() if bar.number == number), None)
+
+    def named(self, request_id: str) -> list[Bar]:
+        """Returns the known bars of a request, by the id of its answer (`cmpl-x`) or by its own (`x`)."""
+        # A completion has the number of its prompt behind the id.
+        is_own = re.compile(rf"([a-z]+[-_])?{re.escape(request_id)}(-\d+)?").fullmatch
+        bars = [*self._over.values(), *self._live.values()]
+        return [it for it in bars if is_own(it.request.request_id)]
 
 
 def in_ms(seconds: float) -> float:

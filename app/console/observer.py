@@ -1,19 +1,25 @@
 """Observes an engine while a page is open, once a frame.
 
-Without a page nothing is attached to the engine; `RequestBars` notes only the ends of requests.
+Without a page only the log of delays is attached; `RequestBars` notes only the ends of requests.
 """
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from app.base.metrics.recorder import Figures
+from msgspec import Struct
+
+from app.base.clock.pause import Pace
+from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
+from app.base.metrics.recorder import Figures, LatencyTally
 from app.console.bars import FIGURES, BlockMap, EventRow, Frame, Picture, RequestBars, StepRow, in_ms
-from app.engine.core.batch import Batch, Phase
+from app.engine.core.batch import Phase
+from app.engine.core.delays import DelayLog, Step
 from app.engine.core.engine import Engine
+from app.engine.core.explanation import Explanation, explain
 from app.engine.core.lifecycle import Operations
 from app.engine.core.sequence import EngineClient
-from app.engine.core.step_loop import StepExecutor, SteppedSequence
+from app.engine.core.step_loop import StepExecutor
 from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 
@@ -21,6 +27,16 @@ if TYPE_CHECKING:
     from app.engine.kvcache.publisher import Publisher
 
 
+class RequestReport(Struct):
+    """Why a request was late; the sentence is that of its slowest choice, or the refusal."""
+
+    request_id: str
+    sentence: str
+    choices: list[Explanation]
+
+
+MOST_CHOICES = 32
+"""Most choices of a request that are explained; beam search has one for each beam and token."""
 MOST_STEPS, MOST_CHUNKS, MOST_EVENTS = 400, 2000, 100
 """Most steps, numbers in `chunks`, and KV events of a frame; older steps and events are dropped."""
 
@@ -45,10 +61,11 @@ class Observer:
         lifecycle: Operations,
         now: Callable[[], float],
         unix: Callable[[], float],
+        delays: DelayLog,
         cache: KVCacheManager | None = None,
         publisher: "Publisher | None" = None,
     ) -> None:
-        """`now` is the engine's clock, `unix` returns Unix seconds."""
+        """`now` is the engine's clock, `unix` returns Unix seconds; `delays` records the engine."""
         self._began_s, self._unix = now(), unix
         self._now = now
         self._engine, self._lifecycle = engine, lifecycle
@@ -59,10 +76,9 @@ class Observer:
         self.bars = RequestBars(engine, now, self._began_s)
         self._map = None if cache is None else BlockMap(cache)
         self._publisher = publisher
-        self._steps: deque[StepRow] = deque(maxlen=MOST_STEPS)
-        self._chunks: list[float] = []
-        self._computed: dict[SteppedSequence, int] = {}
-        """Computed tokens of prompts in prefill."""
+        self.delays = delays
+        self._steps_told = 0
+        """Steps of the log that are over or were in a frame."""
         self._events: deque[EventRow] = deque(maxlen=MOST_EVENTS)
         self._last: Figures | None = None
         self._last_ms = 0.0
@@ -72,9 +88,11 @@ class Observer:
 
     def begin(self) -> None:
         self.is_open = True
+        recorder = self._engine.recorder
+        recorder.fold()  # without the latencies of before
+        recorder.tally = LatencyTally()
         self.bars.begin(counts_blocks=self._map is None and self.executor is not None)
-        if self.executor is not None:
-            self.executor.watch_step = self._take_step
+        self._steps_told = self.delays.steps_made
         if self._publisher is not None:
             self._publisher.listen(self._take_events)
         if self._map is not None:
@@ -82,38 +100,58 @@ class Observer:
 
     def end(self) -> None:
         self.is_open = False
+        self._engine.recorder.tally = None
         if self._map is not None:
             self._map.end()
         if self._publisher is not None:
             self._publisher.forget(self._take_events)
-        if self.executor is not None:
-            self.executor.watch_step = None
-        for kept in (self._events, self._steps, self._chunks, self._computed):
-            kept.clear()
+        self._events.clear()
         self.bars.end()
         self._last = None
 
-    def _take_step(self, batch: Batch[SteppedSequence], start_s: float, end_s: float) -> None:
-        decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
-        begin_ms, took_ms = round((start_s - self._began_s) * 1000, 2), round((end_s - start_s) * 1000, 3)
-        self._steps.append((begin_ms, took_ms, batch.tokens - decodes, decodes, batch.sequences))
-        if self.executor is None:
-            return
-        # Of prompts in prefill, those that got a chunk in this step, but not the last one.
-        prefilling = {state: state.computed for state in self.executor.scheduler.prefilling}
-        before, self._computed = self._computed, prefilling
-        for state, computed in prefilling.items():
-            if computed != before.get(state) and not state.over and len(self._chunks) < MOST_CHUNKS:
-                number = self.bars.number_of(state.request)
-                self._chunks += () if number is None else (number, round(begin_ms + took_ms, 1))
+    def _row_of(self, it: Step) -> StepRow:
+        begin_ms, took_ms = (
+            round((it.start_s - self._began_s) * 1000, 2),
+            round((it.end_s - it.start_s) * 1000, 3),
+        )
+        return begin_ms, took_ms, it.prefill_tokens, it.decodes, it.sequences
+
+    def _chunks_of(self, step: Step) -> Iterator[float]:
+        """Yields number and end of the prompts that got a chunk in this step, but not the last one."""
+        for chunk in step.chunks:
+            number = None if chunk.is_last else self.bars.number_of(chunk.key)
+            if number is not None:
+                yield from (number, in_ms(step.end_s - self._began_s))
+
+    def explain(self, request_id: str) -> RequestReport | None:
+        """Explains why a request took as long as it did; None if it is not known any more. May pause."""
+        bars = self.bars.named(request_id)[:MOST_CHOICES]
+        if not bars:
+            return None
+        live = {id(it.request): it for it in self._engine.sequences()}
+        choices, sentence, rest = [], "", Pace(self._now)
+        for bar in bars:
+            rest()
+            outcome, sequence = bar.outcome, live.get(id(bar.request))
+            if outcome is None and sequence is not None:
+                status = "waiting" if sequence.scheduled_s is None else "running"
+                outcome = sequence.outcome(status, self._now())
+            if outcome is not None:
+                choices.append(explain(bar.request, outcome, self.delays))
+            elif bar.end is not None:
+                sentence = f"Refused with {bar.end[1]}"
+        if choices:
+            sentence = max(choices, key=lambda it: it.total_ms).sentence
+        return RequestReport(bars[0].request.request_id, sentence, choices)
 
     def _tell_steps(self, frame: Frame, figures: Figures, last: Figures | None) -> None:
         """Writes the steps into `frame`; without shared steps, one that sums up all computed tokens."""
         begin_ms, self._last_ms = self._last_ms, frame.at
         if self.executor is not None:
-            frame.steps = list(self._steps)
-            self._steps.clear()
-            frame.chunks, self._chunks = self._chunks, []
+            new = self.delays.recent(self._steps_told)[-MOST_STEPS:]
+            self._steps_told = self.delays.steps_made
+            frame.steps = [self._row_of(step) for step in new]
+            frame.chunks = [number for step in new for number in self._chunks_of(step)][:MOST_CHUNKS]
         elif last is not None:
             prompts = int(figures.prompt - figures.cached - last.prompt + last.cached)
             decodes = int(figures.generated - last.generated)
@@ -134,7 +172,7 @@ class Observer:
 
     def summary(self) -> Mapping[str, object]:
         figures = self._engine.recorder.figures()
-        return {"state": self.state, **dict(zip(FIGURES, numbers_of(figures), strict=True))}
+        return {"state": self.state, **dict(zip(FIGURES, self._numbers(figures), strict=True))}
 
     def frame(self) -> Frame:
         """Returns the changes since the last frame. May pause."""
@@ -153,10 +191,11 @@ class Observer:
         self._tell_steps(frame, figures, last)
         frame.events = list(self._events)
         self._events.clear()
-        if last is None or last.ttft != figures.ttft:
-            frame.ttft = list(figures.ttft.counts)
-        if last is None or last.inter_token != figures.inter_token:
-            frame.itl = list(figures.inter_token.counts)
+        recorder = self._engine.recorder
+        if recorder.tally is not None:
+            frame.ttft += pairs_of(recorder.tally.ttft)
+            frame.itl = pairs_of(recorder.tally.inter_token)
+            recorder.tally = LatencyTally()
         self._last = figures
         return frame
 
@@ -165,7 +204,7 @@ class Observer:
         lora = self._lora
         adapters = None if lora is None else {name: lora.running(name) for name in lora} or None
         return Frame(
-            at=at_ms, state=self.state, figures=numbers_of(figures), adapters=adapters, load=self.load()
+            at=at_ms, state=self.state, figures=self._numbers(figures), adapters=adapters, load=self.load()
         )
 
     def picture(self, server: Mapping[str, object]) -> Picture:
@@ -175,18 +214,26 @@ class Observer:
         self.bars.picture(frame)
         if self._map is not None:
             self._map.picture(frame)
-        frame.ttft, frame.itl = list(figures.ttft.counts), list(figures.inter_token.counts)
         return Picture(
             began=self._unix() - (self._now() - self._began_s),
             server=server,
-            ttft_bounds=figures.ttft.bounds,
-            itl_bounds=figures.inter_token.bounds,
+            ttft_bounds=FIRST_TOKEN,
+            itl_bounds=INTER_TOKEN,
             frame=frame,
         )
 
+    def _numbers(self, figures: Figures) -> list[float]:
+        counts = {**figures.finished, "refused": self.bars.refusals}
+        return [
+            counts.get(name, 0.0) if (value := getattr(figures, name, None)) is None else value
+            for name in FIGURES
+        ]
 
-def numbers_of(figures: Figures) -> list[float]:
-    return [
-        figures.finished.get(name, 0.0) if (value := getattr(figures, name, None)) is None else value
-        for name in FIGURES
-    ]
+
+def pairs_of(counts: Mapping[int, int]) -> list[int]:
+    """Returns values and their counts, flat. Values have four digits at most, so that pairs stay few."""
+    rounded = Counter[int]()
+    for value, count in counts.items():
+        digits = max(0, len(str(value)) - 4)
+        rounded[round(value, -digits)] += count
+    return [number for pair in rounded.items() for number in pair]

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from app.engine.core.outputs import Part, PartReader, Piece
+from app.engine.core.outputs import Part, Piece
 from app.engine.core.request import EngineRequest
 
 Read = Callable[[str, bool], list[Piece]]
 
 
 class TextReader:
-    """`PartReader` that reads the whole text again with `read`, and returns what is new."""
+    """Splits a streamed text into parts, equal however the text was cut, as `read` gets all of the text."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -28,6 +28,7 @@ class TextReader:
         """Characters that were returned of each piece."""
 
     def feed(self, text: str) -> list[Piece]:
+        """Returns the new pieces that are certain."""
         self._text += text
         return self._new(joined(self._read(self._text, False)))
 
@@ -195,11 +196,11 @@ def thoughts(text: str, ended: bool, then: Read = plain, begun: bool = True) -> 
     return [*([(THOUGHT, thought)] if thought else []), *(then(rest, ended) if found else [])]
 
 
-def readers(tool_call_parser: str) -> Callable[[EngineRequest], PartReader | None]:
+def readers(tool_call_parser: str) -> Callable[[EngineRequest], TextReader | None]:
     """Returns a function that makes a request's reader; `tool_call_parser` is `llama3_json`, else Hermes."""
     chosen = listed if tool_call_parser == "llama3_json" else hermes
 
-    def reader_of(request: EngineRequest) -> PartReader | None:
+    def reader_of(request: EngineRequest) -> TextReader | None:
         read: Read = plain
         if (calls := request.tool_calls) is not None:
             read = chosen

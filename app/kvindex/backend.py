@@ -93,9 +93,6 @@ class Holders:
             self.assign(known, EngineGroup(source, group, scored))
         return known
 
-    def find(self, source: IndexedEngine, group: int) -> int | None:
-        return self._groups.get(source, {}).get(group)
-
     def groups(self, source: IndexedEngine) -> dict[int, int]:
         """Returns group -> bit for an engine."""
         return self._groups.get(source, {})
@@ -327,9 +324,9 @@ class Backend(Protocol):
 
     tiers: list[str]
     """Names of the known tiers."""
-    epoch: str
+    epoch: str = ""
     """Changes after the backend has lost all data."""
-    times_lost: int
+    times_lost: int = 0
     """Number of such losses."""
     events_a_turn: int
     """Most events to apply in one go."""
@@ -350,6 +347,7 @@ class Backend(Protocol):
 
     def position(self, source: IndexedEngine) -> Stamp | None:
         """Returns the latest batch of an engine that any indexer has applied; None if unknown."""
+        return None
 
     def clear(self, pod: str) -> int:
         """Removes a pod; returns its number of copies. Long work pauses."""

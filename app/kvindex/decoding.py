@@ -15,22 +15,11 @@ from msgspec import DecodeError, Raw, Struct, ValidationError
 from msgspec.msgpack import Decoder
 
 from app.base.clock.pause import pause_if_possible
-from app.engine.kvcache.events import (
-    AllBlocksCleared,
-    BlockHash,
-    BlockRemoved,
-    BlockStored,
-    EventBatch,
-    KVEvent,
-)
-from app.engine.kvcache.hashing import low64
+from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.kvindex.metrics import EventLoss, MessageLoss
 
 Data: TypeAlias = bytes | memoryview
 
-LOW_64 = (1 << 64) - 1
-MOST_HASH_BYTES = 64
-"""Longest block hash, in bytes."""
 MOST_EVENTS, EVENTS_A_TURN = 1 << 16, 256
 """Most events of a batch, and events decoded one by one, in about 1 ms, before other greenlets run."""
 COUNT_BYTES = {0xDC: 2, 0xDD: 4}
@@ -168,24 +157,6 @@ def _taken_apart(payload: Data) -> PodBatch:
         if number % EVENTS_A_TURN == 0:
             pause_if_possible()
     return PodBatch(ts, rank, events, losses)
-
-
-def engine_keys(values: Sequence[BlockHash]) -> Sequence[int]:
-    """Converts block hashes to engine keys, their low 64 bits. ValueError for an empty or too long hash."""
-    try:
-        if not values or min(values) >= 0:  # type: ignore[operator]
-            return values  # type: ignore[return-value]
-    except TypeError:
-        pass  # some are bytes
-    keys = []
-    for value in values:
-        if isinstance(value, int):
-            keys.append(value & LOW_64)
-        elif 0 < len(value) <= MOST_HASH_BYTES:
-            keys.append(low64(value))
-        else:
-            raise ValueError(f"a block hash of {len(value)} bytes")
-    return keys
 
 
 def _event(raw: Data | Raw) -> KVEvent | str:

@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count, groupby
 from typing import TypeAlias, cast
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from app.base import Bounded
 from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
-from app.engine.kvcache.hashing import Placeholder
+from app.engine.kvcache.hashing import Placeholder, low64
 from app.engine.kvcache.memo import Memo
 from app.kvindex.backend import (
     CPU,
@@ -40,7 +40,7 @@ from app.kvindex.backend import (
     Store,
     TooManyHolders,
 )
-from app.kvindex.decoding import LOW_64, PodBatch, engine_keys, field_losses
+from app.kvindex.decoding import PodBatch, field_losses
 from app.kvindex.keys import (
     Features,
     PrefixKeyCache,
@@ -55,31 +55,24 @@ from config.sections.observability import TRACE
 
 log = logging.getLogger(__name__)
 
-DEFAULT_BLOCK_SIZE = 16
-
-
-class IndexSettings(Struct, frozen=True):
-    """`block_size` is the index's, in tokens; engines may differ."""
-
-    block_size: int = DEFAULT_BLOCK_SIZE
-    seed: str = ""
-    weights: Mapping[str, float] = field(default_factory=lambda: DEFAULT_WEIGHTS)
-    """Tier -> weight of a block."""
-
 
 class Index:
-    """Index of the blocks of prompts in the caches of pods. Batches of one pod must arrive in order."""
+    """Index of the blocks of prompts in the caches of pods. Batches of one pod must arrive in order.
+
+    `block_size` is the index's, in tokens; engines may differ. `weights`: tier -> weight of a block.
+    """
 
     def __init__(
         self,
         backend: Backend,
-        settings: IndexSettings = IndexSettings(),  # noqa: B008 (immutable)
+        block_size: int = 16,
+        seed: str = "",
+        weights: Mapping[str, float] = DEFAULT_WEIGHTS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.backend = backend
-        self.settings = settings
-        self.metrics = IndexMetrics(reasons=field_losses())
-        self._keys = RequestKeys(settings.block_size, settings.seed)
+        self.backend, self.block_size, self._weights = backend, block_size, weights
+        self.metrics = IndexMetrics(field_losses())
+        self._keys = RequestKeys(block_size, seed)
         self._ingest = Ingest(backend, self._keys)
         self._prefix_keys = PrefixKeyCache(self._keys)
         self._clock = clock
@@ -138,7 +131,7 @@ class Index:
         media: Sequence[Placeholder] = (),
     ) -> list[int]:
         """Returns the request keys of a prompt's full blocks. ValueError for a token id outside 32 bits."""
-        size = self.settings.block_size
+        size = self.block_size
         features = requested_features(len(tokens) // size, size, media, salt) if media or salt else None
         return self._prefix_keys.keys(self._keys.root(lora or model), tokens, features)
 
@@ -169,7 +162,7 @@ class Index:
         if keys:
             copies, holders, tiers = self.backend.lookup(keys)
             candidates = holders.mask(model, pods)
-            scores = score_prefixes(copies, len(keys), candidates, holders, tiers, self.settings.weights)
+            scores = score_prefixes(copies, len(keys), candidates, holders, tiers, self._weights)
             log.log(TRACE, "score %s: keys %s, scores %s", model, keys, scores)
         self.metrics.looked_up(self._clock() - began_s, scores[0].matched if scores else 0)
         return scores
@@ -190,6 +183,8 @@ MOST_BLOCK_TOKENS, MOST_GROUPS = 1 << 14, 64
 """Most tokens of an engine's block, and most KV cache groups of an engine."""
 MOST_TIER_LETTERS, MOST_NAME_LETTERS = 64, 512
 """Longest names of tiers and of adapters, in characters."""
+LOW_64, MOST_HASH_BYTES = (1 << 64) - 1, 64
+"""Mask of an engine key, and longest block hash, in bytes."""
 
 Known: TypeAlias = dict[tuple[int, int], Owned | None]
 """(group, engine key) -> request keys of a block; None for an unknown block."""
@@ -292,14 +287,11 @@ class Ingest:
         first = events[0]
         if isinstance(first, AllBlocksCleared):
             return Clear()
-        hashes = (
-            first.block_hashes if len(events) == 1 else [it for event in events for it in event.block_hashes]
-        )
-        engine, group, tier = (
-            hash_keys("block_hashes", hashes),
-            first.group_idx or 0,
-            self._tier(first.medium),
-        )
+        hashes = first.block_hashes
+        if len(events) > 1:
+            hashes = [it for event in events for it in event.block_hashes]
+        engine = engine_keys(hashes, "block_hashes")
+        group, tier = first.group_idx or 0, self._tier(first.medium)
         if not 0 <= group < MOST_GROUPS:
             raise Refused("bad_group_idx")
         if isinstance(first, BlockRemoved):
@@ -387,12 +379,22 @@ class Ingest:
         return last
 
 
-def hash_keys(field: str, values: Sequence[BlockHash]) -> Sequence[int]:
-    """Converts block hashes to engine keys. Refused for invalid hashes."""
+def engine_keys(values: Sequence[BlockHash], field: str) -> Sequence[int]:
+    """Converts the hashes of a field to engine keys, their low 64 bits. Refused for an invalid hash."""
     try:
-        return engine_keys(values)
-    except ValueError:
-        raise Refused(f"bad_{field}") from None
+        if not values or min(values) >= 0:  # type: ignore[operator]
+            return values  # type: ignore[return-value]
+    except TypeError:
+        pass  # some are bytes
+    keys = []
+    for value in values:
+        if isinstance(value, int):
+            keys.append(value & LOW_64)
+        elif 0 < len(value) <= MOST_HASH_BYTES:
+            keys.append(low64(value))
+        else:
+            raise Refused(f"bad_{field}")
+    return keys
 
 
 def parent_of(event: BlockStored) -> int | None:
@@ -400,7 +402,7 @@ def parent_of(event: BlockStored) -> int | None:
     parent = event.parent_block_hash
     if parent is None or parent.__class__ is int:
         return parent and int(parent) & LOW_64 or None
-    [key] = hash_keys("parent_block_hash", [parent])
+    [key] = engine_keys([parent], "parent_block_hash")
     return key or None
 
 

@@ -61,8 +61,6 @@ EVENTS_A_TURN, SLICE = 1024, 2048
 """Events applied in one go, in about 3 ms; blocks cleared or checked in one go, in about 1 ms."""
 SPARE = 64
 """Stale entries that every holder's map may have."""
-
-
 PLACES = 256
 PLACE = PLACES - 1
 """Number of dictionaries of key -> segment; a single dictionary would take a tenth of a second to grow."""
@@ -274,8 +272,6 @@ class MemoryBackend(Backend):
             raise ValueError("an index that holds nothing is of no use")
         self.holders = Holders(most_holders)
         self.tiers = [GPU, CPU]
-        self.epoch = ""
-        self.times_lost = 0
         self.events_a_turn = EVENTS_A_TURN
         self.table = BlockTable(bound, weigh, self._made_room)
         self._unit_bytes = 1 if weigh is weigh_bytes else SHARE_BYTES
@@ -328,9 +324,6 @@ class MemoryBackend(Backend):
     def lookup(self, keys: Sequence[int]) -> Found:
         return Found(self.table.prefix(keys), self.holders, self.tiers)
 
-    def position(self, source: IndexedEngine) -> Stamp | None:
-        return None
-
     def clear(self, pod: str) -> int:
         return sum([self._clear(source) for source in self.holders.sources(pod)])
 
@@ -376,7 +369,7 @@ class MemoryBackend(Backend):
                 self._repeats += mapping.repeat(tier, key)
 
     def _offload(self, source: IndexedEngine, offload: Offload, outcome: Outcome) -> None:
-        number, tier = self.holders.find(source, offload.group), self._tier(offload.tier)
+        number, tier = self.holders.groups(source).get(offload.group), self._tier(offload.tier)
         mapping = {} if number is None else self._maps[number].owned
         known = [mapping[key] for key in offload.engine if key in mapping]
         outcome.unknown += len(offload.engine) - len(known)
@@ -385,7 +378,7 @@ class MemoryBackend(Backend):
             outcome.added += self._add(keys, tier, number)
 
     def _remove(self, source: IndexedEngine, remove: Remove, outcome: Outcome) -> None:
-        number = self.holders.find(source, remove.group)
+        number = self.holders.groups(source).get(remove.group)
         if number is None or remove.tier not in self.tiers:
             outcome.unknown += len(remove.engine)
             return

@@ -3,9 +3,8 @@
 Every unused message and event is counted with a reason, so that operators can find the cause.
 """
 
-import time
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
@@ -39,11 +38,9 @@ EventLoss: TypeAlias = Literal[
 MESSAGE_LOSSES: tuple[MessageLoss, ...] = get_args(MessageLoss)
 EVENT_LOSSES: tuple[EventLoss, ...] = get_args(EventLoss)
 
-
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 FAST_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, *SECONDS)
 """Buckets of lookups, in seconds. llm-d's buckets begin at 5 ms, more than most lookups take."""
-
 
 COUNTERS = {
     "index_admissions": "Copies of blocks that were added.",
@@ -74,22 +71,18 @@ GAUGES = {
 
 
 class IndexMetrics:
-    """Metrics of an index. `now` gives Unix seconds for the `_created` samples."""
+    """Metrics of an index. `reasons` are further reasons for lost events, shown as 0 from the start."""
 
-    def __init__(self, now: Callable[[], float] = time.time, reasons: Iterable[str] = ()) -> None:
-        """`reasons` are further reasons for lost events, shown as 0 from the start."""
+    def __init__(self, reasons: Iterable[str] = ()) -> None:
         self._counters = {
-            name: Family(f"kvcache_{name}_total", help, Counter, "counter", now)
-            for name, help in COUNTERS.items()
+            name: Family(f"kvcache_{name}_total", help, Counter, "counter") for name, help in COUNTERS.items()
         }
         self._latencies = {
-            name: Family(
-                f"kvcache_{name}_latency_seconds", help, partial(Histogram, buckets), "histogram", now
-            )
+            name: Family(f"kvcache_{name}_latency_seconds", help, partial(Histogram, buckets), "histogram")
             for name, (help, buckets) in LATENCIES.items()
         }
         self._gauges = {
-            name: Family(f"kvcache_{name}", help, Gauge, "gauge", now) for name, help in GAUGES.items()
+            name: Family(f"kvcache_{name}", help, Gauge, "gauge") for name, help in GAUGES.items()
         }
         self.added = self._counter("index_admissions")
         self.removed = self._counter("index_evictions")
@@ -122,8 +115,8 @@ class IndexMetrics:
     def rendered(self, tokenizer: str, seconds: float) -> None:
         self._latencies["tokenization_render_chat_template"].labels(tokenizer=tokenizer).observe(seconds)
 
-    def replayed(self, result: Literal["complete", "failed"]) -> None:
-        self._counter("events_replays", result=result).inc()
+    def replayed(self, is_complete: bool) -> None:
+        self._counter("events_replays", result="complete" if is_complete else "failed").inc()
 
     def render(self, gauges: Mapping[str, float], times_lost: int = 0) -> str:
         """Returns the text of all families, with these values of gauges and of losses of the backend."""

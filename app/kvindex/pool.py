@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import gevent
 import zmq
@@ -30,7 +30,6 @@ SLICE_S = 0.002
 """Longest work before other greenlets run, in seconds; checked between messages."""
 MOST_PODS = 10_240
 """Most pods of an index; one process cannot keep up with more."""
-ReplayResult: TypeAlias = Literal["complete", "failed"]
 BACK_OFF_S = 0.1, 5.0
 """Seconds between two attempts while the backend does not answer: the first, and the longest."""
 WAITING_S, PLACE_S = 0.02, 1.0
@@ -398,11 +397,11 @@ class EngineStream:
         repeated = self._is_repeated(message.sequence, ts)
         start, epoch = self.next, self._epoch
         if message.sequence > start and start != self._asked and self._can_ask(message):
-            result = self._replay(message)
+            is_complete = self._replay(message)
             if epoch == self._epoch:  # otherwise all is asked for again
                 self._asked = start
-                self._index.metrics.replayed(result)
-                if result == "failed":
+                self._index.metrics.replayed(is_complete)
+                if not is_complete:
                     self._cool_until = self._pool.now() + self._pool.settings.cool_down_s
             return
         if not repeated:
@@ -410,31 +409,29 @@ class EngineStream:
         del self.held[0]
         self._hold(-message.size_bytes)
 
-    def _replay(self, message: PublishedMessage) -> ReplayResult:
-        """Applies what a replay brings. `message` has the address, and waits."""
+    def _replay(self, message: PublishedMessage) -> bool:
+        """Applies what a replay brings; True if complete. `message` has the address, and waits."""
         pool, epoch = self._pool, self._epoch
         while not pool.places.acquire(timeout=PLACE_S):
             if self._holds_too_much:
-                return "failed"
-        address, topic = self._address(message) or "", message.topic
+                return False
+        address = self._address(message) or ""
         try:
             with closing(replayed(pool, address, self.next)) as batches:
                 for batch in batches:
                     if self._holds_too_much or epoch != self._epoch:
-                        return "failed"
+                        return False
                     if batch is not None:
-                        if batch.topic and topic and batch.topic != topic:
-                            raise ForeignReplay
-                        self._take_replayed(batch)
+                        self._take_replayed(batch, message.topic)
                         pool.pace()
-            return "complete"
+            return True
         except (zmq.ZMQError, TimeoutError):
-            return "failed"
+            return False
         except ForeignReplay:
             self._index.metrics.skip_message("foreign_replay")
             text = "KV events: %s is not the replay address of %s, or not of its rank %d"
             log.warning(text, address, self._source.pod, self._source.rank)
-            return "failed"
+            return False
         finally:
             pool.places.release()
 
@@ -443,7 +440,9 @@ class EngineStream:
         pool, limits = self._pool, self._pool.settings
         return self._held_bytes > limits.most_held_bytes or pool.held_bytes > limits.most_all_held_bytes
 
-    def _take_replayed(self, replayed: Replayed) -> None:
+    def _take_replayed(self, replayed: Replayed, topic: bytes | None) -> None:
+        if topic and replayed.topic and replayed.topic != topic:
+            raise ForeignReplay
         if replayed.sequence < self.next:
             return
         try:

@@ -64,8 +64,6 @@ class RedisBackend(Backend):
     ) -> None:
         """Raises ValueError for an invalid URL."""
         self.tiers = [GPU, CPU]
-        self.epoch = ""
-        self.times_lost = 0
         self.events_a_turn = MOST_EVENTS  # a batch is one script
         self._ttl_s, self._namespace, self._timeout_s = ttl_s, namespace, timeout_s
         self._most_holders = most_holders

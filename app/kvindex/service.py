@@ -18,7 +18,7 @@ from app.engine.kvcache.events import EventBatch, encoder
 from app.engine.kvcache.publisher import IO_THREADS, end_context
 from app.engine.lora import adapters_of
 from app.kvindex.backend import Backend, BackendUnavailable
-from app.kvindex.index import Index, IndexSettings
+from app.kvindex.index import Index
 from app.kvindex.memory import MOST_COPIES, MemoryBackend, weigh_bytes
 from app.kvindex.pods import TargetSource, parse_topic, target_sources
 from app.kvindex.pool import Pool, PoolSettings, PublishedMessage
@@ -38,8 +38,6 @@ LISTEN_S = 0.25
 JOIN_S = 5.0
 RETRY_S = 1.0
 """Seconds between two attempts to bind an address in use."""
-
-
 MOST_MIB = 2048
 """Default size of the cost-aware backend."""
 
@@ -75,8 +73,6 @@ class KvIndex:
     ) -> None:
         """Raises ValueError for invalid targets."""
         self.index, self.tokenization = index, tokenization
-        self.block_size = index.settings.block_size
-        """Tokens of a block of the index."""
         self._further_caches, self._now = caches, now
         self._sources = target_sources(targets)
         self._pool = Pool(index, pool, now, wall)
@@ -137,7 +133,7 @@ class KvIndex:
         with suppress(BackendUnavailable):
             size, pods = self.index.backend.size(), sorted(self.index.backend.pods())
         return {
-            "block_size": self.block_size,
+            "block_size": self.index.block_size,
             "listens_at": self.address,
             "size": size,
             "pods": pods,
@@ -219,10 +215,9 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         replay_port=at.kv_index_replay_port,
     )
     weights = tier_weights(at.kv_index_tier_weights)
-    keys = IndexSettings(at.kv_index_block_size, seed=at.kv_index_hash_seed, weights=weights)
     caches = {"index tokenizers": library}
     try:
-        index = Index(open_backend(at), keys)
+        index = Index(open_backend(at), at.kv_index_block_size, at.kv_index_hash_seed, weights)
         tokenization = Tokenization(library.get, index.metrics, TOKENIZER_TIMEOUT_S)
         return KvIndex(index, tokenization, subscriber, at.kv_index_pods, PoolSettings(), caches=caches)
     except ValueError as error:

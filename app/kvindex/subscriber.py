@@ -15,16 +15,7 @@ from zmq.utils.monitor import parse_monitor_message
 from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.events import is_ipv6, is_name
 from app.engine.kvcache.publisher import address_of, affinity
-from app.kvindex.pods import (
-    PREFIX,
-    PodEndpoint,
-    PodTracker,
-    Resolve,
-    TargetSource,
-    Topic,
-    parse_topic,
-    resolve_host,
-)
+from app.kvindex.pods import PREFIX, PodEndpoint, PodTracker, TargetSource, Topic, parse_topic, resolve_host
 from app.kvindex.pool import Pool, PublishedMessage
 
 log = logging.getLogger(__name__)
@@ -82,9 +73,7 @@ class Subscriber:
         pool: Pool,
         settings: SubscriberSettings = SubscriberSettings(),  # noqa: B008 (immutable)
         sources: Sequence[TargetSource] = (),
-        resolve: Resolve = resolve_host,
     ) -> None:
-        self._resolve = resolve
         self._pool, self._metrics = pool, pool.index.metrics
         self._context: Context | None = None
         self._settings, self._sources = settings, sources
@@ -186,7 +175,7 @@ class Subscriber:
     def _warn_of_unknown(self, target: PodEndpoint) -> None:
         """Logs a warning for a host without an address: ZMQ retries silently."""
         with suppress(OSError):
-            if self._resolve(target.host or ""):
+            if resolve_host(target.host or ""):
                 return
         log.warning("KV event sources: nobody knows the host of %s, trying on", target.endpoint)
 

@@ -17,9 +17,10 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, ParamSpec, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, ParamSpec, Self, TypeAlias, TypeVar
 
 from msgspec.structs import replace
+from tqdm import tqdm
 
 from app.llm.errors import LLMError, RequestError
 from app.llm.model_files import find_model, load_tokenizer
@@ -27,8 +28,6 @@ from app.llm.sampling_params import Priority, SamplingParams
 from app.text.base import ChatOptions, Message, TokenizerInputError
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from app.llm.config import Checkpoint
     from app.llm.engine import EngineOptions, LLMEngine, Output
 
@@ -337,18 +336,16 @@ class LLM(Library):
         for prompt in prompt_list(prompts):
             queue = SimpleQueue[Delivered]()
             begun.append((Request(prompt, sampling_params, priority, queue.put), queue))
-        bar = _bar(len(begun)) if progress and len(begun) > 1 else None
+        is_hidden = None if progress and len(begun) > 1 else True  # None shows it on a terminal
+        bar = tqdm(begun, desc="prompts", dynamic_ncols=True, disable=is_hidden)
         self._call(self._add, [request for request, _ in begun], is_limited=False)
         try:
-            for request, queue in begun:
+            for request, queue in bar:
                 results += _results(request, queue)
-                if bar is not None:
-                    bar.update(1)
         finally:
             for request, _ in begun:
                 self._abort(request)
-            if bar is not None:
-                bar.close()
+            bar.close()
         return results
 
     def generate_single(
@@ -404,14 +401,6 @@ def _results(request: Request, queue: SimpleQueue[Delivered]) -> list[Result]:
         failed = {"request_id": None, "prompt": request.prompt, "error": str(error), "generated_text": ""}
         return [failed | {"token_ids": [], "tokens_generated": 0, "finish_reason": "error"}]
     return [choice.result() for choice in request.choices]
-
-
-def _bar(total: int) -> tqdm[NoReturn] | None:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    return tqdm(total=total, desc="prompts", dynamic_ncols=True, disable=None)
 
 
 class AsyncLLM(Library):

@@ -99,8 +99,11 @@ class GGUFFile:
             raise ValueError(f"its version is {version}")
         num_tensors, num_fields = self._integer("Q"), self._integer("Q")
         for _ in range(num_fields):
-            name = self._texts(1)[0]
-            self.fields[name] = self._value(self._integer("I"))
+            name, kind = self._texts(1)[0], self._integer("I")
+            if kind == ARRAY:
+                self.fields[name] = self._values(self._integer("I"), self._integer("Q"))
+            else:
+                self.fields[name] = self._values(kind, 1)[0]
         infos = []
         for _ in range(num_tensors):
             name, shape = self._texts(1)[0], [self._integer("Q") for _ in range(self._integer("I"))]
@@ -112,11 +115,6 @@ class GGUFFile:
             raise ValueError(f"its alignment is {align}")
         first = -(-self._place // align) * align
         self.tensors = {name: TensorInfo(shape, kind, first + start) for name, shape, kind, start in infos}
-
-    def _value(self, kind: int) -> object:
-        if kind == ARRAY:
-            return self._values(self._integer("I"), self._integer("Q"))
-        return self._values(kind, 1)[0]
 
     def _values(self, kind: int, count: int) -> Sequence[object]:
         if kind == TEXT:

@@ -1,13 +1,11 @@
 """Parameters of sampling and of the end of a reply; an unsupported value is refused at construction."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from json import dumps
-from typing import Final
+from typing import Final, Self
 
 from msgspec.structs import asdict, force_setattr
 
@@ -142,15 +140,15 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @classmethod
-    def greedy(cls, max_tokens: int = 100) -> SamplingParams:
+    def greedy(cls, max_tokens: int = 100) -> Self:
         return cls(temperature=0.0, do_sample=False, max_tokens=max_tokens)
 
     @classmethod
-    def creative(cls, max_tokens: int = 100) -> SamplingParams:
+    def creative(cls, max_tokens: int = 100) -> Self:
         return cls(temperature=0.8, top_p=0.9, top_k=50, max_tokens=max_tokens)
 
     @classmethod
-    def balanced(cls, max_tokens: int = 100) -> SamplingParams:
+    def balanced(cls, max_tokens: int = 100) -> Self:
         return cls(temperature=0.7, top_p=0.9, top_k=40, max_tokens=max_tokens)
 
     def to_dict(self) -> dict[str, object]:

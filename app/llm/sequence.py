@@ -1,7 +1,5 @@
 """One reply in the engine: its state, its blocks, and its detokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 import tokenizers
@@ -13,59 +11,6 @@ from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.hashing import Prompt
 from app.llm.sampler import SamplingState
 from app.llm.sampling_params import SamplingParams
-
-
-class Sequence(SequenceState):
-    """Choice `index` of the request `request_id`."""
-
-    __slots__ = (
-        *("deadline_s", "detokenizer", "ended", "index", "output_ids", "params", "prompt_ids"),
-        *("prompt_logprobs", "queued_s", "request_id", "sampling", "scheduled_s", "stored"),
-    )
-
-    def __init__(
-        self,
-        request_id: Hashable,
-        index: int,
-        prompt: Prompt,
-        sampling: SamplingState,
-        *,
-        priority: int,
-        output_tokens: int,
-        detokenizer: Detokenizer | None,
-        queued_s: float,
-        deadline_s: float,
-    ) -> None:
-        """Before `deadline_s` the sequence waits for its first step."""
-        super().__init__(len(prompt.token_ids), output_tokens, priority)
-        self.prompt = prompt
-        self.request_id, self.index = request_id, index
-        self.sampling, self.params = sampling, sampling.params
-        self.prompt_ids, self.output_ids = sampling.prompt_ids, sampling.output_ids
-        self.detokenizer, self.deadline_s = detokenizer, deadline_s
-        self.stored = 0
-        """Tokens whose keys and values are stored in the blocks."""
-        self.prompt_logprobs: list[WireLogprob | None] = [None]
-        self.queued_s = queued_s
-        self.scheduled_s: float | None = None
-        """Time of the first admission."""
-        self.ended = False
-
-    @property
-    def token_ids(self) -> list[int]:
-        return [*self.prompt_ids, *self.output_ids]
-
-    def reply_ids(self, start: int, stop: int) -> list[int]:
-        return self.output_ids[start:stop]
-
-
-class PagedBlocks(KVCache):
-    """The KV cache, which also notes how many tokens of a sequence are stored in its blocks."""
-
-    def begin(self, sequence: SequenceState, found: int, count: int) -> None:
-        super().begin(sequence, found, count)
-        assert isinstance(sequence, Sequence)
-        sequence.stored = found * self.block_size
 
 
 class Detokenizer:
@@ -124,3 +69,56 @@ class Detokenizer:
         safe = len(text) - held
         self._held = text[safe:]
         return text[:safe]
+
+
+class Sequence(SequenceState):
+    """Choice `index` of the request `request_id`."""
+
+    __slots__ = (
+        *("deadline_s", "detokenizer", "ended", "index", "output_ids", "params", "prompt_ids"),
+        *("prompt_logprobs", "queued_s", "request_id", "sampling", "scheduled_s", "stored"),
+    )
+
+    def __init__(
+        self,
+        request_id: Hashable,
+        index: int,
+        prompt: Prompt,
+        sampling: SamplingState,
+        *,
+        priority: int,
+        output_tokens: int,
+        detokenizer: Detokenizer | None,
+        queued_s: float,
+        deadline_s: float,
+    ) -> None:
+        """Before `deadline_s` the sequence waits for its first step."""
+        super().__init__(len(prompt.token_ids), output_tokens, priority)
+        self.prompt = prompt
+        self.request_id, self.index = request_id, index
+        self.sampling, self.params = sampling, sampling.params
+        self.prompt_ids, self.output_ids = sampling.prompt_ids, sampling.output_ids
+        self.detokenizer, self.deadline_s = detokenizer, deadline_s
+        self.stored = 0
+        """Tokens whose keys and values are stored in the blocks."""
+        self.prompt_logprobs: list[WireLogprob | None] = [None]
+        self.queued_s = queued_s
+        self.scheduled_s: float | None = None
+        """Time of the first admission."""
+        self.ended = False
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [*self.prompt_ids, *self.output_ids]
+
+    def reply_ids(self, start: int, stop: int) -> list[int]:
+        return self.output_ids[start:stop]
+
+
+class PagedBlocks(KVCache):
+    """The KV cache, which also notes how many tokens of a sequence are stored in its blocks."""
+
+    def begin(self, sequence: SequenceState, found: int, count: int) -> None:
+        super().begin(sequence, found, count)
+        assert isinstance(sequence, Sequence)
+        sequence.stored = found * self.block_size

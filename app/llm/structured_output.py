@@ -1,7 +1,5 @@
 """Structured outputs: masks of the allowed next tokens, by llguidance, which vLLM uses, too."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +31,44 @@ COUNT: Final = re.compile(r'"(?:min|max)(?:Items|Properties|Contains)"\s*:\s*(\d
 ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
 MOST_ERROR: Final = 300
 """Most characters of a library error in a message."""
+
+
+class FormMatcher:
+    """State of one reply in its grammar, which with `thoughts` applies only after the model's thoughts."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, ends: list[int], thoughts: Thoughts | None) -> None:
+        self._matcher, self._ends, self._thoughts = matcher, ends, thoughts
+        self._thinks = thoughts is not None and thoughts.begin_id is None
+        self._may_think = thoughts is not None and thoughts.begin_id is not None
+
+    def mask(self) -> torch.Tensor | None:
+        """Returns True for each allowed next token; None in thoughts. RequestError for a library's error.
+
+        The first token may begin the thoughts, or the text itself.
+        """
+        if self._thinks:
+            return None
+        allowed = self.form_mask()
+        if self._may_think and self._thoughts is not None:
+            allowed[self._thoughts.begin_id] = True
+        return allowed
+
+    def form_mask(self) -> torch.Tensor:
+        allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
+        if self._matcher.is_error():
+            raise _refused(self._matcher.get_error())
+        if allowed[self._ends[0]]:
+            allowed[self._ends] = True
+        return allowed
+
+    def add(self, token_id: int) -> None:
+        thoughts, may_think, self._may_think = self._thoughts, self._may_think, False
+        if thoughts is not None and self._thinks:
+            self._thinks = token_id != thoughts.end_id
+        elif thoughts is not None and may_think and token_id == thoughts.begin_id:
+            self._thinks = True
+        else:
+            self._matcher.consume_token(token_id)
 
 
 class Forms:
@@ -101,44 +137,6 @@ class Forms:
     def _is_special(self, text: str) -> bool:
         token_id = self._backend.token_to_id(text)
         return token_id is not None and self._tokens.is_special_token(token_id)
-
-
-class FormMatcher:
-    """State of one reply in its grammar, which with `thoughts` applies only after the model's thoughts."""
-
-    def __init__(self, matcher: llguidance.LLMatcher, ends: list[int], thoughts: Thoughts | None) -> None:
-        self._matcher, self._ends, self._thoughts = matcher, ends, thoughts
-        self._thinks = thoughts is not None and thoughts.begin_id is None
-        self._may_think = thoughts is not None and thoughts.begin_id is not None
-
-    def mask(self) -> torch.Tensor | None:
-        """Returns True for each allowed next token; None in thoughts. RequestError for a library's error.
-
-        The first token may begin the thoughts, or the text itself.
-        """
-        if self._thinks:
-            return None
-        allowed = self.form_mask()
-        if self._may_think and self._thoughts is not None:
-            allowed[self._thoughts.begin_id] = True
-        return allowed
-
-    def form_mask(self) -> torch.Tensor:
-        allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
-        if self._matcher.is_error():
-            raise _refused(self._matcher.get_error())
-        if allowed[self._ends[0]]:
-            allowed[self._ends] = True
-        return allowed
-
-    def add(self, token_id: int) -> None:
-        thoughts, may_think, self._may_think = self._thoughts, self._may_think, False
-        if thoughts is not None and self._thinks:
-            self._thinks = token_id != thoughts.end_id
-        elif thoughts is not None and may_think and token_id == thoughts.begin_id:
-            self._thinks = True
-        else:
-            self._matcher.consume_token(token_id)
 
 
 def _check_size(text: str) -> None:

@@ -295,20 +295,14 @@ class PluginRegistry:
         self._hosts = {
             each.name: PluginHost(each, current, streams(f"plugin {each.name}"), now) for each in plugins
         }
-        self._guards = {
-            (found.plugin_name, name): Guard(found.plugin_name, name)
-            for name, all_found in self._implementations.items()
-            for found in all_found
-        }
+        self.guards: dict[str, dict[str, Guard]] = {each.name: {} for each in plugins}
+        """Plugin -> implemented hook -> guard."""
+        for name, all_found in self._implementations.items():
+            for found in all_found:
+                self.guards[found.plugin_name][name] = Guard(found.plugin_name, name)
 
     def implements(self, *names: str) -> bool:
         return any(self._implementations[name] for name in names)
-
-    def implemented(self) -> dict[str, list[str]]:
-        return {
-            plugin.name: [hook for owner, hook in self._guards if owner == plugin.name]
-            for plugin in self._plugins
-        }
 
     def replies(self, worded: Worded) -> list[ReplySource]:
         return self._made("reply", lambda hook, guard: guard.checked(hook, partial(reply_of, worded)))
@@ -383,11 +377,7 @@ class PluginRegistry:
                 "version": plugin.version or None,
                 "api": API,
                 "origin": plugin.origin,
-                "hooks": {
-                    hook: guard.report()
-                    for (owner, hook), guard in self._guards.items()
-                    if owner == plugin.name
-                },
+                "hooks": {hook: guard.report() for hook, guard in self.guards[plugin.name].items()},
                 "settings": {
                     row.name: row.shown(row.value(settings))
                     for row in settings.table.rows
@@ -403,7 +393,7 @@ class PluginRegistry:
         made: list[T] = []
         for found in self._implementations[hook]:
             plugin = found.plugin_name
-            guard, known = self._guards[plugin, hook], {"host": self._hosts[plugin], **more}
+            guard, known = self.guards[plugin][hook], {"host": self._hosts[plugin], **more}
             with _failing(plugin, hook):
                 given = found.function(*(known[argument] for argument in found.argnames))
                 if given is not None:
@@ -461,11 +451,11 @@ def _answered(route: Route) -> set[tuple[str, str]]:
 def run(argv: Sequence[str]) -> int:
     """Prints the plugins of a server started with the flags `argv`; returns the exit status."""
     settings = load(argv, os.environ, warn=lambda text: None)
-    implemented = registry_of(settings).implemented()
+    guards = registry_of(settings).guards
     for plugin in settings.PLUGINS:
         about = (getattr(plugin.hooks, "__doc__", None) or "").strip().partition("\n")[0]
         print(f"{plugin.name} {plugin.version}".rstrip() + f" ({plugin.origin}): {about}")
-        print(f"  hooks: {', '.join(implemented[plugin.name]) or 'none'}")
+        print(f"  hooks: {', '.join(guards[plugin.name]) or 'none'}")
         for row in settings.table.rows:
             if row.group == plugin.group:
                 rules = f" The value {row.limits}." if row.limits else ""
@@ -490,10 +480,12 @@ def _plugged_cost(plain: dict[str, Any], profile: Profile) -> CostModel:
     return StepCost(profile.cost) if found is None else found[1]
 
 
+def plugged_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
+    return registry_of(settings).policies()
+
+
 def plugged_autoscalers(settings: Settings) -> dict[str, AutoscalerStart]:
     """Returns the autoscaling policies of the plugins in the settings, by name."""
-    if not settings.PLUGINS:
-        return {}
     plain, names = to_plain(settings), registry_of(settings).autoscalers()
     return {name: partial(_plugged_autoscaler, plain, name) for name in names}
 

@@ -1,6 +1,6 @@
 """The interface of all tokenizers, and their errors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from app.base import Bounded
@@ -51,6 +51,7 @@ class ChatOptions:
 
 
 PLAIN_CHAT = ChatOptions()
+TextCheck = Callable[[str], None]
 
 
 class Tokenizer:
@@ -66,7 +67,7 @@ class Tokenizer:
     added_ids: frozenset[int] | None = None
     """Ids of added tokens, which are not learned; None if unknown, as for a remote service."""
     tells_time = False
-    """True when chat prompts tell the time or draw: equal conversations may give different ones."""
+    """True when chat prompts contain the time or draws: equal conversations may give different ones."""
     caches: Mapping[str, Bounded] = {}
 
     @property
@@ -107,14 +108,13 @@ class Tokenizer:
         """Returns the text of each token alone, as in log probabilities (` world`)."""
         return [self.decode([token_id]) for token_id in ids]
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token, if known also those of a part of a character."""
-        return self.decode([token_id]).encode()
-
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         return self.decode(self.encode_chat(messages, options))
 
-    def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT, check: TextCheck | None = None
+    ) -> list[int]:
+        """Returns the token ids of a rendered conversation; `check` may refuse a long text before."""
         raise NotImplementedError
 
 

@@ -3,17 +3,17 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from operator import attrgetter
 from threading import Lock
 from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
-from cachetools import LRUCache
+from cachetools import LRUCache, cachedmethod
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -148,14 +148,7 @@ class ChatTemplates:
         return self.of(PLAIN_CHAT)
 
     def of(self, options: ChatOptions) -> CompiledTemplate:
-        source = self._source(options)
-        with self._lock:
-            compiled = self._compiled.get(source)
-        if compiled is None:
-            compiled = self._compile(source)
-            with self._lock, suppress(ValueError):  # too large to be kept
-                self._compiled[source] = compiled
-        return compiled
+        return self._compile(self._source(options))
 
     @property
     def size_bytes(self) -> int:
@@ -172,6 +165,7 @@ class ChatTemplates:
         except KeyError:
             raise ChatTemplateError("The tokenizer has no chat template, and the request none.") from None
 
+    @cachedmethod(attrgetter("_compiled"), lock=attrgetter("_lock"))
     def _compile(self, source: str) -> CompiledTemplate:
         try:
             tree = self._environment.parse(source)

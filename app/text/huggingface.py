@@ -8,8 +8,6 @@ As in vLLM's streams, text that ends with U+FFFD, the sign of an incomplete char
 Unlike in vLLM, a tail that stays incomplete is not lost: the last token adds it, as in a plain decode.
 """
 
-from __future__ import annotations
-
 import codecs
 import logging
 import os
@@ -20,6 +18,7 @@ from datetime import datetime
 from functools import cached_property
 from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import tokenizers
@@ -32,6 +31,7 @@ from app.text.base import (
     PLAIN_CHAT,
     ChatOptions,
     Message,
+    TextCheck,
     TokenIdError,
     Tokenizer,
     TokenizerLoadError,
@@ -159,6 +159,8 @@ WORD_BYTES = 400
 """Estimated memory of a remembered word, with its ids and its place."""
 LONGEST_WORD = 20
 """Characters of the longest remembered word."""
+LONGEST_PART, MOST_PARTS = 10, 100
+"""Characters and number of remembered parts between added tokens, such as a chat template's."""
 
 
 class WordEncoder(dict[str, list[int]]):
@@ -170,6 +172,7 @@ class WordEncoder(dict[str, list[int]]):
         self._symbols = {byte: symbol for symbol, byte in byte_symbols().items()}
         added = backend.get_added_tokens_decoder().items()
         self._added = {token.content: [token_id] for token_id, token in added}
+        self._parts: dict[str, list[int]] = {}
         longest_first = sorted(self._added, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})").split
 
@@ -183,10 +186,12 @@ class WordEncoder(dict[str, list[int]]):
             return None
         ids: list[int] = []
         for place, part in enumerate(self._split(text)):
-            if place % 2:
-                ids += self._added[part]
-            else:
-                ids += chain.from_iterable(map(self.__getitem__, WORDS(part)))
+            known = self._added[part] if place % 2 else self._parts.get(part)
+            if known is None:
+                known = list(chain.from_iterable(map(self.__getitem__, WORDS(part))))
+                if len(part) <= LONGEST_PART and len(self._parts) < MOST_PARTS:
+                    self._parts[part] = known
+            ids += known
         return ids
 
     def __missing__(self, word: str) -> list[int]:
@@ -268,7 +273,7 @@ class LocalTokenizer(Tokenizer):
         name: str | None = None,
         chat_template: str | None = None,
         takes_media: bool | None = None,
-    ) -> LocalTokenizer:
+    ) -> Self:
         """Loads a folder with `tokenizer.json`, or such a file.
 
         `chat_template` replaces the folder's templates, `takes_media` the value from `config.json`.
@@ -362,19 +367,16 @@ class LocalTokenizer(Tokenizer):
 
         return call_long(TOKEN * len(ids), work)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        if self._byte_level:
-            return self._bytes[token_id]
-        token = self.token_strings([token_id])[0]
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # SentencePiece
-            return bytes.fromhex(token[3:5])
-        return self.token_texts([token_id])[0].encode()
-
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         return self._templates.render(messages, options)
 
-    def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
-        return self.encode(self._templates.render(messages, options), options.add_special_tokens)
+    def encode_chat(
+        self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT, check: TextCheck | None = None
+    ) -> list[int]:
+        text = self._templates.render(messages, options)
+        if check is not None and len(text) > QUICK_BYTES:
+            check(text)
+        return self.encode(text, options.add_special_tokens)
 
 
 def default_tokenizer(chat_template: str | None = None, takes_media: bool | None = None) -> LocalTokenizer:

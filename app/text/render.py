@@ -13,6 +13,7 @@ from app.text.base import (
     PLAIN_CHAT,
     ChatOptions,
     Message,
+    TextCheck,
     TokenIdError,
     Tokenizer,
     TokenizerInputError,
@@ -33,16 +34,11 @@ WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 
 
 class RenderTokenizer(Tokenizer):
-    """The `Tokenizer` of a remote service.
+    """The `Tokenizer` of the service at the base address `url`, which knows the model as `model`.
 
     The service returns ids without the text of each. So `pieces` splits the text at words and signs, and
-    adapts the number of parts to the number of ids.
-
-    Args:
-        url: base address, with or without a trailing slash.
-        model: name of the model at the service.
-        timeout_s: seconds from the call to the last byte of the response.
-        mm_timeout_s: the same for messages with images; by default `timeout_s`.
+    adapts the number of parts to the number of ids. A call may take `timeout_s` seconds to the last byte of
+    its response; one with images `mm_timeout_s`, by default the same.
     """
 
     def __init__(
@@ -91,7 +87,9 @@ class RenderTokenizer(Tokenizer):
         last = len(ids) - 1
         return [*words[:last], *[""] * (last - len(words)), "".join(words[last:])]
 
-    def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT, check: TextCheck | None = None
+    ) -> list[int]:
         """Sends only the options that differ from the defaults."""
         fields: dict[str, object] = {"messages": list(messages)}
         for name in ChatOptions.__dataclass_fields__:

@@ -6,13 +6,16 @@ import os
 import socket
 import sys
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from app.base import Bounded
 from app.base.clock.clock import LiveClock, Streams, TimerWheel
+from app.base.clock.pause import call_off_hub
 from app.base.metrics.fake import FakeFamilies
 from app.base.metrics.instruments import Exposition, Families
 from app.base.metrics.recorder import Recorder
+from app.engine.core.batch import LoRASlots
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Lifecycle, WeightUpdates
 from app.engine.core.request import Model
@@ -24,32 +27,30 @@ from app.engine.kvcache.cache import KVCacheManager, store_of
 from app.engine.kvcache.events import PublisherSettings, of_rank
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.memo import Memo
-from app.engine.lora import AdapterMemory, LoraResidency, LoRASlots, adapters_of, rank_of
+from app.engine.lora import AdapterMemory, LoraResidency, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import NullModel, SimulatedModel
-from app.serving.api import anthropic, completions, invocations, label_reads, models, openapi, pooling
+from app.serving.api import anthropic, completions, label_reads, models, openapi, pooling
 from app.serving.api.admin import lifecycle as lifecycle_routes
 from app.serving.api.admin import server as admin
-from app.serving.api.admin.server import PeerRanks
+from app.serving.api.admin import testing
 from app.serving.api.chat import completions as chat
 from app.serving.api.chat import prompt
 from app.serving.api.generate import routes as generate
 from app.serving.api.identity import Identity, pod_headers
-from app.serving.api.models import ServedModels
 from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.api.plain import plain_chats, plain_completions
 from app.serving.api.responder import Responder, ServerLoad
 from app.serving.api.responses import routes as responses
-from app.serving.api.responses.routes import ResponseStore
 from app.serving.faults.injector import FaultAudit, FaultInjector
 from app.serving.flask.application import Understudy
 from app.serving.gunicorn import ranks
-from app.serving.gunicorn.ranks import handed_over
 from app.serving.http.context import BodyLimits
 from app.serving.http.response import json_response
 from app.serving.http.route import get
 from app.serving.middleware import access, http_metrics
 from app.serving.middleware.http_log import HttpLog
+from app.serving.middleware.journal import Journal
 from app.serving.middleware.rate_limits import RateLimits
 from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.serving.protocol.validation import ModelLimits
@@ -62,6 +63,7 @@ from config.validation import LiveSettings
 
 if TYPE_CHECKING:
     from app.console.application import Console
+    from app.engine.core.delays import DelayLog
     from app.engine.core.lifecycle import Operations
     from app.engine.core.remote import RemoteEngine
     from app.engine.core.sequence import EngineClient
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from app.engine.kvcache.publisher import Publisher
     from app.plugins.registry import PluginRegistry
     from app.serving.api.sampling import RealModel
+    from app.serving.api.script import ScriptResolver
     from app.serving.recording.exchange import Recording
     from app.serving.recording.replay import Replay
     from app.serving.scripts.script_set import ScriptSet
@@ -86,7 +89,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
     1.
     """
     try:
-        settings = settings or handed_over(os.environ) or load((), os.environ)
+        settings = settings or ranks.handed_over(os.environ) or load((), os.environ)
         check_extras(settings)
         prepare_datasets(dataset_settings(settings))
         tokenizer = tokenizer_of(settings)
@@ -209,21 +212,27 @@ class Assembly:
         self.remote: RemoteEngine | None = None
         self.real: RealModel | None = None
         self.engine, self.lifecycle = self._engine()
+        self.delays = self._delays()
         self.load = ServerLoad(settings.api.enable_server_load_tracking)
         plugged = [] if self.plugins is None else self.plugins.faults()
         self.faults = FaultInjector(self.streams("faults"), self.clock.now, plugged)
         self.live.subscribe(self.faults.on_settings)
-        self.scripts = self._scripts()
+        self.scripts: ScriptSet | None = None
+        self.can_script = not (settings.model.mm_encoder_only or settings.engine.is_real)
+        if settings.scripts.script and self.can_script:
+            self.open_scripts()
         host = settings.kvcache.kv_side_channel_host or self.server.pod_ip or socket.gethostname()
         self.identity = Identity(settings, host, self.streams("ids"))
         self.pipeline = self._pipeline()
         self.replay, self.console = self._replay(), self._console()
+        api, kept = settings.api, 1000 if settings.api.console or settings.scripts.script else 0
+        self.journal = Journal(kept if api.journal is None else api.journal)
         self.audit = FaultAudit(self.faults, self.clock.now)
         self.http_metrics, self.limits = http_metrics.HttpMetrics(self.clock.now), RateLimits(self.clock)
         self.middleware = self._middleware()
         prefix = self.server.root_path.rstrip("/")
         self.app = Understudy(self.engine, self.middleware, self.streams("request ids"), prefix)
-        self.peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
+        self.peers = admin.PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
         self._add_services()
         self._add_model_routes()
         self._add_server_routes()
@@ -309,22 +318,31 @@ class Assembly:
         self.live.subscribe(model.on_settings)
         return model
 
-    def _scripts(self) -> ScriptSet | None:
-        at, settings = self.settings.scripts, self.settings
-        if not at.script or settings.model.mm_encoder_only:
-            return None
-        from app.serving.scripts.script_set import open_scripts  # imports YAML and Jinja
+    def open_scripts(self) -> ScriptSet:
+        """Opens the scripts of the settings, or none: then rules may be added at run time."""
+        call_off_hub(import_module, "app.serving.scripts.script_set")  # imports YAML and Jinja
+        if self.scripts is None:
+            from app.serving.scripts.script_set import open_scripts
 
-        return open_scripts(at, self.schemas, self.streams("scripts"), self.clock.now)
+            streams = self.streams("scripts")
+            self.scripts = open_scripts(self.settings.scripts, self.schemas, streams, self.clock.now)
+        return self.scripts
+
+    def _resolver(self) -> ScriptResolver | None:
+        if self.scripts is None or not self.scripts.rules:
+            return None
+        from app.serving.api.script import ScriptResolver
+
+        return ScriptResolver(self.scripts, self.tokenizer, self.faults)
+
+    def _use_scripts(self) -> None:
+        """Asks scripts while there are rules; without them, plain requests take the fast path again."""
+        self.pipeline.scripts = self._resolver()
+        self.live.change({})
 
     def _pipeline(self) -> RequestPipeline:
         """Builds the pipeline of all generating API families."""
         settings, model, api = self.settings, self.settings.model, self.settings.api
-        resolver = None
-        if self.scripts is not None:
-            from app.serving.api.script import ScriptResolver
-
-            resolver = ScriptResolver(self.scripts, self.tokenizer, self.faults)
         reasons, tools = bool(settings.reply.reasoning_parser), settings.tools
         limits = ModelLimits(
             max_model_len=model.max_model_len,
@@ -340,7 +358,7 @@ class Assembly:
         pipeline = RequestPipeline(
             settings=settings,
             body=BodyLimits.of(self.server),
-            models=ServedModels(model.served_names, model.model, model.max_model_len, self.adapters),
+            models=models.ServedModels(model.served_names, model.model, model.max_model_len, self.adapters),
             tokenizer=self.tokenizer,
             identity=self.identity,
             responder=responder,
@@ -352,7 +370,7 @@ class Assembly:
             rank=self.rank,
             real=self.real,
             keeps_turns=bool(self.datasets) or asks,
-            scripts=resolver,
+            scripts=self._resolver(),
             asks_plugins=asks,
         )
         self.live.subscribe(pipeline.on_settings)
@@ -373,8 +391,19 @@ class Assembly:
             return None
         from app.console.application import Console  # other servers do not need it
 
+        assert self.delays is not None
         engine, lifecycle, cache = self.engine, self.lifecycle, self.cache
-        return Console(self.live, self.server, engine, lifecycle, self.clock, cache, self.publisher)
+        return Console(
+            self.live, self.server, engine, lifecycle, self.clock, cache, self.publisher, self.delays
+        )
+
+    def _delays(self) -> DelayLog | None:
+        """Attaches a log of delays to the engine, where the console or traces will tell them."""
+        if not (self.settings.api.console or self.settings.tracing.otlp_traces_endpoint):
+            return None
+        from app.engine.core.delays import DelayLog  # other servers do not need it
+
+        return DelayLog().attach(self.engine)
 
     def _middleware(self) -> MiddlewareStack:
         """Builds all middleware, the outermost first."""
@@ -382,13 +411,14 @@ class Assembly:
         for one in (http_log, keys, self.limits):
             self.live.subscribe(one.on_settings)
         request_ids = RequestIds(settings.api.enable_request_id_headers)
-        stack: list[Middleware] = [self.http_metrics, http_log, request_ids]
+        stack: list[Middleware] = [self.http_metrics, http_log, self.journal, request_ids]
         if settings.tracing.otlp_traces_endpoint is not None:
             from app.base.tracing import tracing_to
             from app.serving.middleware.traces import Traces
 
             sender, make_tracer = tracing_to(settings.tracing)
-            stack.append(Traces(make_tracer, self.clock, caches={"spans": sender}))
+            assert self.delays is not None
+            stack.append(Traces(make_tracer, self.clock, self.delays, caches={"spans": sender}))
         stack += [access.Cors(settings.access), keys, self.limits]
         stack += [] if self.plugins is None else self.plugins.middleware()
         stack += [access.ForeignPages(settings.access), http_metrics.LoadReports(self.recorder.figures)]
@@ -406,6 +436,9 @@ class Assembly:
         }
         if (series := self.recorder.adapter_series) is not None:
             kept["adapter series"] = series
+        if self.delays is not None:
+            kept["delay log"] = self.delays
+        app.caches.append(lambda: {} if self.scripts is None else {"script counters": self.scripts})
         app.caches += [lambda: kept, lambda: self.middleware.caches, lambda: self.tokenizer.caches]
         app.caches += [] if cache is None else [lambda: cache.caches]
         if publisher is not None:
@@ -413,7 +446,6 @@ class Assembly:
             app.services.append(publisher)
         app.services += [] if self.remote is None else [self.remote]
         if scripts is not None:
-            kept["script counters"] = scripts
             app.services.append(scripts)
             app.add_routes("script", admin.script_routes(scripts, self.peers))
         self.ready = admin.readiness(self.engine, self.clock, self.settings.server.startup_duration)
@@ -437,7 +469,7 @@ class Assembly:
             chats, texts = plain_chats(pipeline), plain_completions(pipeline)
             self.live.subscribe(chats.on_settings)
             self.live.subscribe(texts.on_settings)
-            store, threads = ResponseStore(api.enable_responses_store), Memo[str, bytes](64 << 20)
+            store, threads = responses.ResponseStore(api.enable_responses_store), Memo[str, bytes](64 << 20)
             memos = {"plain chats": chats.known, "plain prompts": texts.known}
             app.caches.append(lambda: {**memos, "responses": store, "threads": threads})
             app.add_routes("chat", chat.routes(pipeline, chats))
@@ -450,7 +482,7 @@ class Assembly:
         if pooling_routes := pooling.routes(pipeline, settings.model):
             app.add_routes("pooling", pooling_routes)
         app.add_routes("label_reads", label_reads.routes(pipeline, settings.model))
-        app.add_routes("invocations", invocations.routes(body, lambda: app.routes))
+        app.add_routes("invocations", openapi.invocation_routes(body, lambda: app.routes))
         app.add_routes("models", models.routes(pipeline.models, self.identity))
         app.add_routes("tokens", prompt.routes(pipeline, api.enable_tokenizer_info_endpoint))
         if settings.lora.allow_runtime_lora_updating:
@@ -477,6 +509,10 @@ class Assembly:
         told = self.publishes, self.publisher is not None, server, first
         app.add_routes("reports", admin.report_routes(self.audit, report, *told))
         app.add_routes("admin", admin.routes(self.live, self.lifecycle, self.engine, body, self.peers))
+        app.add_routes("journal", testing.journal_routes(self.journal, self.peers))
+        if self.can_script:
+            rules = testing.rule_routes(self.open_scripts, self._use_scripts, body, self.peers)
+            app.add_routes("rules", rules)
         app.add_routes("memory", admin.memory_routes(app.caches))
         if replay is not None:
             app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from app.lab.load.loads import Recipe, lengths
-from app.lab.load.report import check_target, whole_file
+from app.lab.load.report import check_targets, whole_file
 from benchmarks.rehearse import report
 from benchmarks.rehearse.playing import Clock
 from benchmarks.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehearse
@@ -63,7 +63,7 @@ def _rehearse(given: argparse.Namespace) -> Rehearsal:
     loads = draw_loads(_recipe(given), given.in_flight)
     limits = limits_for(loads, given.max_num_batched_tokens)
     if given.json != STDOUT:
-        check_target(given.json)
+        check_targets([given.json])
     if given.out is not None:
         _make_folder(given.out)
     check_installed("engine", "rehearse")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
-from config.declaration import About, Json, Percent, Section, understood_by
+from config.declaration import LIVE, About, Json, Percent, Section, understood_by
 from config.fault_rules import parse_fault_rules
 
 FailureType = Literal[
@@ -63,6 +63,9 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     """Serve no /openapi.json, /docs and /redoc."""
     console: bool = False
     """Serve a page at /console that shows what the server does, and steers it; see docs/console.md."""
+    journal: Annotated[int, Meta(ge=0, le=100_000)] | None = None
+    """Most requests, in 16 MiB at most, that GET /admin/journal shows with their replies; 0 is none. Empty is
+    1000 with a console or a script, else none."""
     enable_scale_out: bool = False
     """Serve render, derender, inference/v1/generate and abort_requests, which are 403 otherwise."""
     enable_sleep_mode: bool = True
@@ -79,12 +82,12 @@ class FailureSettings(Section, frozen=True, kw_only=True):
     failure_types: Annotated[
         tuple[FailureType, ...],
         Meta(description=f"must only have {', '.join(FAILURE_TYPES)}"),
-        About(live=True),
+        LIVE,
     ] = ()
     """How they fail; every way when empty."""
     fault_rules: Annotated[
         Json | None,
-        About(live=True),
+        LIVE,
         understood_by(parse_fault_rules, "must be rules as they are described there"),
     ] = None
     """JSON list of scripted faults, each with the requests that it strikes; see docs/faults.md."""

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from config.declaration import (
+    LIVE,
     ZMQ_ADDRESS,
     About,
     Count,
@@ -16,8 +17,8 @@ from config.declaration import (
     Port,
     Section,
     SettingRule,
+    deviation_of,
     install,
-    not_above_share,
     understood_by,
 )
 
@@ -86,8 +87,8 @@ class StepSettings(Section, frozen=True, kw_only=True):
     model_config: Annotated[str, About(path=True)] = ""
     """The config.json, or its folder, of the model that profile auto is made for."""
     vllm_version: Annotated[str, Meta(pattern=r"^(\d+\.\d+[\w.+-]*)?$")] = ""
-    """The version of vLLM whose engine profile auto is made for: up to 0.13 it waited for each step. Empty is
-    the newest."""
+    """The version of vLLM whose engine profile auto is made for: up to 0.13 it waited for each step. Empty,
+    and above 0.28, is the newest that is known."""
     max_num_batched_tokens: Annotated[Count, About(unit="tokens")] = 8192
     """Tokens that a step computes at the most (timing steps, engine llm)."""
     enable_chunked_prefill: bool = True
@@ -105,45 +106,39 @@ class StepSettings(Section, frozen=True, kw_only=True):
 class LatencySettings(Section, frozen=True, kw_only=True):
     """Moments of tokens."""
 
-    latency_calculator: Annotated[Literal["", "constant", "per-token"], About(live=True)] = ""
+    latency_calculator: Annotated[Literal["", "constant", "per-token"], LIVE] = ""
     """Source of the time to the first token: time-to-first-token (constant) or the prompt's length
     (per-token). Empty is constant if time-to-first-token or its deviation is set, per-token otherwise."""
-    inter_token_latency: Annotated[Duration, About(live=True)] = 0.0
+    inter_token_latency: Annotated[Duration, LIVE] = 0.0
     """Time between two tokens of a reply."""
-    inter_token_latency_std_dev: Annotated[
-        Duration, About(live=True), not_above_share(30, of="inter_token_latency")
-    ] = 0.0
+    inter_token_latency_std_dev: Annotated[Duration, LIVE, deviation_of("inter_token_latency")] = 0.0
     """Standard deviation of inter-token-latency."""
-    time_to_first_token: Annotated[Duration, About(live=True)] = 0.0
+    time_to_first_token: Annotated[Duration, LIVE] = 0.0
     """Time from admission to the first token."""
-    time_to_first_token_std_dev: Annotated[
-        Duration, About(live=True), not_above_share(30, of="time_to_first_token")
-    ] = 0.0
+    time_to_first_token_std_dev: Annotated[Duration, LIVE, deviation_of("time_to_first_token")] = 0.0
     """Standard deviation of time-to-first-token."""
-    prefill_overhead: Annotated[Duration, About(live=True)] = 0.0
+    prefill_overhead: Annotated[Duration, LIVE] = 0.0
     """Constant part of the prefill (per-token calculator)."""
-    prefill_time_per_token: Annotated[Duration, About(live=True)] = 0.0
+    prefill_time_per_token: Annotated[Duration, LIVE] = 0.0
     """Prefill time of each prompt token that is not cached (per-token calculator)."""
-    prefill_time_std_dev: Annotated[Duration, About(live=True)] = 0.0
+    prefill_time_std_dev: Annotated[Duration, LIVE] = 0.0
     """Standard deviation of the prefill (per-token calculator)."""
-    time_factor_under_load: Annotated[float, Meta(ge=1.0), About(live=True)] = 1.0
+    time_factor_under_load: Annotated[float, Meta(ge=1.0), LIVE] = 1.0
     """Latencies are this many times longer when all max-num-seqs places are taken, and grow linearly from 1
     before."""
-    kv_cache_transfer_latency: Annotated[Duration, About(live=True)] = 0.0
+    kv_cache_transfer_latency: Annotated[Duration, LIVE] = 0.0
     """Time to first token of a request whose prefill was done elsewhere (constant calculator)."""
     kv_cache_transfer_latency_std_dev: Annotated[
-        Duration, About(live=True), not_above_share(30, of="kv_cache_transfer_latency")
+        Duration, LIVE, deviation_of("kv_cache_transfer_latency")
     ] = 0.0
     """Standard deviation of kv-cache-transfer-latency."""
-    kv_cache_transfer_time_per_token: Annotated[Duration, About(live=True)] = 0.0
+    kv_cache_transfer_time_per_token: Annotated[Duration, LIVE] = 0.0
     """Transfer time of each prompt token of such a request (per-token calculator)."""
-    kv_cache_transfer_time_std_dev: Annotated[Duration, About(live=True)] = 0.0
+    kv_cache_transfer_time_std_dev: Annotated[Duration, LIVE] = 0.0
     """Standard deviation of the transfer (per-token calculator)."""
-    time_to_generate_image: Annotated[Duration, About(live=True)] = 0.0
+    time_to_generate_image: Annotated[Duration, LIVE] = 0.0
     """Time that an image takes after the last token."""
-    time_to_generate_image_std_dev: Annotated[
-        Duration, About(live=True), not_above_share(30, of="time_to_generate_image")
-    ] = 0.0
+    time_to_generate_image_std_dev: Annotated[Duration, LIVE, deviation_of("time_to_generate_image")] = 0.0
     """Standard deviation of time-to-generate-image."""
 
 
@@ -162,7 +157,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """How blocks are hashed, as vLLM's option of the same name."""
     hash_seed: Annotated[str | None, About(env=("PYTHONHASHSEED",))] = None
     """Start of the chain of hashes, as PYTHONHASHSEED for vLLM; vLLM's own when empty."""
-    global_cache_hit_threshold: Annotated[float, Meta(ge=0, le=1), About(live=True)] = 0.0
+    global_cache_hit_threshold: Annotated[float, Meta(ge=0, le=1), LIVE] = 0.0
     """Requests with a smaller share of their prompt cached end at once with cache_threshold; 0 is off."""
     kv_cache_metrics: bool = False
     """Report how long blocks live, are idle before their end and wait for their next use."""

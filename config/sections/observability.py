@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from config.declaration import About, Json, PositiveDuration, Section, understood_by
+from config.declaration import LIVE, About, Json, PositiveDuration, Section, understood_by
 from config.fake_metrics import parse
 
 TRACE = 5
@@ -25,7 +25,7 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     """Report no family of vLLM's; those of HTTP and of the process are there."""
     fake_metrics: Annotated[
         Json | None,
-        About(live=True),
+        LIVE,
         understood_by(parse, "must have only keys and values that are described there"),
     ] = None
     """JSON object of metrics that are reported instead of the true ones; see docs/metrics.md."""
@@ -47,7 +47,7 @@ class LogSettings(Section, frozen=True, kw_only=True):
     """Lines for people or JSON objects."""
     access_log: bool = False
     """Log a line for each request when its answer has been sent."""
-    log_http: Annotated[bool, About(live=True)] = False
+    log_http: Annotated[bool, LIVE] = False
     """Log method, path, headers and body of every request and of every whole answer; secrets masked."""
 
 

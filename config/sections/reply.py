@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from config.declaration import About, NotNegative, Percent, Section, SettingRule, not_below
+from config.declaration import LIVE, About, NotNegative, Percent, Section, SettingRule, not_below
 
 ALL_MODELS = ""
 """Model of an item without a model, in dataset-path and script."""
@@ -63,23 +63,17 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
 class ToolSettings(Section, frozen=True, kw_only=True):
     """Tool calls and structured output: which values are drawn where the schema leaves a choice."""
 
-    min_tool_call_integer_param: Annotated[int, About(live=True)] = 0
+    min_tool_call_integer_param: Annotated[int, LIVE] = 0
     """Smallest integer drawn where the schema gives no range."""
-    max_tool_call_integer_param: Annotated[
-        int, About(live=True), not_below("min_tool_call_integer_param")
-    ] = 100
+    max_tool_call_integer_param: Annotated[int, LIVE, not_below("min_tool_call_integer_param")] = 100
     """Largest integer drawn where the schema gives no range."""
-    min_tool_call_number_param: Annotated[float, About(live=True)] = 0.0
+    min_tool_call_number_param: Annotated[float, LIVE] = 0.0
     """Smallest number drawn where the schema gives no range."""
-    max_tool_call_number_param: Annotated[
-        float, About(live=True), not_below("min_tool_call_number_param")
-    ] = 100.0
+    max_tool_call_number_param: Annotated[float, LIVE, not_below("min_tool_call_number_param")] = 100.0
     """Largest number drawn where the schema gives no range."""
-    min_tool_call_array_param_length: Annotated[NotNegative, About(live=True)] = 1
+    min_tool_call_array_param_length: Annotated[NotNegative, LIVE] = 1
     """Fewest items of an array without a limit in the schema."""
-    max_tool_call_array_param_length: Annotated[
-        int, About(live=True), not_below("min_tool_call_array_param_length")
-    ] = 5
+    max_tool_call_array_param_length: Annotated[int, LIVE, not_below("min_tool_call_array_param_length")] = 5
     """Most items of an array without a limit in the schema."""
     tool_call_not_required_param_probability: Annotated[Percent, About(unit="%", live=True)] = 50
     """Chance of a parameter that is not required."""
@@ -92,7 +86,7 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     takes any name, and judges tools as vLLM does where one is given."""
     enable_auto_tool_choice: bool = True
     """Let tools be chosen; off, vLLM has no parser of calls, and every tool_choice is refused."""
-    skip_tool_validation: Annotated[bool, About(live=True)] = False
+    skip_tool_validation: Annotated[bool, LIVE] = False
     """Take tools whose schema is wrong; what cannot be understood is left out."""
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
 from app.serving.api.anthropic import MessageWriter
 from app.serving.api.identity import ResponseMeta
-from app.serving.http.errors import ApiError, internal, retryable, too_many
+from app.serving.http.errors import ApiError, internal, too_many
 from tests.api.segments import Segment, body_of, call, segments, told, whole
 from tests.conformance.calls import parsed
 
@@ -133,7 +133,6 @@ def test_a_call_is_a_block_that_opens_with_its_name_before_it_has_arguments() ->
 def test_a_failure_ends_the_stream_with_an_error_and_is_raised_for_a_whole_message() -> None:
     for error, kind in (
         (internal("It broke."), "InternalServerError"),
-        (retryable("Again."), "ServiceUnavailableError"),
         (too_many("Full."), "RateLimitError"),
         (ApiError(418, "Teapot", "No coffee."), "Teapot"),
         (ValueError("a detail of ours"), "InternalServerError"),

@@ -9,7 +9,9 @@ from app.engine.forms.schema import Schemas
 from app.serving.api.chat.parts import check_tool_choice, constraint_of, tool_calls_of
 from app.serving.http.errors import ApiError
 from app.serving.protocol.options import StructuredOutputs
+from app.text.huggingface import LocalTokenizer
 from config.settings import ToolSettings
+from tests.application import app_of
 from tests.protocol.refused import chat
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("look", "go")]
@@ -107,3 +109,17 @@ def test_what_is_no_form_is_refused(wanted: StructuredOutputs, word: str) -> Non
     with pytest.raises(ApiError) as caught:
         constraint_of(wanted, Schemas())
     assert caught.value.status == 400 and word in caught.value.message and caught.value.param is None
+
+
+def test_tools_that_cannot_fit_are_refused_before_the_chat_is_tokenized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tool = {"type": "function", "function": {"name": "look", "description": "a" * 100_000}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "max_tokens": 1}
+    client, path = app_of("--max-model-len", "64").test_client(), "/v1/chat/completions"
+    whole = {**body, "tool_choice": "none"}
+    kept = client.post(path, json={**whole, "truncate_prompt_tokens": 8}).get_json()
+    assert kept["usage"]["prompt_tokens"] == 8
+    monkeypatch.delattr(LocalTokenizer, "encode")
+    answer = client.post(path, json=whole)
+    assert answer.status_code == 400 and answer.get_json()["error"]["param"] == "input_text"

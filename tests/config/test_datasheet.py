@@ -162,7 +162,13 @@ def test_what_cannot_be_is_told_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "content, rule", [(None, "cannot be read"), ("{", "is not JSON"), ("[]", "Expected `object`")]
+    "content, rule",
+    [
+        (None, "cannot be read"),
+        ("{", "is not JSON"),
+        ("[" * 99999, "is not JSON"),
+        ("[]", "Expected `object`"),
+    ],
 )
 def test_a_file_that_is_no_config_is_told_in_one_line(tmp_path: Path, content: str | None, rule: str) -> None:
     path = tmp_path / "config.json"

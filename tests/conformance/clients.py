@@ -10,11 +10,12 @@ import openai
 
 from tests.needs import CLIENTS_PYTHON, NODE, NODE_CLIENTS
 from tests.running_server import RunningServer
+from vllm_understudy import Server
 
 HERE = Path(__file__).parent
 
 
-def told_by(program: str, server: RunningServer, *words: str) -> Any:
+def told_by(program: str, server: RunningServer | Server, *words: str) -> Any:
     """The JSON that `program` of this folder prints after it has asked `server` for model `tiny`."""
     return _told([str(CLIENTS_PYTHON), str(HERE / program), server.url, "tiny", *words])
 
@@ -34,7 +35,7 @@ def _told(command: list[str]) -> Any:
 
 
 def openai_client(
-    server: RunningServer, strict: bool = True, api_key: str = "x", max_retries: int = 0
+    server: RunningServer | Server, strict: bool = True, api_key: str = "x", max_retries: int = 0
 ) -> openai.OpenAI:
     """A client that asks again `max_retries` times; a strict one refuses what the SDK's models do not fit."""
     return openai.OpenAI(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from app.console import page
-from app.console.application import SHOWN_SETTING, describe, shown
-from app.console.bars import Origin
+from app.console.application import SHOWN_SETTING, Console, describe, shown
+from app.console.bars import FIGURES, Origin
 from app.console.page import FOLDER, SCRIPTS, STYLES
 from app.engine.core.request import ScriptedReply
 from config.settings import TABLE
@@ -71,6 +71,20 @@ def test_actions_act_also_without_the_development_routes() -> None:
     assert asked.get("/admin/console/figures").get_json()["state"] == "draining"
 
 
+def test_a_refused_request_is_counted_with_its_reason() -> None:
+    app = app_of("--console", "--force-dummy-tokenizer", "--max-model-len", "16")
+    console = next(it for it in app.middleware._middleware if isinstance(it, Console))
+    console.observer.begin()
+    for data, status in ((b'{"model": "other", "prompt": "a"}', 404), (b"{", 400)):
+        asked = app.test_client().post("/v1/completions", data=data, content_type="application/json")
+        assert asked.status_code == status
+    frame = console.observer.frame()
+    told = [row[1] for row in frame.ended]
+    assert [reason.partition(": ")[0] for reason in told] == ["status 404", "status 400"]
+    assert "other" in told[0] and not any("\n" in reason for reason in told)
+    assert frame.figures[FIGURES.index("refused")] == 2
+
+
 @pytest.mark.parametrize(
     ("traceparent", "trace_id"),
     [
@@ -85,9 +99,10 @@ def test_what_clients_choose_is_kept_short(traceparent: str, trace_id: str) -> N
     assert origin.trace_id == trace_id
     assert len(origin.path) <= 128
     it = Watched()
-    it.observer.bars.refused(context, 400)
+    it.observer.bars.refused(context, origin, f"status 400: {'x' * 1000}")
     page = it.frame()
-    assert len(page.bars[1][1]) <= 128 and page.ended[1][1] == "status 400"
+    assert len(page.bars[1][1]) <= 128 and page.ended[1][1].startswith("status 400: x")
+    assert len(page.ended[1][1]) <= 128 and page.figures["refused"] == 1
 
 
 @pytest.mark.parametrize(
@@ -120,7 +135,8 @@ def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
     assert answer["tokens"] == it.page.tokens[bar.number] > 5
     assert answer["reply"] == it.harness.said("a")
     settings = answer["settings"]
-    assert (settings["stop"], settings["seed"], settings["max_tokens"]) == ("('x!',)", 5, 30)
+    assert (settings["stop"], settings["seed"], settings["max_tokens"]) == ("['x!']", 5, 30)
+    assert set(settings) == {"ignore_eos", "max_tokens", "seed", "stop"}, "nothing of the server's own"
     assert len(answer["blocks"]) >= 1
     assert answer["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
     it.frame(10)
@@ -147,7 +163,7 @@ OURS = [name for name in SCRIPTS if not name.startswith("vendor/")]
 
 
 def test_all_of_it_is_small_and_has_its_licence() -> None:
-    assert sum((FOLDER / name).stat().st_size for name in ("index.html", *STYLES, *SCRIPTS)) < 150_000
+    assert sum((FOLDER / name).stat().st_size for name in ("index.html", *STYLES, *SCRIPTS)) < 190_000
     assert "MIT" in (FOLDER / "vendor" / "uPlot.LICENSE").read_text("utf-8")
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from app.console.bars import FIGURES, FREE, Frame, Origin, Picture, event_of
 from app.console.observer import Observer
+from app.engine.core.delays import DelayLog
 from app.engine.core.lifecycle import Lifecycle
 from config.datasheet import profile_of
 from config.profile import Profile
@@ -32,6 +33,9 @@ class Page:
         self.steps: list[list[float]] = []
         self.figures: dict[str, float] = {}
         self.frame: dict[str, Any] = {}
+        self.ttft: list[float] = []
+        """Latencies of all first tokens, in milliseconds."""
+        self.itl: list[float] = []
 
     def take(self, item: Frame | Picture) -> None:
         told = msgspec.json.decode(event_of("x", item).partition(b"\ndata: ")[2])
@@ -46,6 +50,10 @@ class Page:
         self.tokens |= dict(zip(tokens[::2], tokens[1::2], strict=True))
         for row in frame.get("ended", []):
             self.ended[row[0]] = row
+        for name, values in (("ttft", self.ttft), ("itl", self.itl)):
+            pairs = frame.get(name, [])
+            for value, count in zip(pairs[::2], pairs[1::2], strict=True):
+                values += [value / 10] * count
         rows = frame.get("blocks", [])
         for place in range(0, len(rows), 3):
             self.blocks[rows[place]] = rows[place + 1], rows[place + 2]
@@ -68,7 +76,12 @@ class Watched:
         engine = self.harness.engine
         self.lifecycle = Lifecycle(engine, self.harness.recorder, self.harness.cache)
         self.observer = Observer(
-            engine, self.lifecycle, self.harness.clock.now, lambda: UNIX_S, self.harness.cache
+            engine,
+            self.lifecycle,
+            self.harness.clock.now,
+            lambda: UNIX_S,
+            DelayLog().attach(engine),
+            self.harness.cache,
         )
         self.page = Page()
         if seen:

@@ -7,6 +7,7 @@ from typing import Any
 
 from app.base.clock.clock import SLOTS_PER_S, Streams, VirtualClock
 from app.base.metrics.recorder import Recorder
+from app.engine.core.batch import LoRASlots
 from app.engine.core.engine import Engine
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.request import EngineRequest, Observer
@@ -15,7 +16,6 @@ from app.engine.forms.schema import Schemas
 from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import Adapter, BlockHasher
-from app.engine.lora import LoRASlots
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import SimulatedModel
 from app.text.base import Tokenizer

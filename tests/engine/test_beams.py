@@ -1,5 +1,6 @@
 """Beams come whole, and each of their steps is a request of its own."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -59,3 +60,24 @@ def test_beams_that_are_aborted_say_nothing_and_interrupted_ones_say_so() -> Non
     assert harness.engine.interrupt() > 0
     harness.clock.advance(60)
     assert harness.finish(index=0) == harness.finish(index=1) == "abort" and harness.is_idle()
+
+
+def test_a_step_of_many_beams_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(mode="random")
+    run, soon, submitted = harness.engine.run, harness.engine.wheel.call_soon, [0]
+
+    def slow_run(*asked: Any) -> Any:
+        harness.clock._now += 0.003  # what a long prompt costs
+        submitted[-1] += 1
+        return run(*asked)
+
+    def call_soon(work: Callable[[], None]) -> None:
+        submitted.append(0)
+        soon(work)
+
+    monkeypatch.setattr(harness.engine, "run", slow_run)
+    monkeypatch.setattr(harness.engine.wheel, "call_soon", call_soon)
+    beams(harness, choices=10)
+    harness.clock.advance(60)
+    assert max(submitted) == 2 and sum(submitted) == 1 + 10 * 3
+    assert len(harness.tokens(index=9)) == 1 and harness.is_idle()

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
+from app.engine.core.batch import LoRASlots
 from app.engine.core.scheduler import FIRST, SLACK, WaitingQueue
-from app.engine.lora import LoRASlots
 from config.settings import LatencySettings
 from tests.engine.harness import Harness
 

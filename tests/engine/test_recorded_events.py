@@ -9,13 +9,13 @@ import pytest
 
 from app.base.clock.clock import Streams, VirtualClock
 from app.base.metrics.recorder import Recorder
+from app.engine.core.batch import LoRASlots
 from app.engine.core.engine import Engine
 from app.engine.core.outputs import Started
 from app.engine.core.request import LENGTH, EngineRequest, Model, Reply
 from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import Adapter, BlockHasher
-from app.engine.lora import LoRASlots
 from config.profile import Profile, read_profile
 from config.settings import LatencySettings, Settings
 from tests.engine.harness import engine_request

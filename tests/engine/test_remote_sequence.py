@@ -1,6 +1,5 @@
 """What an engine in a process of its own says of a choice, as it is emitted and counted."""
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,37 +8,28 @@ import pytest
 from app.base.clock.clock import VirtualClock
 from app.base.metrics.recorder import Recorder
 from app.engine.core.errors import EngineFailed, RequestRefused
-from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, PartReader, Piece, Started, Tokens
+from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Piece, Started, Tokens
 from app.engine.core.remote import RemoteSequence
 from app.engine.core.sequence import Handle
 from app.engine.core.wire import EngineCoreOutput
+from app.engine.parsing import TextReader
 from tests.engine.harness import engine_request
 
 ARRIVAL_S, NOW_S = 100.0, 109.0
 THOUGHT = Part("reasoning")
 
 
-class Words(PartReader):
+def words(text: str, ended: bool) -> list[Piece]:
     """Keeps a word until it is whole; one in brackets is a thought."""
-
-    def __init__(self) -> None:
-        self._kept = ""
-
-    def feed(self, text: str) -> Sequence[Piece]:
-        *words, self._kept = (self._kept + text).split(" ")
-        return [self._piece(word) for word in words]
-
-    def finish(self) -> Sequence[Piece]:
-        return [self._piece(self._kept)] if self._kept else []
-
-    def _piece(self, word: str) -> Piece:
-        return (THOUGHT, word[1:-1]) if word.startswith("[") else (None, word)
+    *said, kept = text.split(" ")
+    whole = [*said, kept] if ended and kept else said
+    return [(THOUGHT, word[1:-1]) if word.startswith("[") else (None, word) for word in whole]
 
 
 class Play:
     """A choice, what it emits, and what it tells when it leaves."""
 
-    def __init__(self, reader: PartReader | None = None, takes_plain: bool = False) -> None:
+    def __init__(self, reader: TextReader | None = None, takes_plain: bool = False) -> None:
         self.outputs: list[EngineOutput] = []
         self.plain: list[tuple[str, int, float]] = []
         self.left: list[bool] = []
@@ -104,7 +94,7 @@ def test_plain_tokens_go_by_themselves_where_somebody_takes_them() -> None:
 
 
 def test_tokens_whose_text_is_kept_are_told_with_the_text_that_comes_of_them() -> None:
-    play = Play(Words())
+    play = Play(TextReader(words))
     play.say("On")
     play.say("e ", "tw")
     play.say("o [th")
@@ -120,7 +110,7 @@ def test_tokens_whose_text_is_kept_are_told_with_the_text_that_comes_of_them() -
 @pytest.mark.parametrize("ids", [[1], [1, 2, 3]])
 def test_an_engine_that_says_more_tokens_than_texts_or_fewer_is_not_believed(ids: list[int]) -> None:
     with pytest.raises(ValueError):
-        Play(Words()).choice.take(EngineCoreOutput(key=1, ids=ids, texts=["a", "b"], at_s=101.0))
+        Play(TextReader(words)).choice.take(EngineCoreOutput(key=1, ids=ids, texts=["a", "b"], at_s=101.0))
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,10 @@ def test_on_a_timeline_of_its_own_it_waits_then_is_prefilled_then_decodes() -> N
     second, first = harness.engine.sequences()
     assert first.status() == SequenceStatus(Phase.PREFILL, len(PROMPT), 0, START_S, None)
     assert second.status() == SequenceStatus(Phase.QUEUED, 0, 0, None, None)
-    assert (first.text, first.preemptions) == ("", 0)
+    assert (first.text(), first.preemptions) == ("", 0)
     harness.clock.advance(1.6)
     assert first.status() == SequenceStatus(Phase.DECODE, len(PROMPT), 0, START_S, START_S + 1)
-    assert first.text == harness.said("a") != ""
+    assert first.text() == harness.said("a") != ""
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -71,7 +71,7 @@ def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit(ahead: bool) -> No
     assert waiting.status().phase is Phase.QUEUED and waiting.block_numbers() == []
     harness.clock.advance(0.3)
     first_s = sequence.status().first_s
-    assert first_s == harness.tokens("a")[0].at_s and sequence.text == harness.said("a")
+    assert first_s == harness.tokens("a")[0].at_s and sequence.text() == harness.said("a")
 
 
 def test_who_lost_its_blocks_is_preempted() -> None:

@@ -1,5 +1,6 @@
 """`python -m app simulate --autoscale`: its figures, the constant fleet beside it, and bad input."""
 
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import msgspec
@@ -85,7 +86,7 @@ def test_a_cold_start_is_a_time_or_a_size_over_a_bandwidth() -> None:
     assert read_cold_start("40s+2GB/s", 30e9) == 55
     assert read_cold_start("30GB@500MB/s", 1.0) == 60
     for text, rule in (("2GB/s", "needs the size"), ("soon", "must be a duration"), ("-1s", "negative")):
-        with pytest.raises(ValueError, match=rule):
+        with pytest.raises((ValueError, ArgumentTypeError), match=rule):
             read_cold_start(text, 0.0)
 
 
@@ -95,9 +96,11 @@ def test_a_load_has_an_end_to_which_the_autoscaler_looks(
     closed = ["--num-requests", "200", "--in-flight", "16", "--output-tokens", "64", *SCALED[len(LOAD) :]]
     assert sum(figures(capsys, *closed)["requests_per_pod"]) == 200
     trace = tmp_path / "trace.csv"
-    trace.write_text("arrival_s,input_tokens,output_tokens\n0,10,10\n1e300,10,10\n")
-    told = refusal(capsys, "--trace", str(trace), *SCALED[len(LOAD) :])
-    assert told.endswith("with --autoscale it must not be longer than 10,000,000 s")
+    sessions = "arrival_s,input_tokens,output_tokens,session,think_s\n0,10,10,a,\n,20,10,a,1e9\n"
+    for text in ("arrival_s,input_tokens,output_tokens\n0,10,10\n1e300,10,10\n", sessions):
+        trace.write_text(text)
+        told = refusal(capsys, "--trace", str(trace), *SCALED[len(LOAD) :])
+        assert told == f"{trace}, row 3: with --autoscale it must not come after 10,000,000 s"
 
 
 @pytest.mark.parametrize(
@@ -107,17 +110,17 @@ def test_a_load_has_an_end_to_which_the_autoscaler_looks(
         ([*LOAD, "--cold-start", "5s"], "--autoscale and --cold-start go together"),
         ([*SCALED, "--cold-start", "9m"], "--cold-start 540 s must be shorter than the load, 57."),
         ([*SCALED, "--cold-start", "0/s"], "--cold-start '0' must be a size above 0"),
-        ([*SCALED, "--autoscale", HPA.replace("max=4", "max=0")], "--autoscale Expected `int` >= 1"),
-        ([*SCALED, "--autoscale", HPA.replace("running", "cpu")], "--autoscale hpa: metric must be one of"),
+        ([*SCALED, "--autoscale", HPA.replace("max=4", "max=0")], "--autoscale hpa: max: '0' must be a"),
+        ([*SCALED, "--autoscale", HPA.replace("running", "cpu")], "--autoscale hpa: metric: invalid"),
         (
             [*SCALED, "--autoscale-every", "0"],
-            "--autoscale-every and --scrape-interval must be at least 0.1 s",
+            "argument --autoscale-every: '0' must be a duration from 100ms",
         ),
-        ([*LOAD, "--scrape-interval", "1s"], "--autoscale-every and --scrape-interval go with --autoscale"),
+        ([*LOAD, "--scrape-interval", "1s"], "--autoscale and --cold-start go together, and"),
         ([*SCALED, "--sweep", "pods=1:2:1"], "--autoscale goes with neither a sweep of pods nor"),
     ],
 )
 def test_bad_input_is_told_in_one_line(
     argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refusal(capsys, *argv).startswith(told)
+    assert refusal(capsys, *argv, status=2 if told.startswith("argument") else 1).startswith(told)

@@ -163,6 +163,7 @@ def test_it_starts_from_a_data_sheet(tmp_path: Path) -> None:
         (["--start", "qwen3-14b-h100", "--png", "/nowhere/x.png"], "there is no folder /nowhere"),
         (["--start", "qwen3-14b-h100", "--check", "nowhere.csv"], "nowhere.csv: No such file"),
         (["--start", "qwen3-14b-h100", "--check", "copy.csv"], "copy is fitted: --check takes runs that"),
+        (["--start", "qwen3-14b-h100", "--check", "mine.yaml"], "mine.yaml is named twice"),
         (["run.csv", "--start", "qwen3-14b-h100"], "two runs are called run: give the files different names"),
     ],
 )
@@ -172,8 +173,8 @@ def test_what_is_wrong_is_told_in_one_line_and_nothing_is_written(
     out = tmp_path / "mine.yaml"
     run = recorded(tmp_path)
     shutil.copy(run, tmp_path / "copy.csv")
-    words = [str(tmp_path / word) if word in ("run.csv", "copy.csv") else word for word in words]
-    usage = any(word in rule for word in ("start is given", "turnaround", "fitted", "whole number"))
+    words = [str(tmp_path / word) if word in ("run.csv", "copy.csv", "mine.yaml") else word for word in words]
+    usage = any(word in rule for word in ("start is given", "turnaround", "fitted", "whole number", "twice"))
     assert calibrate.run([str(run), *words, "--out", str(out)]) == (2 if usage else 1)
     told = capsys.readouterr().err
     assert rule in told and told.startswith("error: ") and told.count("\n") == 1

@@ -41,8 +41,9 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 1) -> 
 def test_the_figures_are_those_of_the_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, requests, picture = (tmp_path / name for name in ("trace.csv", "requests.csv", "run.png"))
     trace.write_text(HEADER + "".join(f"{number / 10},{100 + number},{5 + number}\n" for number in range(20)))
+    requests.symlink_to(tmp_path / "target")
     summary = figures(capsys, "--trace", str(trace), "--requests", str(requests), "--plot", str(picture))
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.read_bytes().startswith(b"\x89PNG") and requests.is_symlink()
     with requests.open() as file:
         rows = [{name: float(text) for name, text in row.items()} for row in csv.DictReader(file)]
     ttft_s = sorted(it["first_s"] - it["send_s"] for it in rows)
@@ -114,6 +115,12 @@ def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.endswith("highest rate: none meets ttft_p50 <= 0.001 ms\n")
 
 
+def test_a_sweep_tells_rows_without_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (trace := tmp_path / "trace.csv").write_text("Timestamp,Request tokens,Response tokens\n0,9,0\n1,9,9\n")
+    assert run(["--trace", str(trace), "--sweep", "pods=1:2:1", "--processes", "1"]) == 0
+    assert capsys.readouterr().err == f"{trace}: 1 rows without an answer are left out\n"
+
+
 def test_equal_runs_draw_equal_files(tmp_path: Path) -> None:
     pictures = [tmp_path / name for name in ("a.svg", "b.SVG")]
     for picture in pictures:
@@ -133,12 +140,14 @@ def test_groups_share_their_beginnings(capsys: pytest.CaptureFixture[str]) -> No
 
 FAILURES: list[tuple[list[str], str]] = [
     (["--rate", "1e6", "--seconds", "1e6"], "the load would have more than 100,000,000 requests"),
-    (["--rate", "1e-9", "--seconds", "1"], "a load of 1e-09 requests/s has no request in 1 s"),
+    (["--num-requests", "1000000000"], "the load would have more than 100,000,000 requests"),
+    (["--rate", "1e-6", "--seconds", "1"], "a load of 1e-06 requests/s has no request in 1 s"),
+    ([*DRAWN, "--tensor-parallel-size", "2"], "tensor-parallel-size can be given with profile auto only"),
     ([*DRAWN, "--profile", "none"], "profile none: neither a file nor one of"),
     ([*DRAWN, "--max-num-batched-tokens", "100"], "max-num-batched-tokens 100 must not be less than"),
     ([*DRAWN, "--num-gpu-blocks-override", "99"], "must hold a prompt of max-model-len 40960"),
     ([*FEW, "--num-requests", "1", "--input-tokens", "2000"], "the load, request 1: input_tokens 2000"),
-    ([*DRAWN, "--html", "absent/x.html"], "absent/x.html: there is no folder absent"),
+    ([*DRAWN, "--html", "absent/x.html"], f"absent/x.html: there is no folder {ROOT / 'absent'}"),
     ([*DRAWN, "--plot", "app"], "app: is a folder"),
     ([*DRAWN, "--json", "/dev/null"], "/dev/null: is not an ordinary file"),
     ([*DRAWN, "--plot", "x.pdf"], "x.pdf: a picture's name ends with .png or .svg"),
@@ -162,10 +171,13 @@ FAILURES: list[tuple[list[str], str]] = [
         ([*DRAWN, "--turnaround", "1ms"], "--turnaround goes with --in-flight"),
         ([*DRAWN, "--pods", "0"], "argument --pods: '0' must be a whole number from 1 to 10000"),
         ([*DRAWN, "--sweep", "rate=1:2:1"], "--rate must not be given with --sweep rate"),
+        ([*DRAWN, "--sweep", "pods=1:2:1", "--pods", "2"], "--pods must not be given with --sweep pods"),
+        (["--rate", "1e-320", "--seconds", "5"], "'1e-320' must be a number above 0"),
+        ([*DRAWN, "--arrivals", "bursty", "--burstiness", "1e-9"], "must be a number from 0.01 to 1,000"),
         ([*DRAWN, "--sweep", "pods=1:2:0.5"], "argument --sweep: 'pods=1:2:0.5' must be whole numbers"),
         ([*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"], "--requests is of one run"),
         ([*DRAWN, "--slo", "ttft=1"], "argument --slo: 'ttft=1' must be ttft|itl|e2e_mean|p50|p90|p99"),
-        ([*DRAWN, "--json", "x", "--requests", "x"], "x is named twice"),
+        ([*DRAWN, "--json", "x", "--requests", "./x"], "x is named twice"),
         ([*DRAWN, "--nonsense"], "unknown flag --nonsense"),
         (["--trace", "x.csv", "--seconds", "3"], "--seconds is of a load that is drawn"),
         *FAILURES,

@@ -61,6 +61,7 @@ def test_the_price_is_that_of_the_hours(tmp_path: Path, capsys: pytest.CaptureFi
         (["ttft:0"], "above 0, not 'ttft:0'"),
         (["ttft:nan"], "above 0, not 'ttft:nan'"),
         (["ttft"], "above 0, not 'ttft'"),
+        (["=ttft:5"], "above 0, not '=ttft:5'"),
         (["ttft:1", "ttft:2"], "has ttft twice"),
         (["a=ttft:1", "a=ttft:2"], "has ttft twice for a"),
     ],
@@ -70,6 +71,23 @@ def test_a_wrong_limit_is_told_in_one_line(
 ) -> None:
     trace = trace_of(tmp_path / "trace.csv")
     assert rule in refusal(capsys, "--trace", trace, "--goodput", *limits, status=2)
+
+
+def test_limits_of_one_class_count_its_misses_per_interval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [
+        "--trace",
+        trace_of(tmp_path / "trace.csv"),
+        "--autoscale",
+        "schedule:0s=1,6s=2",
+        "--cold-start",
+        "1s",
+    ]
+    found = figures(capsys, *argv, "--goodput", "code=ttft:1")
+    missed = [it["missed"] for it in found["fleet"]["intervals"]]
+    assert sum(missed) == 30 == found["requests"] - found["goodput"]["good"] and max(missed) < 10
+    assert found["goodput"]["by_class"]["chat"]["good"] == 30
 
 
 def test_a_class_that_no_request_has_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import zmq
 from app.engine.kvcache.events import KVEvent, encoder
 from app.engine.kvcache.publisher import END
 from app.kvindex.backend import Backend
-from app.kvindex.index import Index, IndexSettings
+from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import TargetSource
 from app.kvindex.pool import WAITING_S, Pool, PoolSettings
@@ -105,7 +105,7 @@ class Station:
 
     def __init__(self, context: Context, backend: Backend | None = None) -> None:
         self.context, self.now = context, 0.0
-        self.index = Index(backend or MemoryBackend(), IndexSettings(block_size=4))
+        self.index = Index(backend or MemoryBackend(), block_size=4)
         self.pool = self.make_pool()
         self.subscriber: Subscriber | None = None
         self.sources: Sequence[TargetSource] = ()

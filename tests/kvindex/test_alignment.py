@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.hashing import Placeholder
-from app.kvindex.index import NUMBER_BYTES, TAIL_BYTES, Index, IndexSettings, Tail
+from app.kvindex.index import NUMBER_BYTES, TAIL_BYTES, Index, Tail
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import ingest, matched, removed, source, stored
 
 
 def make_index(block_size: int) -> Index:
-    return Index(MemoryBackend(), IndexSettings(block_size=block_size))
+    return Index(MemoryBackend(), block_size=block_size)
 
 
 def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:

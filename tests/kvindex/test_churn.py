@@ -10,7 +10,7 @@ from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.events import EventBatch, LayoutName, encoder
 from app.engine.kvcache.hashing import Adapter, BlockHasher, ExtraKeys
 from app.kvindex.backend import Backend, bits
-from app.kvindex.index import Index, IndexSettings
+from app.kvindex.index import Index
 from app.kvindex.pool import Pool, PublishedMessage
 from tests.kvcache.caches import Replying, admit
 from tests.kvindex.publisher import work
@@ -115,7 +115,7 @@ def held_by_index(backend: Backend, keys: list[int]) -> dict[str, set[int]]:
 @pytest.mark.timeout(60)
 def test_after_a_day_the_index_is_the_union_of_the_caches(backend: Backend) -> None:
     rng = Random(24)
-    index = Index(backend, IndexSettings(block_size=BLOCK))
+    index = Index(backend, block_size=BLOCK)
     fleet = Fleet(index, BlockHasher("sha256_cbor", BLOCK, "0", rng))
     pool = Pool(index)
     pods = [Pod(f"pod{number}", fleet, Random(number)) for number in range(PODS)]

@@ -10,15 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import BlockRemoved, BlockStored, LayoutName
-from app.kvindex.decoding import (
-    MOST_EVENTS,
-    PodBatch,
-    TooLarge,
-    Unreadable,
-    decode,
-    engine_keys,
-    field_losses,
-)
+from app.kvindex.decoding import MOST_EVENTS, PodBatch, TooLarge, Unreadable, decode, field_losses
+from app.kvindex.index import engine_keys
 from tests.kvcache.test_wire import MAP, ONE_BLOCK
 
 pack = msgspec.msgpack.encode
@@ -43,7 +36,7 @@ def test_sglang_may_leave_out_what_comes_last() -> None:
     batch = decode(pack([1.0, events, None]))
     stored = batch.events[0]
     assert isinstance(stored, BlockStored) and len(batch.events) == 3
-    assert engine_keys(stored.block_hashes) == [(1 << 64) - 1]
+    assert engine_keys(stored.block_hashes, "block_hashes") == [(1 << 64) - 1]
 
 
 def test_arrays_and_maps_may_be_mixed_and_packed_one_by_one() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
 from app.engine.kvcache.hashing import Placeholder
 from app.kvindex.backend import Backend, Holders, bits
-from app.kvindex.index import Index, IndexSettings, Ingest
+from app.kvindex.index import Index, Ingest
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.scorer import score_prefixes
 from tests.kvindex.engines import block, ingest, matched, offloaded, removed, source, stored
@@ -19,7 +19,7 @@ PROMPT = list(range(100, 120))
 
 
 def make_index(backend: Backend, **settings: Any) -> Index:
-    return Index(backend, IndexSettings(**({"block_size": 4} | settings)))
+    return Index(backend, **({"block_size": 4} | settings))
 
 
 @pytest.fixture

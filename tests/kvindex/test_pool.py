@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.engine.kvcache.events import AllBlocksCleared, KVEvent, encoder
 from app.kvindex.backend import BackendUnavailable, IndexedEngine, Outcome, Stamp
-from app.kvindex.index import Index, IndexSettings
+from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pool import Pool, PoolSettings, PublishedMessage
 from tests.kvindex.engines import PROMPT, batch, block, matched, removed, stored
@@ -33,7 +33,7 @@ class Failing(MemoryBackend):
 
 def make(backend: MemoryBackend | None = None, **more: object) -> tuple[Index, Pool]:
     """With one queue, which shows the order of things."""
-    index = Index(backend or MemoryBackend(), IndexSettings(block_size=4))
+    index = Index(backend or MemoryBackend(), block_size=4)
     limits = PoolSettings(**({"shards": 1} | more))  # type: ignore[arg-type]
     return index, Pool(index, limits, clock=lambda: 0.0)
 

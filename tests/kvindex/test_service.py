@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.engine.kvcache.events import EventBatch
 from app.kvindex.backend import Backend
-from app.kvindex.index import Index, IndexSettings
+from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
 from app.kvindex.pods import PodEndpoint, TargetSource
@@ -40,7 +40,7 @@ def load(model: str) -> LocalTokenizer:
 
 
 def make(backend: Backend | None = None, subscriber: SubscriberSettings = SUBSCRIBER, **more: Any) -> KvIndex:
-    index = Index(backend or MemoryBackend(), IndexSettings(block_size=4))
+    index = Index(backend or MemoryBackend(), block_size=4)
     return KvIndex(index, Tokenization(load, index.metrics, 10.0), subscriber, **more)
 
 

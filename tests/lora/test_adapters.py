@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app.engine.core.batch import LoRASlots
 from app.engine.lora import (
     LONGEST_NAME,
     Adapter,
@@ -14,7 +15,6 @@ from app.engine.lora import (
     AdapterMemory,
     LoRARegistry,
     LoraResidency,
-    LoRASlots,
     rank_of,
 )
 

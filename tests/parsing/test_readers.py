@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.outputs import Part, PartReader, Piece
+from app.engine.core.outputs import Part, Piece
 from app.engine.core.request import ToolCalls, ToolFunction
 from app.engine.core.wire import TextForm, Thoughts
 from app.engine.parsing import Read, TextReader, hermes, listed, named, readers, thoughts
@@ -26,7 +26,7 @@ READERS: dict[str, Read] = {
 WEATHER = '{"name": "weather", "arguments": {"city": "Rome", "note": "a } \\" {"}}'
 
 
-def read(reader: PartReader, tokens: Sequence[str]) -> list[Piece]:
+def read(reader: TextReader, tokens: Sequence[str]) -> list[Piece]:
     """The pieces, joined where they are of one part."""
     told: list[Piece] = []
     for part, text in [*(piece for token in tokens for piece in reader.feed(token)), *reader.finish()]:

@@ -126,7 +126,7 @@ def test_an_slo_that_nothing_meets_is_told_with_the_nearest_fleet(
     [
         (["--device", "h100"], "has no price: give h100=PRICE"),
         (["--device", "h1000=2"], "did you mean h100?"),
-        (["--device", "h100=0"], "must be a number above 0"),
+        (["--device", "h100=1e-9"], "must be a number above 0"),
         (["--device", "h100=2", "h100=3"], "h100 has two prices"),
         (["--pods", "3"], "is not of plan"),
         (["--backend", "spark=here:1"], "must be dask=HOST:PORT"),

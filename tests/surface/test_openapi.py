@@ -18,7 +18,7 @@ from tests.running_server import ROOT
 KINDS: Mapping[str, tuple[str, ...]] = {
     "generate": (
         *("--server-dev-mode", "--weight-transfer", "--profiling", "--enable-scale-out"),
-        "--allow-runtime-lora-updating",
+        *("--allow-runtime-lora-updating", "--journal", "10"),
         *("--kv-index", "--enable-kvcache", "--enable-responses-store", "--max-model-len", "512"),
         *("--fake-metrics", '{"running-requests": 1}'),
         *("--enable-tokenizer-info-endpoint", "--embeddings-with-chat"),

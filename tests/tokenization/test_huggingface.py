@@ -48,7 +48,6 @@ def test_special_tokens_are_skipped_or_shown_and_spellings_are_texts(embedded: L
     ids = embedded.encode("hello world")
     assert embedded.token_strings(ids)[-1] == "Ġworld"
     assert embedded.token_texts(ids)[-1] == " world"
-    assert b"".join(map(embedded.token_bytes, embedded.encode("naïve 🎉"))).decode() == "naïve 🎉"
 
 
 @pytest.mark.parametrize("worst", [-1, 2**32, 2**63 - 1])

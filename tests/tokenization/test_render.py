@@ -91,7 +91,6 @@ def test_ids_are_decoded_by_the_service_and_cut_at_words(service: RenderTokenize
     assert "".join(service.pieces(many)) == "a\n\n\n b"
     assert service.pieces([]) == []
     assert service.token_texts(TOKENIZER.encode("hello world")) == ["hello", " world"]
-    assert service.token_bytes(TOKENIZER.encode(" world")[0]) == b" world"
 
 
 @pytest.mark.parametrize(

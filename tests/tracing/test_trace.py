@@ -6,6 +6,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from app.engine.core.delays import DelayLog
 from app.serving.middleware.traces import NANOSECONDS, RequestTrace
 from tests.engine.harness import START_S, Harness
 
@@ -21,6 +22,7 @@ class Traced(Harness):
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracer = provider.get_tracer("test")
+        self.delays = DelayLog().attach(self.engine)
         self.trace = self.request()
         self.observers.append(self.trace.watch)
 
@@ -29,7 +31,7 @@ class Traced(Harness):
         start_ns = zero_ns + int(self.clock.now() * NANOSECONDS)
         told = {"http.route": "/v1/completions"}
         span = self.tracer.start_span("POST", attributes=told, start_time=start_ns)
-        return RequestTrace(self.tracer, span, zero_ns)
+        return RequestTrace(self.tracer, span, zero_ns, self.delays)
 
     def end(self) -> ReadableSpan:
         self.trace.end(self.clock.now())
@@ -69,6 +71,16 @@ def test_a_sequence_is_queued_then_prefilled_then_decoded() -> None:
     house.end()
     assert house.phases() == {"queued": (0, 3), "prefill": (3, 5), "decode": (5, 8)}
     assert failed(house.spans()) == {}
+    own = house.spans()[-1]
+    (waited,) = own.events
+    assert (waited.name, seconds(waited.timestamp)) == ("queue", 0)
+    assert waited.attributes == {
+        "understudy.choice": 0,
+        "understudy.delay.cause": "places",
+        "understudy.delay.detail": "1 of 1 taken, one by the prompt of other (3 tokens)",
+        "understudy.delay.seconds": pytest.approx(3.0, abs=0.01),
+    }
+    assert str(told(own)["understudy.delay"]).startswith("Waited 3.0 s for a place: 1 of 1 taken")
 
 
 def test_the_request_tells_vllms_attributes() -> None:

@@ -100,14 +100,14 @@ def share_loop() -> None:
 def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Runs `function` in a native thread while other greenlets run.
 
-    Calls it in place if the loop is not shared, and in callbacks of the loop.
+    Calls it in place without a loop, if the loop is not shared, and in callbacks of the loop.
 
     Library calls that release the GIL do not block the loop (`encode_batch` releases it, `encode` does not).
     Python code gives up the GIL after `SWITCH_S`, which is set here for the whole process.
     """
     hub = get_hub_if_exists()
     is_shared = monkey.is_module_patched("socket") or getattr(hub, "is_shared", False)
-    if not is_shared or gevent.getcurrent() is hub:
+    if hub is None or not is_shared or gevent.getcurrent() is hub:
         return function(*args, **kwargs)
     sys.setswitchinterval(SWITCH_S)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from sys import getsizeof
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from app.base.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
 
@@ -295,14 +295,10 @@ class EngineFamilies:
 
     def counter(self, name: str, **labels: str) -> Counter:
         """Returns the counter or gauge of `vllm:{name}` or `name`, with the server's labels and `labels`."""
-        instrument = self._one(name, labels)
-        assert isinstance(instrument, Counter)
-        return instrument
+        return cast(Counter, self._one(name, labels))
 
     def histogram(self, name: str, **labels: str) -> Histogram:
-        instrument = self._one(name, labels)
-        assert isinstance(instrument, Histogram)
-        return instrument
+        return cast(Histogram, self._one(name, labels))
 
     def _one(self, name: str, labels: Mapping[str, str]) -> Instrument:
         family = self.by_name.get(f"vllm:{name}") or self.by_name[name]

@@ -71,6 +71,28 @@ class FinishedSequence(Struct, frozen=True, gc=False):
     longest: int = 0
 
 
+class LatencyTally:
+    """Counts latencies by their value in tenths of a millisecond, for percentiles without buckets."""
+
+    PER_S = 10_000
+
+    def __init__(self) -> None:
+        self.ttft: Tally[int] = Tally()
+        self.inter_token: Tally[int] = Tally()
+        """Gaps between the tokens of a sequence."""
+
+    def add_first_tokens(self, latencies_s: Iterable[float]) -> None:
+        self.ttft.update([int(latency_s * self.PER_S + 0.5) for latency_s in latencies_s])
+
+    def add_gaps(self, gaps_s: Iterable[float], tokens: int = 1) -> None:
+        """Counts `tokens` after each gap."""
+        per_s = self.PER_S
+        if tokens == 1:
+            self.inter_token.update([int(gap_s * per_s + 0.5) for gap_s in gaps_s])
+        else:
+            self.inter_token.update({int(gap_s * per_s + 0.5): tokens for gap_s in gaps_s})
+
+
 class Distribution(Struct, frozen=True):
     """A histogram: inclusive upper `bounds` in seconds, and a count per bucket; the last is above all."""
 
@@ -95,8 +117,6 @@ class Figures(Struct, frozen=True, kw_only=True):
     """Tokens looked up in the prefix cache."""
     hits: float
     finished: Mapping[str, float]
-    ttft: Distribution
-    inter_token: Distribution
     e2e: Distribution
 
 
@@ -126,6 +146,8 @@ class Recorder:
     ) -> None:
         self.read_load: Callable[[], tuple[int, int, float]] = lambda: (0, 0, 0.0)
         """Returns running and waiting sequences, and the used share of the KV cache (0 to 1)."""
+        self.tally: LatencyTally | None = None
+        """Takes each latency too, while set."""
         self.adapter_series = None if max_loras is None else LoraRequests(max_loras, now)
         table = (*engine_table(cache_config, block_times, older_names), *ABORTED, *(LATE if steps else ()))
         server = {"model_name": model_name, "engine": engine}
@@ -274,7 +296,7 @@ class Recorder:
 
     def figures(self) -> Figures:
         self.fold()
-        count, distribution = self._counter, self._distribution
+        count = self._counter
         finished = {
             reason: count("request_success_total", finished_reason=reason).value for reason in FINISHED
         }
@@ -290,9 +312,7 @@ class Recorder:
             queries=self._queries.value,
             hits=self._hits.value,
             finished=finished,
-            ttft=distribution("time_to_first_token_seconds"),
-            inter_token=distribution("inter_token_latency_seconds"),
-            e2e=distribution("e2e_request_latency_seconds"),
+            e2e=self._distribution("e2e_request_latency_seconds"),
         )
 
     def _distribution(self, name: str) -> Distribution:
@@ -373,8 +393,12 @@ class Recorder:
             else:
                 generated += tokens
                 counts[bisect_left(bounds, gap_s)] += tokens
+                if self.tally is not None:
+                    self.tally.add_gaps((gap_s,), tokens)
         self._inter_token.observe_all(single_gaps_s)
         self._inter_token.sum = waited_s
+        if self.tally is not None:
+            self.tally.add_gaps(single_gaps_s)
         self._generated.value += generated + len(single_gaps_s)
 
     def _fold_prefills(self) -> None:
@@ -387,6 +411,8 @@ class Recorder:
         self._fetched = self._loaded = 0
         local = cached_tokens - fetched - loaded
         self._histogram("time_to_first_token_seconds").observe_all(ttfts_s)
+        if self.tally is not None:
+            self.tally.add_first_tokens(ttfts_s)
         count, by_source = self._counter, "prompt_tokens_by_source_total"
         count("prompt_tokens_total").value += prompt_tokens
         count("prompt_tokens_cached_total").value += cached_tokens

@@ -80,7 +80,7 @@ class BarsView {
       pen.lineTo(at, height);
       pen.stroke();
       pen.textAlign = back ? "center" : "right";
-      pen.fillText(back ? `-${back} s` : "now", at, 8);
+      if (!back || at < width - 90) pen.fillText(back ? `-${back} s` : moment(this.model), at, 8);
     }
   }
 
@@ -114,7 +114,7 @@ class BarsView {
     pen.fillText(`${bar.id.length < 9 ? bar.id : bar.id.slice(-6)}${bar.of > 1 ? `.${bar.choice}` : ""}`, 8, y + ROW / 2);
     pen.textAlign = "right";
     pen.fillStyle = failed ? COLOURS.failed : COLOURS.muted;
-    if (gutter > 100) pen.fillText(failed ? bar.reason.replace("status ", "") : bar.phase === PREFILL && bar.end === null ? `${short(bar.computed)}/${short(bar.prompt)}` : `${short(bar.prompt)}+${short(bar.tokens)}`, gutter - 8, y + ROW / 2);
+    if (gutter > 100) pen.fillText(failed ? cause(bar) : bar.phase === PREFILL && bar.end === null ? `${short(bar.computed)}/${short(bar.prompt)}` : `${short(bar.prompt)}+${short(bar.tokens)}`, gutter - 8, y + ROW / 2);
   }
 
   under(event) {

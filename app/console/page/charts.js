@@ -12,8 +12,11 @@ const TILES = [
   { name: "First token", value: (p, r, l) => ms(l.ttft.p50), of: (m, l) => `p99 ${ms(l.ttft.p99)}`, curve: (p) => p.rates.ttft },
   { name: "Between tokens", value: (p, r, l) => ms(l.itl.p50), of: (m, l) => `p99 ${ms(l.itl.p99)}`, curve: (p) => p.rates.itl },
   { name: "Prefix hits", value: (p) => (p.figures.queries ? `${(p.figures.hits / p.figures.queries * 100).toFixed(0)} %` : "–"), of: () => "of prompt tokens", curve: (p) => p.figures.hits / Math.max(1, p.figures.queries) },
+  { name: "Failed", value: (p) => whole(failures(p.figures)), of: (m) => [...m.failures].sort((a, b) => b[1] - a[1]).map(([reason, count]) => `${reason} × ${short(count)}`).join(", ") || "refused or failed", curve: (p) => p.rates.refused + p.rates.abort + p.rates.error },
   { name: "Preemptions", value: (p) => whole(p.figures.preemptions), of: () => "since the start", curve: (p) => p.rates.preemptions },
 ];
+
+function failures(figures) { return figures.refused + figures.abort + figures.error; }
 
 function ended(figures) { return figures.stop + figures.length + figures.abort + figures.error + figures.repetition; }
 
@@ -31,7 +34,7 @@ class Tiles {
     const rates = { generated: mean("generated"), ended: mean("ended") };
     for (const { tile, value, of, canvas } of this.parts) {
       value.textContent = tile.value(point, rates, latency);
-      of.textContent = tile.of(model, latency);
+      of.textContent = of.title = tile.of(model, latency);
       this.spark(canvas, points.filter((p) => p.at > model.at - SPARK_MS), tile.curve, model.at);
     }
   }
@@ -58,6 +61,7 @@ class Tiles {
 const CURVES = [
   { title: "sequences", series: [["running", "decode", (p) => p.figures.running], ["waiting", "preempted", (p) => p.figures.waiting]] },
   { title: "tokens a second", series: [["output", "decode", (p) => p.rates.generated], ["prompts", "prefill", (p) => p.rates.prompt, "right"]] },
+  { title: "failed requests a second", series: [["refused", "failed", (p) => p.rates.refused], ["left", "preempted", (p) => p.rates.abort], ["errors", "accent", (p) => p.rates.error]] },
   { title: "% of the KV cache", series: [["used", "transfer", (p) => p.figures.cache_usage * 100]] },
 ];
 
@@ -95,24 +99,23 @@ class Curves {
 
 class Spreads {
   constructor() {
+    this.tallies = { ttft: new Tally("ttft"), itl: new Tally("itl") };
     for (const id of ["slo-ttft", "slo-itl"]) {
       $(id).value = sessionStorage.getItem(id) || $(id).value;
       $(id).addEventListener("input", () => sessionStorage.setItem(id, $(id).value));
     }
   }
 
-  latency(model, points) {
-    // Percentiles of the chosen time, from the histograms that /metrics tells.
-    const seconds = Number($("window").value), from = model.at - seconds * 1000;
-    const before = seconds ? points.find((p) => p.at >= from) : null;
-    const told = {};
-    for (const name of ["ttft", "itl"]) {
-      const now = model[name], then = before ? before[name] : null;
-      const counts = now.map((count, k) => Math.max(0, count - (then && then.length ? then[k] : 0)));
-      const bounds = model.bounds[name].map((bound) => bound * 1000), limit = Number($(`slo-${name}`).value) || 1;
+  latency(model, samples) {
+    // Figures of the chosen time. Who still waits for a first token counts with the time until now.
+    const seconds = Number($("window").value) || Infinity, waits = model.waits(), told = {};
+    for (const [name, more] of [["ttft", waits], ["itl", []]]) {
+      this.tallies[name].move(samples, model.at - seconds * 1000, model.at);
+      const spread = new Spread(this.tallies[name].counts, more, model.server.requests_per_bar), limit = Number($(`slo-${name}`).value) || 1;
+      const bounds = model.bounds[name].map((bound) => bound * 1000);
       told[name] = {
-        counts, bounds, limit, total: counts.reduce((sum, count) => sum + count, 0), within: shareBelow(bounds, counts, limit),
-        p50: quantile(bounds, counts, 0.5), p90: quantile(bounds, counts, 0.9), p99: quantile(bounds, counts, 0.99),
+        counts: spread.buckets(bounds), bounds, limit, total: spread.total, within: spread.within(limit), waiting: more.length,
+        p50: spread.quantile(0.5), p90: spread.quantile(0.9), p99: spread.quantile(0.99),
       };
     }
     return told;
@@ -122,7 +125,7 @@ class Spreads {
     for (const name of ["ttft", "itl"]) this.spread(name, latency[name]);
   }
 
-  spread(name, { counts, bounds, limit, total, within, p50, p90, p99 }) {
+  spread(name, { counts, bounds, limit, total, within, waiting, p50, p90, p99 }) {
     const canvas = $(name), [pen, width, height] = surface(canvas, 86), low = height - 16, most = Math.max(...counts, 1);
     let first = counts.findIndex((count) => count), last = counts.length - 1;
     while (last > 0 && !counts[last]) last--;
@@ -131,19 +134,19 @@ class Spreads {
     const wide = width / (last - first + 1);
     pen.textAlign = "center";
     for (let k = first; k <= last; k++) {
-      const left = (k - first) * wide, bound = k < bounds.length ? bounds[k] : Infinity, high = counts[k] ? Math.max(2, (low - 14) * Math.sqrt(counts[k] / most)) : 0;
+      const left = (k - first) * wide, bound = k < bounds.length ? bounds[k] : Infinity, high = counts[k] ? Math.max(2, (low - 14) * counts[k] / most) : 0;
       pen.fillStyle = bound <= limit ? COLOURS.decode : (k ? bounds[k - 1] : 0) >= limit ? COLOURS.failed : COLOURS.preempted;
       pen.fillRect(left + 1.5, low - high, wide - 3, high);
       pen.fillStyle = COLOURS.muted;
-      if (counts[k] && wide > 26) pen.fillText(short(counts[k]), left + wide / 2, low - high - 7);
-      if (wide > 30 || (k - first) % 2 === 0) pen.fillText(bound === Infinity ? "∞" : bound >= 1000 ? `${bound / 1000}s` : `${bound}`, Math.min(width - 12, left + wide - 2), low + 9);
+      if (counts[k] && wide > 34) pen.fillText(short(counts[k]), left + wide / 2, low - high - 7);
+      if (wide > 36 || (k - first) % 2 === 0) pen.fillText(bound === Infinity ? "∞" : bound >= 1000 ? `${bound / 1000}s` : `${bound}`, Math.min(width - 12, left + wide - 2), low + 9);
     }
     pen.strokeStyle = COLOURS.line;
     pen.beginPath();
     pen.moveTo(0, low + 0.5);
     pen.lineTo(width, low + 0.5);
     pen.stroke();
-    const line = total ? `p50 ${ms(p50)}, p90 ${ms(p90)}, p99 ${ms(p99)}; ${(within * 100).toFixed(within > 0.995 && within < 1 ? 2 : 1)} % of ${whole(total)} within ${limit} ms` : "nothing in this time";
+    const line = total ? `p50 ${ms(p50)}, p90 ${ms(p90)}, p99 ${ms(p99)}; ${(within * 100).toFixed(within > 0.995 && within < 1 ? 2 : 1)} % of ${whole(total)} within ${limit} ms${waiting ? `; ${whole(waiting)} still without one` : ""}` : "nothing in this time";
     $(`${name}-line`).textContent = line;
     $(`${name}-line`).classList.toggle("bad", total > 0 && within < 0.99);
     canvas.setAttribute("aria-label", line);

@@ -81,31 +81,3 @@ function legend(place, items) {
     return el("span", { class: "item" }, spot, text);
   }));
 }
-
-function quantile(bounds, counts, share) {
-  // Of a histogram, straight between the bounds of a bucket, in its unit; null when it is empty.
-  const total = counts.reduce((sum, count) => sum + count, 0);
-  if (!total) return null;
-  let below = 0;
-  for (let k = 0; k < counts.length; k++) {
-    if (below + counts[k] >= share * total && counts[k]) {
-      const low = k ? bounds[k - 1] : 0, high = k < bounds.length ? bounds[k] : bounds[bounds.length - 1];
-      return low + (high - low) * ((share * total - below) / counts[k]);
-    }
-    below += counts[k];
-  }
-  return bounds[bounds.length - 1];
-}
-
-function shareBelow(bounds, counts, limit) {
-  // The share of a histogram that is not above a limit.
-  const total = counts.reduce((sum, count) => sum + count, 0);
-  if (!total) return null;
-  let within = 0;
-  for (let k = 0; k < counts.length; k++) {
-    const low = k ? bounds[k - 1] : 0, high = k < bounds.length ? bounds[k] : Infinity;
-    if (high <= limit) within += counts[k];
-    else if (low < limit && high !== Infinity) within += counts[k] * ((limit - low) / (high - low));
-  }
-  return within / total;
-}

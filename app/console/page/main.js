@@ -1,8 +1,9 @@
 "use strict";
 // The page: it reads the stream, keeps the record, and shows the moment of now or one of before.
 
-const recorder = new Recorder();
-let model = null, views = null, panels = null, stopped = null, report = false, asked = 0, said = 0;
+const SELDOM_MS = 10000; // between pictures of a server that does nothing
+
+let recorder = new Recorder(), model = null, views = null, panels = null, stopped = null, quiet = { rest: "", since: 0, drawn: 0 }, report = false, asked = 0, said = 0;
 
 const headers = () => (sessionStorage.getItem("key") ? { "X-Admin-Key": sessionStorage.getItem("key"), Authorization: `Bearer ${sessionStorage.getItem("key")}` } : {});
 
@@ -64,13 +65,23 @@ function take(kind, text) {
   if (kind === "picture") {
     const next = new Model(JSON.parse(text)), same = model && Math.abs(next.began - model.began) < 1 && next.at >= model.at;
     model = next;
-    if (same) { recorder.shown = null; recorder.copies.push({ at: model.at, model: model.clone() }); recorder.point(model); } else { recorder.begin(model); stopped = null; }
+    if (same) recorder.goOn(model); else { recorder.begin(model); stopped = null; }
     if (!panels || !same) begin();
   } else if (model) {
-    model.apply(JSON.parse(text));
-    recorder.add(text, model);
+    const frame = JSON.parse(text);
+    model.apply(frame);
+    recorder.add(frame, text, model);
+    if (isStill(text)) return;
   }
   soon();
+}
+
+function isStill(text) {
+  // Whether it can wait: nothing has changed but the time, and what was drawn last is recent enough for its scale.
+  const rest = text.slice(text.indexOf(",")), span = Number($("span").value) * 1000;
+  if (rest !== quiet.rest || model.bars.size > model.over.length) Object.assign(quiet, { rest, since: model.at });
+  const most = quiet.since === model.at ? 0 : model.at - quiet.since < span ? Math.min(SELDOM_MS, span / 40) : SELDOM_MS;
+  return model.at - quiet.drawn < most;
 }
 
 function begin() {
@@ -79,6 +90,7 @@ function begin() {
   panels = new Panels(report ? null : ask, model);
   $("model").textContent = server.model;
   $("facts").textContent = [server.plays && `plays vLLM ${server.plays}`, server.profile && `steps of ${server.profile}`, server.told].filter(Boolean).join(" · ");
+  $("window").lastElementChild.hidden = !report;
   const ranks = Object.entries(server.ranks || {});
   $("rank-label").hidden = ranks.length < 2;
   $("rank").replaceChildren(...ranks.map(([rank, port]) => el("option", { value: port, selected: Number(rank) === server.rank }, `${rank} (port ${port})`)));
@@ -99,7 +111,8 @@ function render() {
   if (!model || !views) return;
   const now = shown(), points = recorder.points.filter((point) => point.at <= now.at);
   if (!points.length) return;
-  const latency = views.spreads.latency(now, points);
+  quiet.drawn = model.at;
+  const latency = views.spreads.latency(now, recorder.samples);
   if (performance.now() > said) {
     $("state").textContent = report ? "a report" : stopped === null ? now.state : "recorded";
     $("state").className = `pill ${report || stopped !== null ? "still" : now.state}`;
@@ -121,9 +134,13 @@ function slide(now) {
   $("slider").max = last;
   $("slider").step = 1;
   if (document.activeElement !== $("slider") || stopped === null) $("slider").value = stopped === null ? last : stopped;
-  $("moment").textContent = report ? `${ago(now.at - first)} of ${ago(last - first)}` : stopped === null ? "now" : `${ago(last - now.at)} ago`;
+  $("moment").textContent = report ? `${ago(now.at - first)} of ${ago(last - first)}` : moment(now);
   $("live").textContent = report ? "End" : stopped === null ? "Live" : "Back to live";
   $("live").setAttribute("aria-pressed", stopped === null);
+}
+
+function moment(now) {
+  return report ? `after ${ago(now.at - recorder.first)}` : stopped === null ? "now" : `${ago(recorder.last - now.at)} ago`;
 }
 
 function stop(moment) {
@@ -148,18 +165,24 @@ function theme(next) {
 }
 
 function openReport(text) {
+  // A recording, or a page with one in it. What cannot be shown changes nothing.
+  const before = { recorder, model, report }, use = (it) => {
+    ({ recorder, model, report } = it);
+    views = null;
+    for (const id of ["tiles", "charts"]) $(id).replaceChildren();
+    if (model) begin();
+  };
   try {
-    model = recorder.read(text);
+    const next = new Recorder(), page = text.trimStart().startsWith("<") && new DOMParser().parseFromString(text, "text/html").getElementById("recording");
+    use({ recorder: next, model: next.read(page ? page.textContent : text), report: true });
+    $("window").value = "0";
+    stop(null);
+    render();
   } catch (error) {
-    say(`not a recording: ${error.message}`);
+    use(before);
+    say(typeof error === "string" ? error : "This file is no recording of the console.");
     said = performance.now() + 4000;
-    return;
   }
-  report = true;
-  views = null;
-  for (const id of ["tiles", "charts"]) $(id).replaceChildren();
-  begin();
-  stop(null);
 }
 
 function save() {

@@ -1,6 +1,7 @@
 "use strict";
 // What the page knows of one moment: a picture to begin with, then frames of what has changed.
 
+const VERSION = 2; // of pictures and frames
 const PHASES = ["queued", "prefill", "transfer", "decode", "preempted"];
 const QUEUED = 0, PREFILL = 1, TRANSFER = 2, DECODE = 3, PREEMPTED = 4;
 const MOST_OVER = 2500, MOST_STEPS = 6000, MOST_EVENTS = 200, FLASH_MS = 1000, MOST_BLOCKS = 65536;
@@ -19,8 +20,7 @@ class Model {
     this.over = [];
     this.steps = [];
     this.events = [];
-    this.ttft = [];
-    this.itl = [];
+    this.failures = new Map(); // reason -> requests
     this.adapters = {};
     this.load = null;
     const blocks = this.server.numbered ? Math.min(this.server.blocks + 1, MOST_BLOCKS) : 0;
@@ -46,8 +46,6 @@ class Model {
     this.pods = frame.pods || []; // of a simulated fleet
     keep(this.steps, frame.steps, MOST_STEPS * Math.max(1, this.pods.length));
     keep(this.events, (frame.events || []).map((row) => [frame.at, ...row]), MOST_EVENTS);
-    if (frame.ttft) this.ttft = frame.ttft;
-    if (frame.itl) this.itl = frame.itl;
     this.adapters = frame.adapters || {};
     this.load = frame.load || null;
   }
@@ -73,7 +71,8 @@ class Model {
   finish([number, reason, end, tokens, cached, running, first, last]) {
     const bar = this.bars.get(number);
     if (!bar || bar.end !== null) return;
-    Object.assign(bar, { reason, end, tokens, cached, first });
+    Object.assign(bar, { reason: calm(reason), end, tokens, cached, first });
+    if (this.failed(bar)) this.failures.set(cause(bar), (this.failures.get(cause(bar)) || 0) + 1);
     if (!bar.preempted && this.began !== null) {
       const before = bar.parts.some(([phase]) => phase === TRANSFER) ? TRANSFER : PREFILL;
       bar.parts = [[QUEUED, bar.arrival]];
@@ -96,13 +95,20 @@ class Model {
     for (const block of frame.evicted || []) this.flashes.set(block, frame.at);
   }
 
+  waits() {
+    // Milliseconds that requests without a first token have waited.
+    const waits = [];
+    for (const bar of this.bars.values()) if (bar.end === null && bar.first === null) waits.push(this.at - bar.arrival);
+    return waits;
+  }
+
   failed(bar) { return bar.reason === "error" || bar.reason === "abort" || bar.reason.startsWith("status"); }
 
   picture() {
     // As the server would tell this moment: what a saved recording begins with.
     const frame = {
       at: this.at, state: this.state, figures: this.names.map((name) => this.figures[name]), new: [], phases: [], tokens: [],
-      computed: [], chunks: [], held: [], firsts: [], ended: [], steps: this.steps, pods: this.pods, blocks: [], ttft: this.ttft, itl: this.itl, adapters: this.adapters,
+      computed: [], chunks: [], held: [], firsts: [], ended: [], steps: this.steps, pods: this.pods, blocks: [], adapters: this.adapters,
     };
     for (const bar of this.bars.values()) {
       const n = bar.number;
@@ -118,7 +124,7 @@ class Model {
       frame.ended.push([n, bar.reason, bar.end, bar.tokens, bar.cached, running, bar.first, last]);
     }
     this.blocks.forEach((state, block) => { if (state || this.owners[block]) frame.blocks.push(block, state, this.owners[block]); });
-    return { version: 1, began: this.began, server: this.server, names: this.names, ttft_bounds: this.bounds.ttft, itl_bounds: this.bounds.itl, frame };
+    return { version: VERSION, began: this.began, server: this.server, names: this.names, ttft_bounds: this.bounds.ttft, itl_bounds: this.bounds.itl, frame };
   }
 
   clone() {
@@ -126,6 +132,7 @@ class Model {
     Object.assign(copy, this);
     copy.figures = { ...this.figures };
     copy.bars = new Map([...this.bars].map(([number, bar]) => [number, { ...bar, parts: bar.parts.slice(), chunks: bar.chunks.slice() }]));
+    copy.failures = new Map(this.failures);
     copy.over = this.over.slice();
     copy.steps = this.steps.slice();
     copy.events = this.events.slice();
@@ -134,6 +141,11 @@ class Model {
     copy.flashes = new Map(this.flashes);
     return copy;
   }
+}
+
+function cause(bar) {
+  // In short, of a request that has failed: "429", "left", "error".
+  return bar.reason === "abort" ? "left" : bar.reason.replace("status ", "").split(":")[0];
 }
 
 function pairs(row, take) {

@@ -128,7 +128,7 @@ class Panels {
   }
 
   events() {
-    const body = el("tbody"), place = table(["", "message", "event", "blocks", "tokens", "first hash", "adapter"], body);
+    const body = el("tbody"), place = table(["when", "message", "event", "blocks", "tokens", "first hash", "adapter"], body);
     if (!this.server.publishes) return el("p", { class: "muted" }, "No KV events are published. --zmq-endpoint, or --kv-index, with a KV cache publishes them.");
     let last = null;
     this.refresh = (model) => {
@@ -212,7 +212,7 @@ class Panels {
       line.textContent = `${Object.keys(model.adapters).length} of ${model.server.adapter_slots} adapter slots are taken.`;
       body.replaceChildren(...[...rows].map(([name, it]) => el("tr", {}, cell(name), cell(it.here ? "in memory" : "to be loaded"), cell(it.running), cell(it.waiting))));
     };
-    return el("div", {}, line, table(["adapter", "", "running", "waiting"], body));
+    return el("div", {}, line, table(["adapter", "state", "running", "waiting"], body));
   }
 
   async ranks() {

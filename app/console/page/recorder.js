@@ -9,18 +9,29 @@ class Recorder {
   reset() {
     this.frames = []; // {at, text}
     this.copies = []; // {at, model}: the state after the frame of that moment
-    this.points = []; // {at, figures, ttft, itl, rates}
+    this.points = []; // {at, figures, rates, pods}
+    this.samples = []; // {at, ttft, itl}: latencies in tenths of a millisecond and their counts, flat
     this.bytes = 0;
   }
 
   begin(model) {
     this.reset();
+    this.goOn(model);
+  }
+
+  goOn(model) {
+    // From a whole picture: of what came since the last frame, the bars know the first tokens.
+    const last = this.points.length ? this.points[this.points.length - 1].at : -Infinity;
+    const missed = [...model.bars.values()].filter((bar) => bar.first > last && bar.first !== null).sort((a, b) => a.first - b.first);
+    for (const bar of missed) this.samples.push({ at: bar.first, ttft: [Math.round((bar.first - bar.arrival) * 10), 1] });
+    this.shown = null;
     this.copies.push({ at: model.at, model: model.clone() });
     this.point(model);
   }
 
-  add(text, model) {
+  add(frame, text, model) {
     this.frames.push({ at: model.at, text });
+    if (frame.ttft || frame.itl) this.samples.push({ at: frame.at, ttft: frame.ttft, itl: frame.itl });
     this.bytes += text.length;
     if (model.at - this.copies[this.copies.length - 1].at >= this.spacing) this.copies.push({ at: model.at, model: model.clone() });
     this.point(model);
@@ -33,20 +44,18 @@ class Recorder {
     const figures = { ...model.figures }, last = this.points[this.points.length - 1];
     const seconds = last ? (model.at - last.at) / 1000 : 0;
     const rate = (name) => (seconds > 0 ? Math.max(0, figures[name] - last.figures[name]) / seconds : 0);
-    const ended = (all) => all.stop + all.length + all.error + all.abort + all.repetition;
-    const rates = {
-      generated: rate("generated"), prompt: rate("prompt"), preemptions: rate("preemptions"),
-      ended: seconds > 0 ? Math.max(0, ended(figures) - ended(last.figures)) / seconds : 0,
-    };
+    const rates = {};
+    for (const name of ["generated", "prompt", "preemptions", "refused", "abort", "error"]) rates[name] = rate(name);
+    rates.ended = rates.abort + rates.error + rate("stop") + rate("length") + rate("repetition");
     for (const name of ["ttft", "itl"]) rates[name] = this.middle(name, model) ?? (last ? last.rates[name] : 0);
-    this.points.push({ at: model.at, figures, ttft: model.ttft, itl: model.itl, rates, pods: model.pods });
+    this.points.push({ at: model.at, figures, rates, pods: model.pods });
   }
 
   middle(name, model) {
-    // The median of the last seconds, of a histogram that only grows; null when nothing came.
-    const before = this.points[Math.max(0, this.points.length - 12)];
-    if (!before || !before[name].length) return null;
-    return quantile(model.bounds[name].map((bound) => bound * 1000), model[name].map((count, k) => Math.max(0, count - before[name][k])), 0.5);
+    // The median of the last three seconds; null when nothing came.
+    const tally = new Tally(name);
+    tally.move(this.samples, model.at - 3000, model.at);
+    return new Spread(tally.counts).quantile(0.5);
   }
 
   forget(now) {
@@ -61,6 +70,8 @@ class Recorder {
     let old = 0;
     while (old < this.points.length && this.points[old].at < first) old++;
     if (old > 40) this.points.splice(0, old);
+    old = after(this.samples, first);
+    if (old > 40) this.samples.splice(0, old);
   }
 
   get first() { return this.copies.length ? this.copies[0].at : 0; }
@@ -72,19 +83,10 @@ class Recorder {
     let copy = this.copies[0];
     for (const each of this.copies) if (each.at <= moment) copy = each;
     const model = shown && shown.at <= moment && shown.at >= copy.at ? shown : copy.model.clone();
-    const from = this.place(model.at);
+    const from = after(this.frames, model.at);
     for (let k = from; k < this.frames.length && this.frames[k].at <= moment; k++) model.apply(JSON.parse(this.frames[k].text));
     this.shown = model;
     return model;
-  }
-
-  place(moment) {
-    let low = 0, high = this.frames.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.frames[middle].at <= moment) low = middle + 1; else high = middle;
-    }
-    return low;
   }
 
   text() {
@@ -97,15 +99,79 @@ class Recorder {
   read(text) {
     const lines = text.split("\n").filter((line) => line.trim());
     const picture = JSON.parse(lines[0]);
-    if (picture.version !== 1 || !picture.frame) throw new Error("this is no recording of version 1");
+    if (picture.version !== VERSION || !picture.frame) throw `This file is of another version of the console (${Number(picture.version)}; this page reads ${VERSION}).`;
     const model = new Model(picture);
     this.begin(model);
     this.endless = true;
     this.length = lines.length > 1 ? JSON.parse(lines[lines.length - 1]).at - model.at : 0;
     for (const line of lines.slice(1)) {
-      model.apply(JSON.parse(line));
-      this.add(line, model);
+      const frame = JSON.parse(line);
+      model.apply(frame);
+      this.add(frame, line, model);
     }
     return model;
+  }
+}
+
+function after(list, moment) {
+  // The place of the first one after a moment.
+  let low = 0, high = list.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (list[middle].at <= moment) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+class Tally {
+  // Counts of latencies in a span of time, which goes on with time: what is new is added, what is old taken away.
+  constructor(name) { this.name = name; }
+
+  move(samples, from, to) {
+    if (!this.counts || samples[0] !== this.head || from < this.from || to < this.to) Object.assign(this, { counts: new Map(), head: samples[0], from, to: from });
+    this.count(samples, this.to, to, 1);
+    this.count(samples, this.from, Math.min(from, to), -1);
+    this.from = from;
+    this.to = to;
+  }
+
+  count(samples, from, to, sign) {
+    for (let k = after(samples, from); k < samples.length && samples[k].at <= to; k++) {
+      pairs(samples[k][this.name], (value, count) => {
+        const now = (this.counts.get(value) || 0) + sign * count;
+        if (now) this.counts.set(value, now); else this.counts.delete(value);
+      });
+    }
+  }
+}
+
+class Spread {
+  // Latencies in milliseconds: those of a tally, and those of requests that still wait.
+  constructor(counts, waits = [], weight = 1) {
+    const rows = [...counts].map(([value, count]) => [value / 10, count]);
+    for (const wait of waits) rows.push([wait, weight]);
+    this.rows = rows.sort((a, b) => a[0] - b[0]);
+    this.total = rows.reduce((sum, row) => sum + row[1], 0);
+  }
+
+  quantile(share) {
+    // The value that is above this share of all values.
+    let rank = Math.floor(this.total * share);
+    for (const [value, count] of this.rows) if ((rank -= count) < 0) return value;
+    return null;
+  }
+
+  within(limit) {
+    return this.rows.reduce((sum, [value, count]) => sum + (value <= limit ? count : 0), 0) / this.total;
+  }
+
+  buckets(bounds) {
+    const counts = Array(bounds.length + 1).fill(0);
+    let k = 0;
+    for (const [value, count] of this.rows) {
+      while (k < bounds.length && value > bounds[k]) k++;
+      counts[k] += count;
+    }
+    return counts;
   }
 }

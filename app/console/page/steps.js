@@ -102,7 +102,7 @@ class StepsView {
     }
     pen.stroke();
     pen.lineWidth = 1;
-    pen.fillStyle = COLOURS.preempted;
+    pen.fillStyle = COLOURS.muted;
     pen.textAlign = "right";
     if (rows.length) pen.fillText(ms(most / 1.15), width - 4, low - high / 1.15 - 7);
   }

@@ -1,8 +1,8 @@
-"""Types that the scheduler works with: sequence state, batches (steps), and the block pool's interface."""
+"""Types that the scheduler works with: sequences, steps, adapter slots, and the pool's interface."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from random import Random
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -12,6 +12,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from app.engine.kvcache.block_pool import Block
     from app.engine.kvcache.hashing import Prompt
+    from app.engine.lora import AdapterMemory
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):
@@ -187,3 +188,50 @@ class Drafts:
             if self._rng.random() >= rate:
                 return number
         return drafts
+
+
+class LoRASlots:
+    """Slots of at most `most` running adapters; the longest idle one yields to another.
+
+    `known` is true for a loaded adapter; any other name runs as the base model. The registry bounds the
+    names.
+    """
+
+    def __init__(self, most: int, known: Callable[[str], bool], memory: AdapterMemory | None = None) -> None:
+        self.most, self._known, self._memory = most, known, memory
+        self._running: dict[str, int] = {}
+        """Running requests of each resident adapter, in order of entry or latest `leave`."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._running)
+
+    def running(self, adapter: str) -> int:
+        return self._running.get(adapter, 0)
+
+    def is_ready(self, adapter: str | None) -> bool:
+        """True when a request with `adapter` can run without loading an adapter."""
+        return adapter is None or adapter in self._running or not self._known(adapter)
+
+    def has_room(self) -> bool:
+        return len(self._running) < self.most or 0 in self._running.values()
+
+    def enter(self, adapter: str | None) -> bool:
+        """Counts a request that begins to run, and loads its adapter. False when it needs none.
+
+        Call `leave` only after True: the adapter may be unloaded in between.
+        """
+        if adapter is None or adapter not in self._running and not self._known(adapter):
+            return False
+        if adapter not in self._running and len(self._running) >= self.most:
+            del self._running[next(name for name, running in self._running.items() if not running)]
+        self._running[adapter] = self.running(adapter) + 1
+        if self._memory is not None:
+            self._memory.enter(adapter)
+        return True
+
+    def leave(self, adapter: str) -> None:
+        running = self._running.pop(adapter) - 1
+        if running or self._known(adapter):
+            self._running[adapter] = running
+        if self._memory is not None:
+            self._memory.leave(adapter)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from app.base.clock.clock import Clock, Streams, TimerWheel
-from app.base.clock.pause import Pace
+from app.base.clock.pause import LONGEST_WORK_S, Pace
 from app.base.metrics.recorder import FinishedSequence, Recorder
+from app.engine.core.batch import Blocks, LoRASlots
 from app.engine.core.outputs import Emit, EngineOutput, Failed, Finish, Started, Tokens
 from app.engine.core.request import LENGTH, STOP, EngineRequest, Model, Reply, watches_of
 from app.engine.core.sequence import (
@@ -21,15 +22,14 @@ from app.engine.core.sequence import (
     Handle,
     PerRequestTiming,
     SequenceContext,
+    SteppedSequence,
     emit_failure,
 )
 from app.engine.core.timeline import MOST_AT_ONCE, SequencePool, TimedSequence
 from app.engine.kvcache.cache import KVCacheManager
-from app.engine.lora import LoRASlots
 from config.settings import Settings
 
 if TYPE_CHECKING:
-    from app.engine.core.batch import Blocks
     from app.engine.core.step_loop import CostModel, StepExecutor
     from config.profile import Profile
 
@@ -76,7 +76,7 @@ class Engine(EngineClient):
             self._pool = slots if cache is None else None
         else:
             # Imported here because other modes need no scheduler.
-            from app.engine.core.step_loop import StepExecutor, SteppedSequence
+            from app.engine.core.step_loop import StepExecutor
 
             steps = StepExecutor(settings, profile, self._context, lora, streams("drafts"), cost)
             self.executor, self._sequence = steps, partial(SteppedSequence, steps)
@@ -200,8 +200,9 @@ class BeamSearch(Handle):
         self._unfinished = 1
         self._engine, self._emit = engine, emit
         self._beams = list(zip(requests, map(_without_end, replies), strict=True))
-        self._steps = max(len(reply.ids) for _, reply in self._beams)
         self._step = self._pending = 0
+        self._due: list[tuple[EngineRequest, Reply]] = []
+        """Beams whose request of this step is not submitted yet, the last one first."""
         self._running: list[Handle] = []
         self._is_over = False
         try:
@@ -226,23 +227,34 @@ class BeamSearch(Handle):
         self.end_one()
 
     def _begin_step(self) -> None:
-        step, now_s = self._step, self._engine.clock.now()
-        going = [
+        step = self._step
+        self._due = [
             (request, reply)
-            for request, reply in self._beams
+            for request, reply in reversed(self._beams)
             if step < len(reply.ids) and (step or request.index % request.n == 0)
         ]
-        self._pending, self._running = len(going), []
-        if not going:
+        self._pending, self._running = len(self._due), []
+        if self._due:
+            self._submit_due()
+        else:
             self._tell(None)
-        for request, reply in going:
+
+    def _submit_due(self) -> None:
+        """Submits requests of this step for LONGEST_WORK_S; later turns of the loop submit the rest."""
+        step, now = self._step, self._engine.clock.now
+        begun_s = now()
+        while self._due and not self._is_over:
+            if now() - begun_s > LONGEST_WORK_S:
+                self._engine.wheel.call_soon(partial(self._go_on, self._submit_due))
+                return
+            request, reply = self._due.pop()
             asked = replace(
                 request,
                 index=0,
                 prompt_ids=[*request.prompt_ids, *reply.ids[:step]],
                 max_tokens=1,
                 limited=True,
-                arrival_s=now_s if step else request.arrival_s,
+                arrival_s=begun_s if step else request.arrival_s,
                 n=1,
                 num_choices=1,
                 beams=False,
@@ -262,16 +274,12 @@ class BeamSearch(Handle):
             elif not self._pending:
                 self._step += 1
                 # The requests of this step have yet to release their slots.
-                self._engine.wheel.call_soon(self._go_on)
+                self._engine.wheel.call_soon(partial(self._go_on, self._begin_step))
 
-    def _go_on(self) -> None:
-        if self._is_over:
-            return
-        if self._step >= self._steps:
-            self._tell(None)
-            return
+    def _go_on(self, work: Callable[[], None]) -> None:
         try:
-            self._begin_step()
+            if not self._is_over:
+                work()
         except Exception as error:
             self._fail(0, error)
 

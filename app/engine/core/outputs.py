@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count
-from typing import Literal, Protocol, TypeVar, overload
+from typing import Literal, TypeVar, overload
 
 from msgspec import Struct
 
@@ -91,16 +91,6 @@ class Tokens(Struct, gc=False):
 
 Piece = tuple[Part | None, str]
 """A text and the part that contains it."""
-
-
-class PartReader(Protocol):
-    """Splits a streamed text into the same parts, however the text was cut."""
-
-    def feed(self, text: str) -> Sequence[Piece]:
-        """Returns the pieces that are certain; keeps text whose part is still open."""
-
-    def finish(self) -> Sequence[Piece]:
-        """Ends the text; returns the pieces of the kept text."""
 
 
 class Failed(Struct, gc=False):

@@ -28,9 +28,10 @@ from app.base.metrics.recorder import Recorder
 from app.engine.core import wire
 from app.engine.core.batch import Phase, SequenceStatus
 from app.engine.core.errors import CallerLeft, CommandFailed, EngineDead, EngineFailed, RequestRefused
-from app.engine.core.outputs import Emit, Finish, LazySequence, Part, PartReader, TokenLogprob, Tokens
+from app.engine.core.outputs import Emit, Finish, LazySequence, Part, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest, watches_of
 from app.engine.core.sequence import COUNTED_AS, EngineClient, Handle, Sequence
+from app.engine.parsing import TextReader
 from config.settings import Settings
 
 NS: Final = 1_000_000_000
@@ -120,7 +121,7 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 class RemoteSequence(Sequence):
     """A choice from its request to its end, whatever ends it."""
 
-    __slots__ = ("_held", "_held_logprobs", "_names", "_part", "_reader", "is_computed", "key")
+    __slots__ = ("_content", "_held", "_held_logprobs", "_names", "_part", "_reader", "is_computed", "key")
 
     def __init__(self, engine: RemoteEngine, request: EngineRequest, key: int, handle: Handle) -> None:
         """Emits text by parts if the engine has a reader for the request."""
@@ -134,6 +135,11 @@ class RemoteSequence(Sequence):
         """Token ids whose text the reader still keeps."""
         self._held_logprobs: list[TokenLogprob] = []
         self._part: Part | None = None
+        self._content: list[str] = []
+        """Texts without thoughts and calls, if the sequence is watched."""
+
+    def text(self, whole: bool = True) -> str:
+        return "".join(self._content)
 
     def order(self) -> wire.EngineCoreRequest:
         request = self.request
@@ -163,6 +169,8 @@ class RemoteSequence(Sequence):
             return
         finish = None if output.finish is None else Finish(output.finish, output.stop_reason)
         logprobs = None if output.logprobs is None else [self._entry(entry) for entry in output.logprobs]
+        if self._reader is None and self.watches:
+            self._content += output.texts
         if self._reader is not None:
             self._read(self._reader, output, logprobs, finish)
         elif finish is None and logprobs is None and self._take_token is not None and len(ids) == 1:
@@ -189,7 +197,7 @@ class RemoteSequence(Sequence):
 
     def _read(
         self,
-        reader: PartReader,
+        reader: TextReader,
         output: wire.EngineCoreOutput,
         logprobs: Listed[TokenLogprob] | None,
         finish: Finish | None,
@@ -209,6 +217,8 @@ class RemoteSequence(Sequence):
                 pieces = [(self._part, "")]
             for number, (self._part, said) in enumerate(pieces, 1):
                 held, self._held = self._held, []
+                if self._part is None and self.watches:
+                    self._content.append(said)
                 entries, self._held_logprobs = self._held_logprobs, []
                 # Without a held token the text is an extra item.
                 shown = [*[""] * (len(held) - 1), said] if held or said or self._part is not None else []
@@ -232,7 +242,7 @@ GREETING_MS = 500
 """Interval of greetings until the engine answers, in milliseconds; it may be loading its model."""
 MOST_ORDERS = 16
 """Most requests in one message; their prompts may be long."""
-ReaderOf = Callable[[EngineRequest], PartReader | None]
+ReaderOf = Callable[[EngineRequest], TextReader | None]
 """Returns the parser of a request's text into parts; None for a text without parts."""
 BlocksListener = Callable[[str, int, bytes], None]
 

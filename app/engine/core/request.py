@@ -125,12 +125,18 @@ class SequenceOutcome(Struct, frozen=True, kw_only=True, gc=False):
 
     reason: str
     """`stop`, `length`, `abort` (the client disconnected) or `error`."""
+    queued_s: float
+    """When the scheduler saw the sequence."""
     scheduled_s: float | None
     first_token_s: float | None
     last_token_s: float | None
     ended_s: float
     cached_tokens: int
+    fetched_tokens: int
     tokens: int
+    preemptions: int
+    text: str
+    """The reply without thoughts, calls and images."""
 
 
 Watch = Callable[[SequenceOutcome], None]
@@ -177,6 +183,15 @@ class Reply(Struct, gc=False):
 
     def all_spans(self) -> Sequence[Span]:
         return self.spans or [(len(self.texts), None)]
+
+    def content(self, tokens: int) -> str:
+        """Returns the first `tokens` without thoughts, calls and images."""
+        texts, start = list[str](), 0
+        for end, part in self.all_spans():
+            if part is None:
+                texts += self.texts[start : min(end, tokens)]
+            start = end
+        return "".join(texts)
 
     def end(self, eos_token_id: int, most: int) -> None:
         """Appends the end-of-text token to a reply that stops; one with `most` tokens gets LENGTH."""

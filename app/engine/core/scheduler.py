@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from app.engine.core.batch import Batch, Blocks, Drafts, S, SchedulerLimits, SequenceState
-from app.engine.lora import LoRASlots
+from app.engine.core.batch import Batch, Blocks, Drafts, LoRASlots, S, SchedulerLimits, SequenceState
 
 FIRST = -(1 << 128)
 """Offset that sorts before all priorities."""
@@ -43,7 +42,7 @@ class WaitingQueue(Generic[W]):
 
     def __init__(self, lora: LoRASlots | None = None, by_priority: bool = False) -> None:
         """Without `lora` no sequence has an adapter."""
-        self._lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
+        self.lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
         self._by_priority = by_priority
         self._lines: dict[str | None, deque[tuple[int, W]]] = {}
         """Per adapter its line of (sort key, sequence), in order of priority and arrival."""
@@ -55,7 +54,7 @@ class WaitingQueue(Generic[W]):
         self._arrivals = 0
 
     def is_ready(self, adapter: str | None) -> bool:
-        return adapter is None or self._lora.is_ready(adapter) or self._lora.has_room()
+        return adapter is None or self.lora.is_ready(adapter) or self.lora.has_room()
 
     def add(self, sequence: W, first: bool = False) -> None:
         """Queues a sequence, a former member at its old place; `first` puts it before all others."""
@@ -97,8 +96,8 @@ class WaitingQueue(Generic[W]):
                 line = self._live(None)
             return line[0][1]
         heads = [line[0] for adapter in list(self._lines) if (line := self._live(adapter))]
-        room = self._lora.has_room()
-        ready = [it for it in heads if self._lora.is_ready(it[1].adapter) or room and it[0] < FIRST // 2]
+        room = self.lora.has_room()
+        ready = [it for it in heads if self.lora.is_ready(it[1].adapter) or room and it[0] < FIRST // 2]
         if not ready and room:
             ready = heads
         return min(ready)[1] if ready else None
@@ -116,12 +115,12 @@ class WaitingQueue(Generic[W]):
     def hold(self, sequence: W) -> None:
         """Keeps in memory the adapter of a sequence that got a slot."""
         adapter = sequence.adapter
-        if adapter is not None and self._lora.enter(adapter):
+        if adapter is not None and self.lora.enter(adapter):
             self._adapters[sequence] = adapter
 
     def left(self, sequence: W) -> None:
         if self._adapters and (adapter := self._adapters.pop(sequence, None)) is not None:
-            self._lora.leave(adapter)
+            self.lora.leave(adapter)
 
     def _clear(self) -> None:
         """Drops stale entries before they outnumber the waiting sequences."""
@@ -162,6 +161,8 @@ class Scheduler(Generic[S]):
         self.preemptions = 0
         self.paused = False
         """True while no sequence is admitted."""
+        self.watch_preempted: Callable[[S, S], None] | None = None
+        """Receives each preempted sequence, and the one that needed its blocks."""
         self._speculation = speculation
         self._in_bulk = speculation is None
         self._limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
@@ -350,7 +351,7 @@ class Scheduler(Generic[S]):
                 if victim in allotted:  # lower priority, but admitted earlier
                     budget += allotted.pop(victim)
                     place -= 1
-                self._preempt(victim)
+                self._preempt(victim, sequence)
             if not sequence.running:
                 break
             self._grow(sequence, sequence.computed + tokens)
@@ -379,8 +380,8 @@ class Scheduler(Generic[S]):
                 self._end(sequence, batch)
         batch.decodes = decodes
 
-    def _preempt(self, sequence: S) -> None:
-        """Frees the blocks of a sequence and queues it in front; tokens in flight still arrive."""
+    def _preempt(self, sequence: S, by: S) -> None:
+        """Frees the blocks of a sequence for another, and queues it; tokens in flight still arrive."""
         computed = sequence.computed
         if sequence.decodes and self._under_way:  # the newest token is in flight: its block has no hash
             computed = max(computed - 1, min(computed, sequence.prompt_tokens))
@@ -393,6 +394,8 @@ class Scheduler(Generic[S]):
         self.preemptions += 1
         self.waiting.add(sequence)
         sequence.preempted()
+        if self.watch_preempted is not None:
+            self.watch_preempted(sequence, by)
 
     def _admit(self, batch: Batch[S]) -> None:
         """Admits waiting sequences (rule 3b)."""

@@ -8,18 +8,19 @@ another process. `EngineClient` is the base of both engines, and the door for al
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as Listed
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from app.base.clock.clock import Clock, TimerWheel
 from app.base.clock.pause import Slices
 from app.base.metrics.recorder import FinishedSequence, FinishReason, Recorder
-from app.engine.core.batch import SequenceState, SequenceStatus
+from app.engine.core.batch import Phase, SequenceState, SequenceStatus
 from app.engine.core.errors import Draining, EngineDead, QueueFull, TooManyRequests
 from app.engine.core.outputs import Emit, Failed, Finish, Part, Started, TakeToken, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest, Reply, SequenceOutcome, Watch, notify
@@ -81,8 +82,8 @@ class Sequence(SequenceState):
     def status(self) -> SequenceStatus:
         raise NotImplementedError
 
-    @property
-    def text(self) -> str:
+    def text(self, whole: bool = True) -> str:
+        """Returns the reply so far; unless `whole`, without thoughts, calls and images."""
         return ""
 
     def _start(
@@ -141,6 +142,16 @@ class Sequence(SequenceState):
         finally:
             self._end("abort", counted)
 
+    def outcome(self, reason: str, now_s: float) -> SequenceOutcome:
+        """Returns the outcome at `now_s`; `reason` is `waiting` or `running` before the end."""
+        first_s = self._first_s
+        return SequenceOutcome(
+            reason=reason, queued_s=self.queued_s, scheduled_s=self.scheduled_s, first_token_s=first_s,
+            last_token_s=None if first_s is None else self._last_s, ended_s=now_s, tokens=self.tokens,
+            cached_tokens=self.cached_tokens, fetched_tokens=self.fetched_tokens,
+            preemptions=self.preemptions, text=self.text(whole=False),
+        )  # fmt: skip
+
     def _end(self, reason: FinishReason, counted: bool = True) -> None:
         now_s, request = self._now(), self.request
         self.over = True
@@ -167,16 +178,7 @@ class Sequence(SequenceState):
         else:
             self._recorder.aborted()
         if self.watches:
-            outcome = SequenceOutcome(
-                reason=reason,
-                scheduled_s=self.scheduled_s,
-                first_token_s=self._first_s,
-                last_token_s=None if self._first_s is None else self._last_s,
-                ended_s=now_s,
-                cached_tokens=self.cached_tokens,
-                tokens=self.tokens,
-            )
-            notify(self.watches, outcome)
+            notify(self.watches, self.outcome(reason, now_s))
         self._handle.end_one()
         self._leave(self)
 
@@ -338,6 +340,15 @@ class SequenceContext:
     cache: KVCacheManager | None
 
 
+class Executor(Protocol):
+    """Slots, or shared steps, that run sequences."""
+
+    context: SequenceContext
+
+    def leave(self, sequence: Any) -> None:
+        """Takes a sequence out, at its end."""
+
+
 class ReplySequence(Sequence):
     """A choice with a known reply. Due tokens of one part leave in one output."""
 
@@ -348,19 +359,13 @@ class ReplySequence(Sequence):
     fills_cache = True
     """True where the sequence fills blocks of the KV cache itself, token by token; False in shared steps."""
 
-    def __init__(
-        self,
-        context: SequenceContext,
-        request: EngineRequest,
-        reply: Reply,
-        handle: Handle,
-        leave: Callable[[Any], None],
-    ) -> None:
-        super().__init__(request, len(reply.ids), context.clock.now, context.recorder, handle, leave)
+    def __init__(self, executor: Executor, request: EngineRequest, reply: Reply, handle: Handle) -> None:
+        context = self._context = executor.context
+        leave, now = executor.leave, context.clock.now
+        super().__init__(request, len(reply.ids), now, context.recorder, handle, leave)
         if request.remote_prefill:
             self.fetched_tokens = self.prompt_tokens
         self._reply, self._texts, self._ids = reply, reply.texts, reply.ids
-        self._context = context
         self._delays: dict[int, float] | None = None
         if request.delays or reply.delays:
             self._delays = {}
@@ -377,9 +382,8 @@ class ReplySequence(Sequence):
     def reply_ids(self, start: int, stop: int) -> Listed[int]:
         return self._ids[start:stop]
 
-    @property
-    def text(self) -> str:
-        return "".join(self._texts[: self._position])
+    def text(self, whole: bool = True) -> str:
+        return "".join(self._texts[: self._position]) if whole else self._reply.content(self._position)
 
     def _emit_until(self, stop: int, at_s: float, part: Part | None) -> bool:
         """Emits and counts tokens up to `stop`, due at `at_s`, all of `part`; returns whether more follow."""
@@ -411,9 +415,9 @@ class ReplySequence(Sequence):
         return self._part is not None and self._part.kind == "image"
 
     def _end(self, reason: FinishReason, counted: bool = True) -> None:
+        super()._end(reason, counted)
         if reason == "abort":
             self._texts = self._ids = ()  # the timer wheel may hold the sequence for a while
-        super()._end(reason, counted)
 
 
 def emit_failure(request: EngineRequest, error: Exception, emit: Emit) -> None:
@@ -504,3 +508,86 @@ class EngineClient:
 
     def drain(self) -> None:
         self.draining = True
+
+
+class SteppedSequence(ReplySequence):
+    """One choice in the steps of an engine; the scheduler holds this object itself."""
+
+    __slots__ = ("_late", "_promised", "_shift_s")
+    fills_cache = False
+
+    def __init__(self, executor: Executor, request: EngineRequest, reply: Reply, handle: Handle) -> None:
+        super().__init__(executor, request, reply, handle)
+        self._promised = 0
+        """Number of tokens received from steps, if the reply has delays."""
+        self._shift_s = 0.0
+        """Sum of deliberate delays so far, in seconds."""
+        self._late: deque[tuple[float, int]] = deque()
+        """Due times and counts of delayed tokens."""
+
+    def status(self) -> SequenceStatus:
+        phase, computed = Phase.DECODE, self.prompt_tokens  # a decode in bulk has computed all of its prompt
+        if not (self.decodes or self.last):
+            waits = Phase.PREEMPTED if self.preemptions else Phase.TRANSFER if self.held else Phase.QUEUED
+            phase, computed = Phase.PREFILL if self.running else waits, min(self.computed, computed)
+        return SequenceStatus(phase, computed, self.held, self.scheduled_s, self._first_s)
+
+    def hand_out(self, at_s: float, count: int) -> None:
+        """Takes `count` tokens, due at `at_s`; ends with an error of the writer."""
+        try:
+            self.take(at_s, count)
+        except Exception as error:
+            log.exception("a token could not be handed out")
+            self.fail(error)
+
+    def preempted(self) -> None:
+        if not self.over:
+            self._recorder.preempted()
+            if self.adapter is not None:
+                self._recorder.adapter_moved(self, self.adapter, "waiting")
+
+    def take(self, at_s: float, count: int) -> None:
+        """Emits the next `count` tokens, due at `at_s`, or postpones them by deliberate delays."""
+        take, start = self._take_token, self._position
+        if take is not None and count == 1 and start and start + 1 < self._part_end and self._part is None:
+            self._position = start + 1
+            self._recorder.decoded(1, at_s - self._last_s, at_s)
+            self.tokens += 1
+            self._last_s = at_s
+            take(self._texts[start], self._ids[start], at_s)
+            return
+        if self._delays is not None:
+            for number in range(self._promised, self._promised + count):
+                self._shift_s += self._delays.get(number, 0.0)
+            self._promised += count
+            if self._shift_s:
+                self._late.append((at_s + self._shift_s, count))
+                if len(self._late) == 1:
+                    self._context.wheel.add(at_s + self._shift_s, self)
+                return
+        self._emit_parts(at_s, count)
+
+    def turn(self, now_s: float) -> float | None:
+        """Emits delayed tokens that are due; returns the due time of the next one."""
+        while self._late and not self.over and self._late[0][0] <= now_s:
+            self._emit_parts(*self._late.popleft())
+        return self._late[0][0] if self._late and not self.over else None
+
+    def _emit_parts(self, at_s: float, count: int) -> None:
+        """Emits tokens part by part; an image after the last one takes its own time."""
+        if not self.begun:
+            reply = self._reply
+            self._start(at_s, reply.prompt_logprobs, reply.logprobs is None and self._delays is None)
+        while not self.over:
+            part, stop, image = self._part, min(self._position + count, self._part_end), False
+            count -= stop - self._position
+            if stop == self._part_end and stop < len(self._texts):
+                image = self._to_next_part()
+            if not self._emit_until(stop, at_s, part):
+                return
+            if image:
+                due_s = at_s + self._context.timing.image()
+                self._late.append((due_s, 1))
+                self._context.wheel.add(due_s, self)
+            if image or count <= 0:
+                return

@@ -23,15 +23,13 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from app.engine.core.batch import Batch, Blocks, Drafts, Phase, S, SchedulerLimits, SequenceStatus
-from app.engine.core.request import EngineRequest, Reply
+from app.engine.core.batch import Batch, Blocks, Drafts, LoRASlots, S, SchedulerLimits
 from app.engine.core.scheduler import Scheduler, WaitingQueue
-from app.engine.core.sequence import Handle, ReplySequence, SequenceContext
 from app.engine.kvcache.block_pool import CountedBlocks
-from app.engine.lora import LoRASlots
 from config.settings import Settings
 
 if TYPE_CHECKING:
+    from app.engine.core.sequence import SequenceContext, SteppedSequence
     from config.profile import CostConstants, FrontCosts, Profile
 
 TILE_ROWS = 128
@@ -141,11 +139,13 @@ class StepLoop(Generic[S]):
         """End time of the latest step."""
         self._handed_out_s = -inf
         """Time at which the last token of earlier steps is handed out."""
-        self._transfers: list[tuple[float, int, S]] = []
+        self.transfers: list[tuple[float, int, S]] = []
         """A heap: arrival time of each remote prefill's cache, arrival number, sequence."""
         self._seen_s = -inf
         self.watch_step: WatchStep[S] | None = None
         """Receives each new step, with its start and its end in seconds."""
+        self.watch_stall: Callable[[], None] | None = None
+        """Called when no step could be made."""
 
     def seen(self, sequence: S, at_s: float) -> bool:
         """Called when the scheduler would see a sequence; returns whether to schedule it."""
@@ -194,13 +194,15 @@ class StepLoop(Generic[S]):
                 at_s, sequence = line.popleft()
                 if self.seen(sequence, at_s):
                     scheduler.waiting.add(sequence)
-            while self._transfers and self._transfers[0][0] <= now_s:
-                scheduler.fetched(heappop(self._transfers)[2])
+            while self.transfers and self.transfers[0][0] <= now_s:
+                scheduler.fetched(heappop(self.transfers)[2])
             fetching = len(scheduler.fetching)
             batch = scheduler.schedule()
             for sequence in scheduler.fetching[fetching:]:
-                heappush(self._transfers, (now_s + self.transfer_s(sequence), sequence.arrived, sequence))
+                heappush(self.transfers, (now_s + self.transfer_s(sequence), sequence.arrived, sequence))
             if batch is None:
+                if self.watch_stall is not None:
+                    self.watch_stall()
                 break
             start_s = max(now_s, self._end_s)
             self._end_s = end_s = start_s + self._cost.seconds(batch, start_s, self._end_s <= now_s)
@@ -214,8 +216,8 @@ class StepLoop(Generic[S]):
             self.next_s = under_way[0][0]
         else:
             self.next_s = line[0][0] if line else inf
-            if self._transfers and self._transfers[0][0] < self.next_s:
-                self.next_s = self._transfers[0][0]
+            if self.transfers and self.transfers[0][0] < self.next_s:
+                self.next_s = self.transfers[0][0]
 
 
 MOST_PER_TURN = 256
@@ -223,89 +225,6 @@ MOST_PER_TURN = 256
 EARLY_S = 2e-6
 """Most time that the wheel is too early by rounding, in seconds."""
 log = logging.getLogger(__name__)
-
-
-class SteppedSequence(ReplySequence):
-    """One choice in the steps of an engine; the scheduler holds this object itself."""
-
-    __slots__ = ("_late", "_promised", "_shift_s")
-    fills_cache = False
-
-    def __init__(self, executor: StepExecutor, request: EngineRequest, reply: Reply, handle: Handle) -> None:
-        super().__init__(executor.context, request, reply, handle, executor.leave)
-        self._promised = 0
-        """Number of tokens received from steps, if the reply has delays."""
-        self._shift_s = 0.0
-        """Sum of deliberate delays so far, in seconds."""
-        self._late: deque[tuple[float, int]] = deque()
-        """Due times and counts of delayed tokens."""
-
-    def status(self) -> SequenceStatus:
-        phase, computed = Phase.DECODE, self.prompt_tokens  # a decode in bulk has computed all of its prompt
-        if not (self.decodes or self.last):
-            waits = Phase.PREEMPTED if self.preemptions else Phase.TRANSFER if self.held else Phase.QUEUED
-            phase, computed = Phase.PREFILL if self.running else waits, min(self.computed, computed)
-        return SequenceStatus(phase, computed, self.held, self.scheduled_s, self._first_s)
-
-    def hand_out(self, at_s: float, count: int) -> None:
-        """Takes `count` tokens, due at `at_s`; ends with an error of the writer."""
-        try:
-            self.take(at_s, count)
-        except Exception as error:
-            log.exception("a token could not be handed out")
-            self.fail(error)
-
-    def preempted(self) -> None:
-        if not self.over:
-            self._recorder.preempted()
-            if self.adapter is not None:
-                self._recorder.adapter_moved(self, self.adapter, "waiting")
-
-    def take(self, at_s: float, count: int) -> None:
-        """Emits the next `count` tokens, due at `at_s`, or postpones them by deliberate delays."""
-        take, start = self._take_token, self._position
-        if take is not None and count == 1 and start and start + 1 < self._part_end and self._part is None:
-            self._position = start + 1
-            self._recorder.decoded(1, at_s - self._last_s, at_s)
-            self.tokens += 1
-            self._last_s = at_s
-            take(self._texts[start], self._ids[start], at_s)
-            return
-        if self._delays is not None:
-            for number in range(self._promised, self._promised + count):
-                self._shift_s += self._delays.get(number, 0.0)
-            self._promised += count
-            if self._shift_s:
-                self._late.append((at_s + self._shift_s, count))
-                if len(self._late) == 1:
-                    self._context.wheel.add(at_s + self._shift_s, self)
-                return
-        self._emit_parts(at_s, count)
-
-    def turn(self, now_s: float) -> float | None:
-        """Emits delayed tokens that are due; returns the due time of the next one."""
-        while self._late and not self.over and self._late[0][0] <= now_s:
-            self._emit_parts(*self._late.popleft())
-        return self._late[0][0] if self._late and not self.over else None
-
-    def _emit_parts(self, at_s: float, count: int) -> None:
-        """Emits tokens part by part; an image after the last one takes its own time."""
-        if not self.begun:
-            reply = self._reply
-            self._start(at_s, reply.prompt_logprobs, reply.logprobs is None and self._delays is None)
-        while not self.over:
-            part, stop, image = self._part, min(self._position + count, self._part_end), False
-            count -= stop - self._position
-            if stop == self._part_end and stop < len(self._texts):
-                image = self._to_next_part()
-            if not self._emit_until(stop, at_s, part):
-                return
-            if image:
-                due_s = at_s + self._context.timing.image()
-                self._late.append((due_s, 1))
-                self._context.wheel.add(due_s, self)
-            if image or count <= 0:
-                return
 
 
 class DueTokens(Struct):
@@ -316,7 +235,7 @@ class DueTokens(Struct):
     next_s: float
 
 
-class StepExecutor(StepLoop[SteppedSequence]):
+class StepExecutor(StepLoop["SteppedSequence"]):
     """`StepLoop` on the live clock: records each step, and publishes the cache's events at its end."""
 
     def __init__(

@@ -7,13 +7,13 @@ its output.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
-from app.engine.core.batch import Phase, SequenceStatus
+from app.engine.core.batch import LoRASlots, Phase, SequenceStatus
 from app.engine.core.outputs import TakeToken
 from app.engine.core.request import EngineRequest, Reply
 from app.engine.core.scheduler import WaitingQueue
 from app.engine.core.sequence import Handle, ReplySequence, SequenceContext
-from app.engine.lora import LoRASlots
 
 MOST_AT_ONCE = 1024
 """Most tokens in one output, fewer with log probabilities; bounds the rendering time of one event."""
@@ -28,12 +28,12 @@ class TimedSequence(ReplySequence):
     Times are absolute: start + time to first token + the sum of the waits so far.
     """
 
-    __slots__ = ("_due_s", "has_waited", "holds_slot")
+    __slots__ = ("due_s", "has_waited", "holds_slot")
 
     def __init__(self, pool: SequencePool, request: EngineRequest, reply: Reply, handle: Handle) -> None:
-        super().__init__(pool.context, request, reply, handle, pool.leave)
+        super().__init__(pool, request, reply, handle)
         self.has_waited = self.holds_slot = False
-        self._due_s = 0.0
+        self.due_s = 0.0
 
     def start(self) -> bool:
         """Starts with a slot, and emits tokens already due; returns False if the sequence is over."""
@@ -48,14 +48,14 @@ class TimedSequence(ReplySequence):
             if self.cached_tokens < request.cache_hit_threshold * prompt_tokens:
                 self.empty()
                 self.fetched_tokens = self.created_tokens = 0
-                self._due_s = at_s
+                self.due_s = at_s
             else:
                 known = self.cached_tokens + self.fetched_tokens
                 remote = request.remote_prefill
-                self._due_s = at_s + context.timing.time_to_first_token(prompt_tokens, known, remote)
+                self.due_s = at_s + context.timing.time_to_first_token(prompt_tokens, known, remote)
                 if self._delays is not None:
-                    self._due_s += self._delays.get(0, 0.0)
-            next_s = self.turn(now_s) if self._due_s <= now_s else self._due_s
+                    self.due_s += self._delays.get(0, 0.0)
+            next_s = self.turn(now_s) if self.due_s <= now_s else self.due_s
         except Exception as error:
             log.exception("a sequence failed at its start")
             self.fail(error)
@@ -73,7 +73,7 @@ class TimedSequence(ReplySequence):
             return next_s
         if self.over:  # the wheel now drops the sequence
             return None
-        timing, start, at_s = self._context.timing, self._position, self._due_s
+        timing, start, at_s = self._context.timing, self._position, self.due_s
         if not self.begun:
             reply = self._reply
             self._start(at_s, reply.prompt_logprobs, reply.logprobs is None and self._delays is None)
@@ -87,7 +87,7 @@ class TimedSequence(ReplySequence):
                 stop, at_s, next_s = self._due_together(stop, next_s, now_s)
         if stop == self._part_end and stop < len(self._texts):
             next_s += timing.image() if self._to_next_part() else self._gap(stop)
-        self._due_s = next_s
+        self.due_s = next_s
         if not self._emit_until(stop, at_s, part):
             return None
         # Late choices alternate: none returns a time before that of the others.
@@ -95,14 +95,14 @@ class TimedSequence(ReplySequence):
 
     def _plain_turn(self, take: TakeToken, now_s: float) -> float | None:
         """Emits one ordinary token; returns the next due time, or None if a full `turn` is needed."""
-        context, start, at_s = self._context, self._position, self._due_s
+        context, start, at_s = self._context, self._position, self.due_s
         stop, gap_s = start + 1, context.timing.constant_gap_s
         if gap_s is None or not start or stop >= self._part_end or self._part is not None:
             return None
         next_s = at_s + gap_s
         if next_s <= now_s:  # two tokens are due together
             return None
-        self._position, self._due_s = stop, next_s
+        self._position, self.due_s = stop, next_s
         if context.cache is not None:
             context.cache.append(self, 1)
             context.cache.publish()
@@ -116,7 +116,7 @@ class TimedSequence(ReplySequence):
         """Returns the end of the tokens to emit now, the last one's due time, and the next token's."""
         wanted = self.request.logprobs
         most = MOST_AT_ONCE if wanted is None else max(1, MOST_AT_ONCE // (wanted + 2))
-        at_s, end = self._due_s, min(self._part_end, stop - 1 + most)
+        at_s, end = self.due_s, min(self._part_end, stop - 1 + most)
         if self._delays is None and self._context.timing.constant_gap_s == 0:
             return end, next_s, next_s
         while stop < end and next_s <= now_s:
@@ -153,6 +153,10 @@ class SequencePool:
         self.paused = False
         self.queue: WaitingQueue[TimedSequence] = WaitingQueue(lora, by_priority)
         self.context = context
+        self.watch_queue: Callable[[float], None] | None = None
+        """Receives the time when the queue may wait for something else than before."""
+        self.watch_start: Callable[[TimedSequence], None] | None = None
+        """Receives each sequence that got a slot."""
         self._will_fill = False
 
     @property
@@ -180,6 +184,8 @@ class SequencePool:
             self._fill()
         if sequence in members:
             sequence.has_waited = True
+            if self.watch_queue is not None:
+                self.watch_queue(self.context.clock.now())
             if sequence.adapter is not None:
                 self.context.recorder.adapter_moved(sequence, sequence.adapter, "waiting")
 
@@ -209,13 +215,15 @@ class SequencePool:
         while not self.paused and self.running < self.slots:
             if started == MOST_PER_TURN:
                 self._fill_later()
-                return
+                break
             sequence = self.queue.head()
             if sequence is None or not sequence.fits():
-                return
+                break
             self.queue.pop(sequence)
             started += 1
             self._run(sequence)
+        if self.watch_queue is not None:
+            self.watch_queue(self.context.clock.now())
 
     def _fill_later(self) -> None:
         if not self._will_fill:
@@ -225,7 +233,10 @@ class SequencePool:
     def _run(self, sequence: TimedSequence) -> None:
         self.running += 1
         try:
-            if sequence.start():
+            runs = sequence.start()
+            if self.watch_start is not None:
+                self.watch_start(sequence)
+            if runs:
                 return
         except Exception:
             log.exception("a sequence could not be started")

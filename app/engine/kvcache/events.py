@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias
 
 from msgspec import Raw, Struct, field
 from msgspec.msgpack import Encoder
@@ -89,7 +89,6 @@ LayoutName: TypeAlias = Literal[
 ]
 """`map` is vLLM 0.24 and later; a number is the first vLLM version with a layout of arrays."""
 
-LAYOUTS: tuple[LayoutName, ...] = get_args(LayoutName)
 DEFAULT_LAYOUT: LayoutName = "map"
 LEGACY: LayoutName = "llm-d-inference-sim"
 """Of llm-d's simulator: parent 0 for none, and extra keys always nil."""

@@ -29,9 +29,6 @@ Algorithm: TypeAlias = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 Extra: TypeAlias = tuple[Hashable, ...] | None
 """Extra keys of a block, hashed with its tokens; None if there are none."""
 
-HashBlocks: TypeAlias = Callable[[bytes, Sequence[int], Sequence[Extra] | None], list[bytes]]
-"""Hashes full blocks of token ids, from the previous hash and one extra per block."""
-
 Part: TypeAlias = tuple[bytes, ...]
 
 DEFAULT_SEED = "vllm-none-hash"
@@ -41,7 +38,7 @@ PART_BLOCKS = 64
 """Most blocks hashed without a pause, about 0.1 ms, and remembered together."""
 MEMO_BYTES = 5 << 20
 """Default memory for remembered hashes, in bytes: half a million tokens in blocks of 16."""
-HASH_BYTES = 80
+HASH_BYTES = 88
 """Memory of a hash and its place in a tuple, in bytes."""
 FNV_BYTES = 1 << 15
 """Bytes hashed by FNV without a pause, about 3 ms."""
@@ -65,7 +62,8 @@ def low64(block_hash: bytes) -> int:
 class BlockHasher:
     """Computes the hashes of prompts' full blocks, as a vLLM with these settings does.
 
-    Remembers hashes up to `memo_bytes`. `seed` is a PYTHONHASHSEED; xxHash draws a missing one.
+    Remembers hashes up to `memo_bytes`. `seed` is a PYTHONHASHSEED; xxHash draws a missing one. Raises
+    ValueError for an unknown algorithm.
     """
 
     def __init__(
@@ -79,11 +77,11 @@ class BlockHasher:
         if block_size < 1:
             raise ValueError("a block has at least one token")
         self.block_size = block_size
-        self._hash_blocks = hash_function(algorithm, block_size)
+        self._digest, self._serialize = _digest(algorithm), _serializer(algorithm)
         self.memo: Memo[object, Part] = Memo(memo_bytes)
         if seed is None:
             seed = rng.randbytes(SEED_BYTES).hex() if algorithm.startswith("xxhash") else DEFAULT_SEED
-        self.none_hash = _digest(algorithm)(_serializer(algorithm)(seed))
+        self.none_hash = self._digest(self._serialize(seed))
         """Hash before the first block of a prompt."""
 
     def hashes(
@@ -116,31 +114,24 @@ class BlockHasher:
         except OverflowError:
             if min(ids) < 0:
                 raise ValueError("token ids are not negative") from None
-            return tuple(self._hash_blocks(parent, ids, extras))  # no vocabulary has ids beyond 32 bits
+            return self._hash(parent, ids, extras)  # no vocabulary has ids beyond 32 bits
         packed = packed_ids.tobytes()
         key = parent, packed, extras and tuple(extras)
         part = self.memo.get(key)
         if part is None:
-            part = tuple(self._hash_blocks(parent, ids, extras))
+            part = self._hash(parent, ids, extras)
             # Blocks of a reply come one by one, and rarely repeat.
             if len(part) > 1:
                 self.memo.put(key, part, len(packed) + HASH_BYTES * len(part) + 2 * len(repr(extras)))
         return part
 
-
-def hash_function(algorithm: Algorithm, block_size: int) -> HashBlocks:
-    """Returns the hash function of `algorithm` for a block size. Raises ValueError if unknown."""
-    digest, serialize = _digest(algorithm), _serializer(algorithm)
-
-    def hash_blocks(parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
-        hashes = []
-        for start in range(0, len(ids), block_size):
-            extra = extras[start // block_size] if extras else None
-            parent = digest(serialize((parent, tuple(ids[start : start + block_size]), extra)))
+    def _hash(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> Part:
+        digest, serialize, size, hashes = self._digest, self._serialize, self.block_size, list[bytes]()
+        for start in range(0, len(ids), size):
+            extra = extras[start // size] if extras else None
+            parent = digest(serialize((parent, tuple(ids[start : start + size]), extra)))
             hashes.append(parent)
-        return hashes
-
-    return hash_blocks
+        return tuple(hashes)
 
 
 def _serializer(algorithm: Algorithm) -> Callable[[object], bytes]:

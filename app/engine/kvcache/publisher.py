@@ -18,7 +18,7 @@ import zmq
 from gevent.event import Event
 
 from app.base import Bounded
-from app.base.clock.pause import pause_if_possible
+from app.base.clock.pause import Pace, pause_if_possible
 from app.engine.kvcache.events import (
     EventBatch,
     KVEvent,
@@ -269,12 +269,10 @@ class EventSender:
 
     def send_due(self, now_s: float) -> None:
         """Publishes batches due at `now_s`, with pauses."""
-        sent = 0
+        pace = Pace(self._now)
         while len(self.queue) and self.queue.due_s() <= now_s:
             self._send(self.queue.take(now_s))
-            sent += 1
-            if sent % PAUSE_EVERY == 0:
-                pause_if_possible()
+            pace()
 
     def close(self) -> None:
         """Publishes waiting events, and gives subscribers a second to receive them."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
+from app.base.clock.pause import Slices
 from app.engine.core.request import LENGTH, STOP, EngineRequest, Reply
 from app.text.base import Tokenizer, TokenizerError
 
@@ -19,6 +20,8 @@ SEAM = "Well."
 """Neighbour with which every sentence must join cleanly."""
 TRIES = 24
 """Random draws for a sentence that fits, before a search through all."""
+FIRST_USE_STEPS = 10
+"""Work of encoding a sentence on first use, in steps of `Slices`; a long reply needs all sentences."""
 
 
 def sample_sentences() -> list[str]:
@@ -59,11 +62,13 @@ class Phrases(dict[int, Phrase | None]):
         self._tail = follower[len(seam) :]
         self._before, self._lead = (seam, SEAM) if space else ([], "")
         self.size = len(sentences)
+        self._slices = Slices()
         if tokenizer.vocab_size is None:
             self._make(range(len(sentences)))
 
     def __missing__(self, number: int) -> Phrase | None:
         self._make((number,))
+        self._slices.spend(FIRST_USE_STEPS)
         return self[number]
 
     def all(self) -> Iterator[Phrase]:

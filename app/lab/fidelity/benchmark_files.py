@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from app.lab.load.loads import LoadTrace
+from app.lab.load.loads import MOST_TOKENS, LoadTrace
 from app.lab.load.report import twelve
 from config import ConfigError
 
@@ -74,12 +74,12 @@ def _row(where: str, columns: Document) -> Row:
         raise ConfigError(f"{where}: {error}") from None
     *moments, tokens_in, tokens_out = msgspec.structs.astuple(row)
     arrival_s, send_s, first_s, last_s = moments
-    few = f"a request has at least one token in and out, not {tokens_in} and {tokens_out}"
+    tokens = f"a request has from one to {MOST_TOKENS} tokens in and out, not {tokens_in} and {tokens_out}"
     ends = f"first token at {first_s:g} s, last at {last_s:g} s"
     rules = {
         "moments must be finite numbers": all(map(math.isfinite, moments)),
         "moments must not be negative": min(moments) >= 0,
-        few: min(tokens_in, tokens_out) > 0,
+        tokens: 0 < min(tokens_in, tokens_out) <= max(tokens_in, tokens_out) <= MOST_TOKENS,
         f"sent at {send_s:g} s, before its arrival at {arrival_s:g} s": arrival_s <= send_s + 1e-6,
         f"sent at {send_s:g} s, {ends}: they must follow each other": send_s < first_s <= last_s + 1e-9,
     }
@@ -157,9 +157,8 @@ def _run(
     if not rows:
         raise ConfigError(f"{_where(path, part)}: has no requests")
     if all(row.output_tokens == 1 for row in rows):
-        raise ConfigError(
-            f"{_where(path, part)}: no request has more than one output token, so none has an ITL"
-        )
+        rule = "no request has more than one output token, so none has an ITL"
+        raise ConfigError(f"{_where(path, part)}: {rule}")
     *moments, tokens_in, tokens_out = map(list, zip(*map(msgspec.structs.astuple, rows), strict=True))
     start_s = rows[0].arrival_s
     arrival_s, send_s, first_s, last_s = [[at_s - start_s for at_s in column] for column in moments]

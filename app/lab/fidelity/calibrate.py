@@ -33,7 +33,8 @@ def run(argv: Sequence[str]) -> int:
     check_installed("calibrate", "calibrate")
     if given.png is not None:
         check_installed("fleet", "--png")
-    report.check_target(given.out)
+    read = *given.recordings, *given.check, given.model_config, given.start
+    report.check_targets((given.out, given.png), read)
     report.check_picture(given.png)
     start = _start(given)
     runs, kept = _runs(given.recordings, given, start), _runs(given.check, given, start)
@@ -245,8 +246,5 @@ def draw(errors: Errors, unseen: Errors, path: Path) -> None:
 
 
 def _summary(errors: Errors) -> str:
-    sizes = sorted(100 * abs(error) for of in errors.values() for error in of)
-    p90 = sizes[int(0.9 * len(sizes))]
-    return (
-        f"median error {sizes[len(sizes) // 2]:.1f} %, mean {sum(sizes) / len(sizes):.1f} %, p90 {p90:.1f} %"
-    )
+    mean, median, p90, _ = report.four(100 * abs(error) for of in errors.values() for error in of)
+    return f"median error {median:.1f} %, mean {mean:.1f} %, p90 {p90:.1f} %"

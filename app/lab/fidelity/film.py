@@ -1,7 +1,7 @@
 """A recording of a simulation for the console page: frames, made after the run."""
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ from functools import partial
 from math import inf
 
 from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
+from app.base.metrics.recorder import LatencyTally
 from app.console.bars import FIGURES, Frame, Picture
 from app.console.page import report_of
 from app.engine.core.batch import Batch, Phase
@@ -96,7 +97,6 @@ class Film:
         self._under_way: dict[int, None] = {}
         self._written = 0
         self._figures = dict.fromkeys(FIGURES, 0.0)
-        self._ttft, self._itl = [0] * (len(FIRST_TOKEN) + 1), [0] * (len(INTER_TOKEN) + 1)
 
     def watch(self, pod: Pod, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
         if pod not in self._lanes:
@@ -123,15 +123,16 @@ class Film:
     def picture(self, outcome: SimulationOutcome) -> Picture:
         at, pods, every = self._plan.profile.engine, outcome.pods, self._every
         stride = max((lane.stride for lane in self._lanes.values()), default=1)
-        steps = f"at least every {stride}th step is shown" if stride > 1 else ""
+        steps = f"at least one step in {stride} is shown" if stride > 1 else ""
         lanes = f"the first {MOST_LANES} of {pods} pods have a lane" if pods > MOST_LANES else ""
-        bars = f"every {every}th request has a bar" if every > 1 else ""
+        bars = f"one request in {every} has a bar" if every > 1 else ""
         server = {
             "version": VERSION, "model": self._title, "task": "generate", "rank": 0, "ranks": {},
             "max_model_len": at.max_model_len, "places": at.max_num_seqs * pods, "shared_steps": True,
             "budget": at.max_num_batched_tokens, "blocks": (at.num_gpu_blocks - 1) * pods,
             "numbered": False, "block_size": at.block_size, "adapter_slots": 0, "publishes": False,
-            "index": False, "told": ", ".join(filter(None, ("simulated", lanes, steps, bars))),
+            "index": False, "requests_per_bar": every,
+            "told": ", ".join(filter(None, ("simulated", lanes, steps, bars))),
         }  # fmt: skip
         idle = [(0, 0, 0.0, 0.0, "")] * min(pods, MOST_LANES) if pods > 1 else []
         return Picture(
@@ -179,7 +180,6 @@ class Film:
             self._figures["preemptions"] = bisect_right(lost_s, at_s)
             self._count_pods(frame, out, at_s)
             frame.figures = [round(self._figures[name], 5) for name in FIGURES]
-            frame.ttft, frame.itl = list(self._ttft), list(self._itl)
             yield frame
 
     def _events(self, out: SimulationOutcome) -> Iterator[tuple[Sequence[float], *tuple[Handler, ...]]]:
@@ -242,7 +242,7 @@ class Film:
         tokens = self._load.input_tokens[number]
         self._under_way[number] = None
         self._figures["prompt"] += tokens
-        self._ttft[bisect_left(FIRST_TOKEN, out.first_s[number] - out.send_s[number])] += 1
+        frame.ttft += (round((out.first_s[number] - out.send_s[number]) * LatencyTally.PER_S), 1)
         if number % self._every == 0:
             frame.phases.append((number + 1, int(Phase.DECODE), ms[2], 0))
             frame.computed += (number + 1, tokens)
@@ -254,7 +254,7 @@ class Film:
         self._written += tokens
         if tokens > 1:
             gap_s = (out.last_s[number] - out.first_s[number]) / (tokens - 1)
-            self._itl[bisect_left(INTER_TOKEN, gap_s)] += tokens - 1
+            frame.itl += (round(gap_s * LatencyTally.PER_S), 1)
         if number % self._every == 0:
             frame.ended.append(
                 (number + 1, "length", ms[3], tokens, self._cached[number], ms[1], ms[2], ms[3])

@@ -66,7 +66,7 @@ CONSTANTS = (
 OF_NORM = ("weights", "expert_weights", "per_token", "p", "tile")
 """Constants that a table of `products` replaces."""
 OF_IDLE_RUNS = ("base", "front")
-"""Constants that runs of an idle server tell: what the host and the server add to each step and request."""
+"""Constants that runs of an idle server show: additions of host and server to each step and request."""
 IDLE = 1.0
 """Most requests in flight, on average, at an idle server."""
 

@@ -59,7 +59,7 @@ def read_limits(words: Sequence[str]) -> Limits:
             milliseconds = float(text)
         except ValueError:
             milliseconds = math.nan
-        if metric not in METRICS or not 0 < milliseconds < math.inf:
+        if metric not in METRICS or not 0 < milliseconds < math.inf or word.startswith("="):
             raise ValueError(f"must be [CLASS=]{'|'.join(METRICS)}:MILLISECONDS above 0, not {word[:40]!r}")
         if metric in limits[name]:
             raise ValueError(f"has {metric} twice" + (f" for {name}" if name else ""))

@@ -7,6 +7,8 @@ from itertools import zip_longest
 from math import inf
 from random import Random
 
+import msgspec
+
 from app.engine.core.batch import Batch, Blocks, Drafts, SchedulerLimits, SequenceState
 from app.engine.core.scheduler import Scheduler
 from app.engine.core.step_loop import CostModel, StepLoop
@@ -176,11 +178,10 @@ class Pod(StepLoop[OfflineRequest]):
         watch: Watch | None = None,
     ) -> None:
         at = profile.engine
-        self.blocks: CountedBlocks | PrefixBlocks = (
-            PrefixBlocks(at.num_gpu_blocks, at.block_size)
-            if grouped and at.enable_prefix_caching
-            else CountedBlocks(at.num_gpu_blocks, at.block_size, at.enable_prefix_caching)
-        )
+        sizes, caches = (at.num_gpu_blocks, at.block_size), at.enable_prefix_caching
+        self.blocks: CountedBlocks | PrefixBlocks = CountedBlocks(*sizes, caches)
+        if grouped and caches:
+            self.blocks = PrefixBlocks(*sizes)
         blocks: Blocks[OfflineRequest] = self.blocks
         rates = profile.speculation
         drafts = None if rates is None else Drafts(rates.acceptance, Random(seed))
@@ -235,9 +236,4 @@ Watch = Callable[[Pod, Batch[OfflineRequest], float, float], None]
 
 
 def scheduler_limits(at: EngineLimits) -> SchedulerLimits:
-    return SchedulerLimits(
-        max_num_seqs=at.max_num_seqs,
-        max_num_batched_tokens=at.max_num_batched_tokens,
-        long_prefill_token_threshold=at.long_prefill_token_threshold,
-        enable_chunked_prefill=at.enable_chunked_prefill,
-    )
+    return msgspec.convert(at, SchedulerLimits, from_attributes=True)

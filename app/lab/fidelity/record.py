@@ -23,7 +23,7 @@ from msgspec.json import decode, encode
 
 from app.lab.fidelity.traces import read_trace
 from app.lab.load.loads import MOST_TOKENS, LoadTrace, Recipe, draw_load, lengths
-from app.lab.load.report import check_target, progress_of, whole_file, write_rows
+from app.lab.load.report import check_targets, progress_of, whole_file, write_rows
 from app.serving.http.client import COMPLETIONS, JSON, ROUTED_TO, HttpConnection, Target, exchange
 from config import ConfigError
 from config.declaration import COMMAND
@@ -256,7 +256,7 @@ ANSWER_S = 10.0
 @as_command(RecordError)
 def run(argv: Sequence[str]) -> int:
     given = _parser().parse_args(argv)
-    check_target(given.out)
+    check_targets([given.out], [given.trace])
     target, load = read_target(given.target), _load(given)
     headers = {} if given.api_key is None else {"Authorization": f"Bearer {given.api_key}"}
     model, token_ids = _served(target, headers, given.model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 from argparse import Namespace
 from bisect import bisect_left
@@ -19,17 +18,18 @@ from app.lab.fidelity import pictures, simulation
 from app.lab.fidelity import summary as summaries
 from app.lab.fidelity.disaggregation import Disaggregation
 from app.lab.fidelity.goodput import check_classes, read_limits
+from app.lab.fidelity.pod import Watch
 from app.lab.fidelity.traces import read_trace
 from app.lab.load import autoscale, loads
-from app.lab.load.loads import MOST_TOKENS, LoadTrace
+from app.lab.load.loads import LONGEST_S, MOST_TOKENS, LoadTrace
 from app.lab.load.policies import POLICIES, RANDOM
-from app.lab.load.report import check_picture, check_target, picture_file, progress_of, whole_file
+from app.lab.load.report import check_picture, check_targets, picture_file, progress_of, whole_file
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.declaration import COMMAND, check_installed
 from config.flags import FlagParser, as_argument, as_command, duration_of, number_of, size_of, whole_number
 from config.loader import load
-from config.profile import DEFAULT_PROFILE, Profile
+from config.profile import DEFAULT_PROFILE, EngineLimits, Profile
 from config.settings import Settings
 from config.shapes import DEVICES
 
@@ -49,10 +49,6 @@ TRANSFERS = ("transfer_bandwidth", "transfer_latency", "kv_bytes_per_token")
 STDOUT = Path("-")
 DEFAULT_BANDWIDTH = 50e9
 """Bytes a second of a port of 400 Gbit/s."""
-LONGEST_S = 10_000_000
-"""Longest load that is drawn or autoscaled: its looks are counted."""
-LEAST_S = 0.1
-"""Shortest time between two looks, or two scrapes, of an autoscaled fleet."""
 Autoscalers = Callable[[Settings], Mapping[str, autoscale.AutoscalerStart]]
 """Returns the autoscaling policies of the plugins in the settings, by name."""
 Plugged = Callable[[Settings, Profile], tuple[str, simulation.StepCosts] | None]
@@ -61,9 +57,9 @@ DRAWN = ("rate", "arrivals", "burstiness", "ramp_from", "input_tokens", "output_
     *("num_requests", "prefix_groups", "prefix_tokens", "turns", "think"),
 )
 TRACE_COLUMNS = (
-    "columns arrival_s, input_tokens, output_tokens; where prompts share a beginning, also "
-    "prefix_group and prefix_tokens; of sessions also session and think_s; others are ignored. Or a trace of "
-    "Azure, BurstGPT or Mooncake, or a result of vllm bench serve, guidellm or aiperf"
+    "columns arrival_s, input_tokens, output_tokens; where prompts share a beginning, also prefix_group and "
+    "prefix_tokens; of sessions also session and think_s; class for --goodput; others are ignored. Or a "
+    "trace of Azure, BurstGPT or Mooncake, or a result of vllm bench serve, guidellm or aiperf"
 )
 
 
@@ -92,11 +88,8 @@ class Job:
                     f"{load.row(number)}: input_tokens {sizes[0]} and output_tokens {sizes[1]} together must "
                     f"not exceed {rule}, {longest} tokens"
                 )
-        if self.judgement.limits is not None:
-            check_classes(self.judgement.limits, load)
+        check_classes(self.judgement.limits or {}, load)
         scaling, length_s = self.plan.autoscaling, load.arrival_s[-1] - load.arrival_s[0]
-        if scaling is not None and length_s > LONGEST_S:
-            raise ConfigError(f"{load.origin}: with --autoscale it must not be longer than {LONGEST_S:,} s")
         # How long sessions take, and clients with few places, depends on answers.
         is_open = not load.session and self.plan.in_flight is None
         if scaling is not None and scaling.cold_start_s >= length_s and is_open:
@@ -104,6 +97,16 @@ class Job:
                 f"--cold-start {scaling.cold_start_s:g} s must be shorter than the load, {length_s:.6g} s"
             )
         return load
+
+    def run(
+        self,
+        load: LoadTrace,
+        progress: simulation.Progress = lambda done: None,
+        watch: Watch | None = None,
+    ) -> tuple[simulation.SimulationOutcome, summaries.RunSummary]:
+        """Simulates `load`; returns the times of its requests, and the figures."""
+        outcome = simulation.simulate(load, self.plan, progress, watch)
+        return outcome, summaries.summarize(outcome, self.profile_name, self.judgement)
 
     def at(self, name: str, value: float) -> Job:
         if name == "rate":
@@ -144,17 +147,19 @@ def make_job(
     given: Namespace, settings: Settings, plugged: Plugged, autoscalers: Autoscalers = lambda settings: {}
 ) -> Job:
     """Makes the job of the flags. Raises ConfigError, in one line, for wrong values and for conflicts."""
-    limits = {name: getattr(given, name.replace("-", "_")) for name in (*ENGINE, *SWITCHES)}
-    changes = {
-        name.removesuffix("-override").replace("-", "_"): value
-        for name, value in limits.items()
-        if value is not None
-    }
+    names = EngineLimits.__struct_fields__
+    changes = {name: value for name in names if (value := getattr(given, name)) is not None}
     made_of = given.device, given.tensor_parallel_size, given.model_config, given.vllm_version
     profile = profile_of(given.profile, *made_of, changes)
     engine = msgspec.structs.replace(profile.engine, **changes)
     simulation.check_engine(engine, f"profile {given.profile} with the flags")
     swept = "" if given.sweep is None else given.sweep.name
+    if swept and getattr(given, swept.replace("-", "_")) is not None:
+        raise UsageError(f"--{swept} must not be given with --sweep {swept}")
+    if given.profile != AUTO and given.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"profile {given.profile}: tensor-parallel-size can be given with profile {AUTO} only"
+        )
     if given.turnaround is not None and given.in_flight is None and swept != "in-flight":
         raise UsageError("--turnaround goes with --in-flight")
     plan = simulation.SimulationPlan(
@@ -169,7 +174,7 @@ def make_job(
     if (split := _disaggregation(given, swept, profile.kv_bytes_per_token)) is not None:
         plan = replace(plan, disaggregation=split, pods=split.prefill_pods + split.decode_pods)
     recipe, name = make_recipe(given, swept == "rate"), given.profile
-    if settings.PLUGINS and (found := plugged(settings, profile)):
+    if found := plugged(settings, profile):
         name, plan = f"{name}, steps by {found[0]}", replace(plan, step_costs=found[1])
     check_files(given)
     try:
@@ -220,16 +225,12 @@ def _autoscaling(
     written, cold_start = given.autoscale, given.cold_start
     given_s = {"every_s": given.autoscale_every, "scrape_s": given.scrape_interval}
     times = {name: value for name, value in given_s.items() if value is not None}
-    if written is None and times:
-        raise ConfigError("--autoscale-every and --scrape-interval go with --autoscale")
     if written is None or cold_start is None:
-        if written or cold_start:
-            raise ConfigError("--autoscale and --cold-start go together")
+        if written or cold_start or times:
+            raise ConfigError("--autoscale and --cold-start go together, and with them the times of looks")
         return None
     if swept in ("pods", summaries.SPLIT) or given.prefill_pods is not None:
         raise ConfigError("--autoscale goes with neither a sweep of pods nor --prefill-pods")
-    if min(times.values(), default=LEAST_S) < LEAST_S:
-        raise ConfigError(f"--autoscale-every and --scrape-interval must be at least {LEAST_S} s")
     name = "autoscale"
     try:
         policy = autoscale.read_policy(written, plugged)
@@ -263,7 +264,6 @@ def _check_drawn(flags: Set[str], arrivals: str | None, rate_is_swept: bool) -> 
         "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests": (
             timed or "num_requests" in flags
         ),
-        "--rate must not be given with --sweep rate": not (rate_is_swept and "rate" in flags),
         "--seconds and --arrivals go with --rate": timed or not flags & {"seconds", "arrivals"},
         "a load that has a rate alone never ends: give --seconds or --num-requests": bool(bounded),
         "--arrivals ramp needs --seconds: by then it has come to its rate": (
@@ -283,13 +283,9 @@ def check_files(given: Namespace) -> None:
     for name in ("requests", "html"):
         if given.sweep is not None and getattr(given, name) is not None:
             raise UsageError(f"--{name} is of one run, not of --sweep")
-    named = [given.requests, given.plot, given.html, None if given.json == STDOUT else given.json]
-    targets = [path for path in named if path is not None]
+    written = given.requests, given.plot, given.html, None if given.json == STDOUT else given.json
+    check_targets(written, (given.trace, given.model_config, given.profile))
     check_picture(given.plot)
-    for path in targets:
-        check_target(path)
-        if targets.count(path) > 1 or path == given.trace:
-            raise UsageError(f"{path} is named twice")
 
 
 def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
@@ -311,7 +307,8 @@ def parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     title = "Limits of the engine, vLLM's: the profile says what is not given"
     add = flags.add_argument_group(title).add_argument
     for name, least in ENGINE.items():
-        add(f"--{name}", type=whole_number(least, MOST_TOKENS), metavar="N")
+        limit = name.removesuffix("-override").replace("-", "_")
+        add(f"--{name}", dest=limit, type=whole_number(least, MOST_TOKENS), metavar="N")
     for name in SWITCHES:
         add(f"--{name}", action=argparse.BooleanOptionalAction)
     _add_results(flags)
@@ -327,7 +324,7 @@ def _add_load(flags: FlagParser) -> None:
     add("--rate", type=rate(), help="requests a second; without it they are there from the start")
     add("--arrivals", choices=loads.ARRIVALS, help="how they come [poisson]")
     shape = "of bursty gaps: 1 is as poisson, less is burstier [0.25]"
-    add("--burstiness", type=number_of(0, 1000), metavar="SHAPE", help=shape)
+    add("--burstiness", type=number_of(0.01, 1000, zero=True), metavar="SHAPE", help=shape)
     add("--ramp-from", type=rate(zero=True), metavar="RATE", help="with which a ramp to --rate begins [0]")
     lengths = partial(add, metavar="LENGTHS")
     lengths("--input-tokens", type=loads.lengths("input"), help="of prompts [1000:lognormal]")
@@ -363,7 +360,7 @@ def _add_fleet(flags: FlagParser) -> None:
     size = "keys and values of a token, on all devices of an engine [the profile's]"
     add("--kv-bytes-per-token", type=size_of, metavar="SIZE", help=size)
 
-    title, interval = "Pods that join and leave", duration_of(3600)
+    title, interval = "Pods that join and leave", duration_of(3600, 0.1)
     add = flags.add_argument_group(title).add_argument
     policies = "hpa:metric=waiting,target=4,min=1,max=16, schedule:0s=2,1h=8 or a plugin's"
     add("--autoscale", metavar="POLICY", help=policies)
@@ -403,24 +400,20 @@ def run(
     """Returns the exit status. The functions return step costs and policies of plugins; by default none."""
     given, words = parser().parse_beside_settings(argv, plugins_only=True)
     job = make_job(given, load(words, {}), plugged, autoscalers)
-    if given.profile == AUTO:
-        print(f"profile auto: {job.plan.profile.checked}", file=sys.stderr)
     if given.plot is not None:
         check_installed("fleet", "--plot")
-    # Millions of objects without reference cycles: collections would find nothing.
-    gc.disable()
-    try:
-        if given.sweep is None:
-            _run_once(job, given)
-        else:
-            _run_sweep(job, given, given.sweep)
-    finally:
-        gc.enable()
+    if given.sweep is None:
+        _run_once(job, given)
+    else:
+        _run_sweep(job, given, given.sweep)
+    if given.profile == AUTO:
+        print(f"profile auto: {job.plan.profile.checked}", file=sys.stderr)
     return 0
 
 
-def _run_once(job: Job, given: Namespace) -> None:
-    recipe, trace, plan = job.recipe, job.trace, job.plan
+def read_load(job: Job) -> LoadTrace:
+    """Returns the load; shows progress and rows that are left out."""
+    recipe, trace = job.recipe, job.trace
     # The load's size, for progress: bytes of a trace, or expected requests.
     if recipe is not None:
         name, total, unit = "drawn", round(recipe.expected), "requests"
@@ -430,6 +423,11 @@ def _run_once(job: Job, given: Namespace) -> None:
         load = job.load(progress)
     if load.left_out:
         print(f"{load.origin}: {load.left_out:,} rows without an answer are left out", file=sys.stderr)
+    return load
+
+
+def _run_once(job: Job, given: Namespace) -> None:
+    load, trace, plan = read_load(job), job.trace, job.plan
     title = f"{job.profile_name}: {len(load):,} requests, {'drawn' if trace is None else trace.name}"
     title += job.fleet()
     film = None
@@ -438,8 +436,7 @@ def _run_once(job: Job, given: Namespace) -> None:
 
         film = Film(load, plan, title)
     with progress_of(sys.stderr, "simulated", len(load), "requests") as progress:
-        outcome = simulation.simulate(load, plan, progress, None if film is None else film.watch)
-        summary = summaries.summarize(outcome, job.profile_name, job.judgement)
+        outcome, summary = job.run(load, progress, None if film is None else film.watch)
     if plan.autoscaling is not None:
         fleet = summaries.fleet_use(outcome, job.judgement, _best_constant(job, load, summary))
         summary = msgspec.structs.replace(summary, fleet=fleet)
@@ -460,8 +457,8 @@ def _best_constant(job: Job, load: LoadTrace, own: summaries.RunSummary) -> summ
     most, runs = job.plan.autoscaling.policy.most, dict[int, summaries.RunSummary]()
 
     def does_well(pods: int) -> bool:
-        plan = replace(job.plan, pods=pods, autoscaling=None)
-        runs[pods] = its = _summary(replace(job, plan=plan), load)
+        fleet = replace(job, plan=replace(job.plan, pods=pods, autoscaling=None))
+        runs[pods] = its = fleet.run(load)[1]
         progress(len(runs))
         if (met := job.judgement.met(its)) is not None:
             return met
@@ -477,11 +474,13 @@ def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
     # 0 prefill pods stands for as many ordinary ones.
     values = (*([0.0] if sweep.name == summaries.SPLIT else []), *sweep.values)
     jobs, points = [job.at(sweep.name, value) for value in values], list[summaries.Point]()
+    load = None if sweep.name == "rate" else read_load(jobs[0])
     with (
         simulation.worker_pool(min(given.processes, len(jobs))) as pool,
         progress_of(sys.stderr, f"swept {sweep.name}", len(jobs), "points") as progress,
     ):
-        for at, summary in zip(values, simulation.each(pool, _summary, jobs), strict=True):
+        results = simulation.each(pool, partial(_summary, load=load), jobs)
+        for at, summary in zip(values, results, strict=True):
             meets_slo = job.judgement.met(summary)
             points.append(summaries.Point(value=at, meets_slo=meets_slo, summary=summary))
             progress(len(points))
@@ -496,11 +495,9 @@ def _run_sweep(job: Job, given: Namespace, sweep: summaries.Sweep) -> None:
                 pictures.draw_curves(axes, sweep.name, points, given.slo)
 
 
-def _summary(job: Job, load: LoadTrace | None = None) -> summaries.RunSummary:
+def _summary(job: Job, load: LoadTrace | None) -> summaries.RunSummary:
     """Simulates a job, in this process or in a worker's."""
-    gc.disable()
-    outcome = simulation.simulate(job.load() if load is None else load, job.plan)
-    return summaries.summarize(outcome, job.profile_name, job.judgement)
+    return job.run(job.load() if load is None else load)[1]
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Simulates loads on one engine or on a fleet of engines, on virtual time."""
 
+import gc
 import math
 import multiprocessing
 import os
@@ -22,7 +23,7 @@ from app.engine.core.step_loop import CostModel, StepCost
 from app.lab.fidelity import disaggregation as apart
 from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline, Watch, shared_keys
 from app.lab.load import autoscale
-from app.lab.load.loads import LoadTrace
+from app.lab.load.loads import LONGEST_S, LoadTrace
 from app.lab.load.policies import LEAST_REQUESTS, PREFIX_AWARE, RANDOM, PrefixAware, make_policy
 from app.lab.load.report import latencies
 from config import ConfigError
@@ -31,7 +32,7 @@ from config.profile import EngineLimits, Profile
 OFTEN = 1024
 """Requests between two progress calls."""
 PARENT_EVERY_S = 0.5
-"""Seconds between two looks of a worker for its parent; loky's workers have no handle of it."""
+"""Seconds between two looks of a worker for its parent; loky's workers have no handle of their parent."""
 SLICE_S = 1.0
 """Virtual seconds between two progress calls after all requests are sent."""
 
@@ -169,7 +170,7 @@ class Simulation:
         self._counts[number] = 0
 
     def _sample(self, number: int, at_s: float) -> autoscale.Sample:
-        """Returns the metrics of a pod at `at_s`, up to which it has run."""
+        """Returns the metrics of a pod that has run up to `at_s`."""
         oldest_s = at_s - autoscale.TTFT_WINDOW_S
         its = self._unread[number] = [it for it in self._unread[number] if not 0 <= it.first_s <= oldest_s]
         ttft_s = [it.first_s - it.send_s for it in its if 0 <= it.first_s <= at_s]
@@ -218,6 +219,8 @@ class Simulation:
         if load.session:
             request.session = load.session[number]
         request.send_s = send_s = self._send_s(arrival_s)
+        if self._autoscaler is not None and send_s > load.arrival_s[0] + LONGEST_S:
+            raise ConfigError(f"{load.row(number)}: with --autoscale it must not come after {LONGEST_S:,} s")
         self._settle(send_s)
         self._send(request)
 
@@ -298,7 +301,11 @@ def simulate(
     load: LoadTrace, plan: SimulationPlan, progress: Progress = lambda done: None, watch: Watch | None = None
 ) -> SimulationOutcome:
     """Simulates `load`. `progress` receives the number of finished requests, `watch` each step."""
-    return Simulation(load, plan, progress, watch).run()
+    gc.disable()  # millions of objects without reference cycles: collections would find nothing
+    try:
+        return Simulation(load, plan, progress, watch).run()
+    finally:
+        gc.enable()
 
 
 def cores() -> int:
@@ -327,7 +334,11 @@ def each(
     pool: ProcessPoolExecutor | None, work: Callable[[Job], Result], jobs: Iterable[Job]
 ) -> Iterator[Result]:
     """Returns the results in the order of `jobs`, for which a pool works at once."""
-    return map(work, jobs) if pool is None else pool.map(work, jobs)
+    if pool is None:
+        return map(work, jobs)
+    # `pool.map` would cancel them on Ctrl-C, and an ended pool prints a traceback for a cancelled one.
+    futures = [pool.submit(work, job) for job in jobs]
+    return (future.result() for future in futures)
 
 
 def depend(parent: int) -> None:
@@ -351,10 +362,8 @@ def check_engine(at: EngineLimits, origin: str) -> None:
     if at.max_num_batched_tokens < at.max_num_seqs:
         rule = f"{budget} max-num-seqs {at.max_num_seqs}, or some sequences would never get a token"
     elif at.num_gpu_blocks < blocks:
-        rule = (
-            f"{at.num_gpu_blocks} blocks of {at.block_size} tokens must hold a prompt of max-model-len"
-            f" {longest}, and the null block: {blocks} do"
-        )
+        rule = f"{at.num_gpu_blocks} blocks of {at.block_size} tokens must hold a prompt of"
+        rule += f" max-model-len {longest}, and the null block: {blocks} do"
     elif not at.enable_chunked_prefill and at.max_num_batched_tokens < longest:
         rule = f"without chunked prefill {budget} max-model-len {longest}"
     if rule:

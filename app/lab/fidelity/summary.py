@@ -15,7 +15,7 @@ from app.lab.fidelity.goodput import lines as goodput_lines
 from app.lab.fidelity.pod import Timeline
 from app.lab.fidelity.simulation import SimulationOutcome
 from app.lab.load import report
-from app.lab.load.autoscale import Interval, intervals, pod_seconds
+from app.lab.load.autoscale import Interval, pod_seconds, pods_over
 from app.lab.load.loads import COLUMNS, NO_GROUP, SESSION_COLUMNS
 from config.kinds import parse_duration
 
@@ -193,9 +193,8 @@ def _transferred(
     capacity = plan.profile.engine.num_gpu_blocks - 1
     prefill, decode = (_pool(*its, per_s, capacity) for its in zip(log.pools, parts, strict=True))
     spans = (outcome.send_s, log.prefilled_s), (log.seen_s, log.begin_s), (log.begin_s, log.end_s)
-    first, waiting, transfer = (
-        _spread([end - begin for begin, end in zip(*its, strict=True)]) for its in spans
-    )
+    times_s = ([end - begin for begin, end in zip(*its, strict=True)] for its in spans)
+    first, waiting, transfer = map(_spread, times_s)
     return Transferred(prefill, decode, first, waiting, transfer, log.bytes)
 
 
@@ -244,7 +243,7 @@ def read_sweep(text: str) -> Sweep:
         low, high, step = map(float, span.split(":"))
     except ValueError:
         raise ValueError(f"must be {name}=FROM:TO:STEP, in numbers") from None
-    if not (0 < low <= high < math.inf and 0 < step < math.inf):
+    if not (1e-6 <= low <= high < math.inf and 0 < step < math.inf):
         raise ValueError("must go up from a number above 0, in steps above 0")
     if (high - low) / step >= MOST_POINTS:
         raise ValueError(f"must have at most {MOST_POINTS} points")
@@ -377,15 +376,24 @@ def _fleets(its: RunSummary, fleet: FleetUse) -> str:
 
 
 def over_time(outcome: SimulationOutcome, judgement: Judgement, count: int) -> tuple[Interval, ...]:
-    """Divides an autoscaled run. Limits are those of goodput, without these the values of the objectives."""
+    """Divides an autoscaled run. Without limits of goodput, the values of the objectives are limits."""
     limits = judgement.limits
     if limits is None:
         # Of two objectives of a latency the stricter value holds.
         ordered = sorted(judgement.objectives, key=lambda it: -it.limit_s)
         limits = {"": {METRICS[LATENCIES.index(it.latency)]: it.limit_s for it in ordered}}
     good = good_requests(outcome, limits) if any(limits.values()) else []
-    missed, devices = [not it for it in good], outcome.plan.profile.devices
-    return intervals(outcome.lives, outcome.send_s, missed, devices, count)
+    lives, begin_s, devices = outcome.lives, min(outcome.send_s), outcome.plan.profile.devices
+    width_s = max(max(it.gone_s for it in lives) - begin_s, 1e-9) / count
+    places = [min(int((at_s - begin_s) / width_s), count - 1) for at_s in outcome.send_s]
+    sent = Counter(places)
+    late = Counter(it for it, is_good in zip(places, good, strict=False) if not is_good)
+    parts = []
+    for place, (loading, ready, draining) in enumerate(pods_over(lives, begin_s, width_s, count)):
+        missed, hours = late[place] if good else None, (loading + ready + draining) * width_s * devices / 3600
+        load = sent[place] / width_s
+        parts.append(Interval(place * width_s, load, loading, ready, draining, missed, hours))
+    return tuple(parts)
 
 
 def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:

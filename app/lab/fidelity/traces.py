@@ -35,7 +35,8 @@ def read_trace(path: Path, progress: Callable[[int], None] = lambda bytes_read: 
     """Reads a trace; `progress` receives the bytes read. Raises ConfigError with the file, row and rule."""
     load = LoadTrace(str(path), rows="row", first_row=2)
     with opened(path) as (packed, binary):
-        head = binary.peek(4096).lstrip(_BLANK)
+        if not (head := binary.peek(4096).lstrip(_BLANK)):
+            raise ConfigError(f"{path}: it is empty")
         is_mooncake = b'"hash_ids"' in head or b'"input_length"' in head
         if head.startswith(b"{") and not is_mooncake:
             runs = read_recordings(str(path))
@@ -50,14 +51,13 @@ def read_trace(path: Path, progress: Callable[[int], None] = lambda bytes_read: 
     return load
 
 
-def _seconds(name: str, text: str, most: float = math.inf) -> float:
+def _seconds(name: str, text: str, most: float = 1e300) -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds <= most or math.isinf(seconds):
-        bounds = "on" if math.isinf(most) else f"to {most:g}"
-        raise ValueError(f"{name} {text[:40]!r} must be a number of seconds from 0 {bounds}")
+    if not 0 <= seconds <= most:
+        raise ValueError(f"{name} {text[:40]!r} must be a number of seconds from 0 to {most:g}")
     return seconds
 
 
@@ -145,7 +145,9 @@ class _CsvRows:
         if self._prefix:
             self._share_prefix(row, count_in, before)
         if self._class:
-            load.kind.append(self.kinds.setdefault(row[self._class[0]].strip(), len(self.kinds)))
+            if not (name := row[self._class[0]].strip()):
+                raise ValueError(f"{CLASS} is empty")
+            load.kind.append(self.kinds.setdefault(name, len(self.kinds)))
         load.input_tokens.append(count_in)
         load.output_tokens.append(count_out)
         load.arrival_s.append(self._before_s)

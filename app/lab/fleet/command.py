@@ -164,8 +164,8 @@ def read(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
     given, others = flags.parse_beside_settings(argv)
     if given.png is not None:
         check_installed("fleet", "--png")
+    report.check_targets([given.json, given.png])
     report.check_picture(given.png)
-    report.check_target(given.json)
     given.concurrency = None if given.rate else given.concurrency
     given.png = None if given.no_png else given.png or Path("fleet.png")
     return given, others
@@ -187,35 +187,25 @@ def run(
     check_flags(flags)
     settings = load(flags, {}, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
     policies = policies_of(options.policies, plugged(settings))
-    with _ended_by_signals():
-        _run(options, settings, flags, tokenizer_of(settings), policies)
-    return 0
-
-
-def _run(
-    options: Namespace,
-    settings: Settings,
-    flags: Sequence[str],
-    tokenizer: Tokenizer,
-    policies: Mapping[str, PolicyMaker],
-) -> None:
-    corpus = Corpus(tokenizer, sample_sentences())
-
-    def compose(tokens: int, rng: Random) -> str:
-        return "".join(corpus.compose(tokens, rng)[1])
-
-    workload = make_workload(options.requests, options.groups, options.prefix_tokens, options.seed, compose)
     pods, seed, processes = options.pods, options.seed, Processes(time.monotonic, gevent.sleep)
-    with ExitStack() as ends:
-        with report.progress_of(sys.stderr, "starting indexer and pods", pods + 1, "servers") as progress:
-            running = running_fleet(settings, flags, workload, pods, seed, processes, progress)
-            fleet = ends.enter_context(running)
-        if options.serve:
-            with suppress(KeyboardInterrupt):
-                _serve(fleet, options, policies)
-            return
-        summaries = demonstrate(fleet, workload, options, policies, time.perf_counter)
-    _show(summaries, options, workload)
+    with _ended_by_signals():
+        corpus = Corpus(tokenizer_of(settings), sample_sentences())
+
+        def compose(tokens: int, rng: Random) -> str:
+            return "".join(corpus.compose(tokens, rng)[1])
+
+        workload = make_workload(options.requests, options.groups, options.prefix_tokens, seed, compose)
+        with ExitStack() as ends:
+            with report.progress_of(sys.stderr, "starting indexer and pods", pods + 1, "servers") as progress:
+                running = running_fleet(settings, flags, workload, pods, seed, processes, progress)
+                fleet = ends.enter_context(running)
+            if options.serve:
+                with suppress(KeyboardInterrupt):
+                    _serve(fleet, options, policies)
+                return 0
+            summaries = demonstrate(fleet, workload, options, policies, time.perf_counter)
+        _show(summaries, options, workload)
+    return 0
 
 
 def _serve(fleet: Fleet, options: Namespace, policies: Mapping[str, PolicyMaker]) -> NoReturn:

@@ -6,6 +6,7 @@ The HPA is that of `autoscaling/v2` with a metric of type Pods (docs/fidelity.md
 
 import math
 import re
+from argparse import SUPPRESS
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,13 +15,12 @@ from functools import partial
 from heapq import heappop, heappush
 from math import inf
 from random import Random
-from typing import Annotated, Literal
 
-import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Struct
 
 from app.base.metrics.families import FIRST_TOKEN
-from config.flags import size_of
+from config.declaration import UsageError
+from config.flags import FlagParser, as_argument, duration_of, number_of, size_of, whole_number
 from config.kinds import parse_duration
 
 TTFT_SHARES = {"ttft_p50": 0.5, "ttft_p90": 0.9, "ttft_p99": 0.99}
@@ -28,6 +28,8 @@ TTFT_WINDOW_S = 60.0
 """Time before a scrape whose first tokens count, as in `rate(...[1m])`."""
 BUILT_IN = ("hpa", "schedule")
 METRICS = ("waiting", "running", "kv_cache_usage", *TTFT_SHARES)
+PODS = whole_number(1, 10_000)
+SECONDS = as_argument(parse_duration)
 MILLI = 1000
 """The HPA counts in thousandths: its quantities are whole thousandths."""
 
@@ -51,18 +53,6 @@ Decide = Callable[[Look], int]
 """Returns the wanted number of pods. Called for each look in order."""
 AutoscalerStart = Callable[[int], Decide]
 """Returns the decisions of a run that starts with so many pods."""
-Pods = Annotated[int, Meta(ge=1, le=10_000)]
-
-
-class Bounds(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """Fewest and most pods, with the names of `--autoscale`."""
-
-    least: Pods = field(name="min")
-    most: Pods = field(name="max")
-
-    def __post_init__(self) -> None:
-        if self.least > self.most:
-            raise ValueError(f"min {self.least} must not exceed max {self.most}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +62,6 @@ class ScalingPolicy:
     least: int
     most: int
     start: AutoscalerStart
-
-
-@dataclass(frozen=True, slots=True)
-class Autoscaling:
-    """A policy and the times of a cluster around it, in seconds; `written` is the policy's text."""
-
-    policy: ScalingPolicy
-    cold_start_s: float
-    every_s: float = 15.0
-    """Time between two looks."""
-    scrape_s: float = 15.0
-    """Time between two scrapes of a pod."""
-    written: str = ""
 
 
 def histogram_quantile(share: float, values: Sequence[float]) -> float:
@@ -118,29 +95,30 @@ def _ratio(values: Sequence[float], target: float) -> float:
     return sum(int(value * MILLI) for value in values) // len(values) / round(target * MILLI)
 
 
-Rate = tuple[Annotated[int, Meta(ge=1)], bool, Annotated[float, Meta(gt=0, le=1800)]]
+Rate = tuple[int, bool, float]
 """A change that is allowed within seconds: pods or, if true, a percentage of the pods at their beginning."""
-Select = Literal["max", "min", "disabled"]
-LONGEST_S = 3600
-"""Longest stabilization window of Kubernetes; no period is longer."""
-Window = Annotated[float, Meta(ge=0, le=LONGEST_S)]
+LONGEST_PERIOD_S, LONGEST_WINDOW_S = 1800, 3600
+"""Longest period of a rate, and longest stabilization window, of Kubernetes."""
 Change = tuple[float, int]
 """Time in seconds, and pods that were added (or, below 0, removed) then."""
 
 
-class HorizontalPodAutoscaler(Bounds, frozen=True, kw_only=True, rename="kebab"):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HorizontalPodAutoscaler:
     """The HPA's formula and behavior, with the defaults of Kubernetes."""
 
+    least: int
+    most: int
     metric: str
-    target: Annotated[float, Meta(ge=0.001, le=1e12)]
-    tolerance: Annotated[float, Meta(ge=0)] = 0.1
-    up: tuple[Rate, ...] = ((100, True, 15.0), (4, False, 15.0))
-    down: tuple[Rate, ...] = ((100, True, 15.0),)
-    select_up: Select = "max"
-    select_down: Select = "max"
-    window_up: Window = 0.0
+    target: float
+    tolerance: float = 0.1
+    up: Sequence[Rate] = ((100, True, 15.0), (4, False, 15.0))
+    down: Sequence[Rate] = ((100, True, 15.0),)
+    select_up: str = "max"
+    select_down: str = "max"
+    window_up: float = 0.0
     """Stabilization window, in seconds."""
-    window_down: Window = 300.0
+    window_down: float = 300.0
 
     def start(self, pods: int) -> Decide:
         recommended, changes = deque[Change]([(0.0, pods)]), deque[Change]()
@@ -155,7 +133,7 @@ class HorizontalPodAutoscaler(Bounds, frozen=True, kw_only=True, rename="kebab")
                 recommended.append((now_s, raw))
             changes.append((now_s, wanted - current))
             for its in (recommended, changes):
-                while its and its[0][0] <= now_s - LONGEST_S:
+                while its and its[0][0] <= now_s - LONGEST_WINDOW_S:
                     its.popleft()
             return wanted
 
@@ -190,58 +168,79 @@ def scheduled(steps: Sequence[tuple[float, int]], pods: int) -> Decide:
     return lambda look: [pods for at_s, pods in steps if at_s <= look.at_s][-1]
 
 
-def read_policy(text: str, plugged: Mapping[str, AutoscalerStart]) -> ScalingPolicy:
+Policy = ScalingPolicy | HorizontalPodAutoscaler
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """A policy and the times of a cluster around it, in seconds; `written` is the policy's text."""
+
+    policy: Policy
+    cold_start_s: float
+    every_s: float = 15.0
+    """Time between two looks."""
+    scrape_s: float = 15.0
+    """Time between two scrapes of a pod."""
+    written: str = ""
+
+
+def read_policy(text: str, plugged: Mapping[str, AutoscalerStart]) -> Policy:
     """Reads `hpa:metric=waiting,target=4,min=1,max=16`, `schedule:0s=2,60s=8` or `NAME:min=1,max=16`.
 
-    `plugged` are policies of plugins by name. Raises ValueError with the rule.
+    `plugged` are policies of plugins by name. Raises ValueError or ArgumentTypeError with the rule.
     """
     name, _, rest = text.partition(":")
-    given = dict[str, object]()
+    given = dict[str, str]()
     for part in rest.split(","):
         key, mark, value = part.strip().partition("=")
         if not mark or key in given:
             raise ValueError(f"{name}: {part[:40]!r} must be NAME=VALUE, each name once")
-        given[key] = PREPARED[key](value) if key in PREPARED else value
+        given[key] = value
     if name == "schedule":
         return _schedule(given)
-    if name == "hpa":
-        if given.get("metric") not in METRICS:
-            raise ValueError(f"hpa: metric must be one of {', '.join(METRICS)}")
-        hpa = msgspec.convert(given, HorizontalPodAutoscaler, strict=False)
-        return ScalingPolicy(hpa.least, hpa.most, hpa.start)
-    if name not in plugged:
+    if name not in (*BUILT_IN, *plugged):
         raise ValueError(f"{name[:40]!r} must be one of {', '.join((*BUILT_IN, *plugged))}")
-    bounds = msgspec.convert(given, Bounds, strict=False)
-    return ScalingPolicy(bounds.least, bounds.most, plugged[name])
-
-
-def _seconds(text: str) -> float:
     try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise ValueError(f"{text[:40]!r} {error}") from None
+        its = vars(_values(name).parse_args([f"--{key}={value}" for key, value in given.items()]))
+    except UsageError as error:
+        raise ValueError(f"{name}: {re.sub('argument --|--', '', str(error))}") from None
+    if its["least"] > its["most"]:
+        raise ValueError(f"{name}: min {its['least']} must not exceed max {its['most']}")
+    return HorizontalPodAutoscaler(**its) if name == "hpa" else ScalingPolicy(**its, start=plugged[name])
+
+
+def _values(name: str) -> FlagParser:
+    """Makes the parser of a policy's values, as if each were a flag."""
+    flags = FlagParser(add_help=False, allow_abbrev=False, argument_default=SUPPRESS)
+    add = flags.add_argument
+    add("--min", dest="least", required=True, type=PODS)
+    add("--max", dest="most", required=True, type=PODS)
+    if name == "hpa":
+        add("--metric", required=True, choices=METRICS)
+        add("--target", required=True, type=number_of(1 / MILLI, 1e12, zero=True))
+        add("--tolerance", type=number_of(0, 1e12, zero=True))
+        for way in ("up", "down"):
+            add(f"--{way}", type=as_argument(_rates))
+            add(f"--select-{way}", choices=("max", "min", "disabled"))
+            add(f"--window-{way}", type=duration_of(LONGEST_WINDOW_S))
+    return flags
 
 
 def _rates(text: str) -> list[Rate]:
     """Reads rates such as `100%/15s+4/15s`. Raises ValueError with the rule."""
-    found = [re.fullmatch(r"(\d{1,5})(%?)/(\w+)", part, re.ASCII) for part in text.split("+")]
-    if not all(found):
-        raise ValueError(f"rates must be such as 100%/15s+4/15s, not {text[:40]!r}")
-    return [(int(it[1]), bool(it[2]), _seconds(it[3])) for it in found if it]
+    found = [re.fullmatch(r"([1-9]\d{0,4})(%?)/(\w+)", part, re.ASCII) for part in text.split("+")]
+    rates = [(int(it[1]), bool(it[2]), parse_duration(it[3])) for it in found if it]
+    if not all(found) or not all(0 < period_s <= LONGEST_PERIOD_S for *_, period_s in rates):
+        raise ValueError("must be rates such as 100%/15s+4/15s, in periods of 30m at most")
+    return rates
 
 
-def _schedule(given: Mapping[str, object]) -> ScalingPolicy:
-    moments = sorted((_seconds(at), pods) for at, pods in given.items())
-    steps = msgspec.convert(moments, tuple[tuple[Annotated[float, Meta(ge=0)], Pods], ...], strict=False)
-    if steps[0][0]:
-        raise ValueError("schedule: it must begin with 0s=PODS")
+def _schedule(given: Mapping[str, str]) -> ScalingPolicy:
+    steps = sorted((SECONDS(at), PODS(pods)) for at, pods in given.items())
+    if steps[0][0] or len(dict(steps)) < len(steps):
+        raise ValueError("schedule: it must begin with 0s=PODS, and have each moment once")
     counts = [pods for _, pods in steps]
     return ScalingPolicy(min(counts), max(counts), partial(scheduled, steps))
-
-
-PREPARED: Mapping[str, Callable[[str], object]] = {
-    **{"up": _rates, "down": _rates, "window-up": _seconds, "window-down": _seconds}
-}
 
 
 def read_cold_start(text: str, weight_bytes: float) -> float:
@@ -253,7 +252,7 @@ def read_cold_start(text: str, weight_bytes: float) -> float:
     for part in text.split("+"):
         size, _, bandwidth = part.rpartition("@")
         if not bandwidth.endswith("/s"):
-            total_s += _seconds(part)
+            total_s += SECONDS(part)
             continue
         held = size_of(size) if size else weight_bytes
         if not held:
@@ -266,8 +265,6 @@ def read_cold_start(text: str, weight_bytes: float) -> float:
 
 JOIN, SCRAPE, LOOK = range(3)
 """Kinds of events, in their order at one moment."""
-Phases = tuple[float, float, float]
-"""Pods that load, are ready and drain."""
 
 
 @dataclass(slots=True)
@@ -378,7 +375,7 @@ class Interval(Struct, frozen=True):
     gpu_hours: float
 
 
-def pods_over(lives: Sequence[Life], begin_s: float, width_s: float, count: int) -> Iterator[Phases]:
+def pods_over(lives: Sequence[Life], begin_s: float, width_s: float, count: int) -> Iterator[list[float]]:
     """Yields the mean pods that load, are ready and drain in each interval of `width_s` seconds."""
     phases = (
         [(it.begun_s, min(it.ready_s, it.gone_s)) for it in lives],
@@ -387,26 +384,10 @@ def pods_over(lives: Sequence[Life], begin_s: float, width_s: float, count: int)
     )
     for place in range(count):
         low_s, high_s = begin_s + place * width_s, begin_s + (place + 1) * width_s
-        loading, ready, draining = (
+        yield [
             sum(max(0.0, min(end_s, high_s) - max(start_s, low_s)) for start_s, end_s in spans) / width_s
             for spans in phases
-        )
-        yield loading, ready, draining
-
-
-def intervals(
-    lives: Sequence[Life], send_s: Sequence[float], missed: Sequence[bool], devices: int, count: int
-) -> tuple[Interval, ...]:
-    """Divides a run; `missed` has a value for each request, or is empty without limits."""
-    begin_s = min(send_s)
-    width_s = max(max(it.gone_s for it in lives) - begin_s, 1e-9) / count
-    places = [min(int((at_s - begin_s) / width_s), count - 1) for at_s in send_s]
-    sent, late = Counter(places), Counter(it for it, is_late in zip(places, missed, strict=False) if is_late)
-    parts = []
-    for place, pods in enumerate(pods_over(lives, begin_s, width_s, count)):
-        missed_then, hours = late[place] if missed else None, sum(pods) * width_s * devices / 3600
-        parts.append(Interval(place * width_s, sent[place] / width_s, *pods, missed_then, hours))
-    return tuple(parts)
+        ]
 
 
 def pod_seconds(lives: Iterable[Life]) -> float:

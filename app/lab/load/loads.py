@@ -16,6 +16,8 @@ from config.flags import as_argument
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 SESSION_COLUMNS = ("session", "think_s")
 MOST_TOKENS = 1 << 30
+LONGEST_S = 10_000_000
+"""Longest load that is drawn or autoscaled: its looks are counted."""
 NO_GROUP = -1
 TELL_EVERY = 1 << 14
 """Requests between two progress calls."""
@@ -175,9 +177,8 @@ class Recipe:
         pace = "all at once" if self.rate is None else f"{self.arrivals} at {self.rate:g}/s"
         shared = f", after {self.prefix_tokens} of {self.prefix_groups} groups" if self.prefix_groups else ""
         turns = f", in sessions of {self.turns} turns" if self.turns > 1 else ""
-        return (
-            f"{pace}, prompts of {self.input_tokens} tokens{shared}, answers of {self.output_tokens}{turns}"
-        )
+        tokens = f"prompts of {self.input_tokens} tokens{shared}, answers of {self.output_tokens}"
+        return f"{pace}, {tokens}{turns}"
 
     @property
     def expected(self) -> float:
@@ -194,9 +195,8 @@ def draw_load(
 ) -> LoadTrace:
     """Returns the load. Lognormal lengths are cut so that a request has at most `longest` tokens."""
     load = LoadTrace("the load")
-    moments, lengths, groups, thinking = (
-        Random(f"{recipe.seed}/{name}") for name in ("arrivals", "lengths", "groups", "thinking")
-    )
+    names = ("arrivals", "lengths", "groups", "thinking")
+    moments, lengths, groups, thinking = (Random(f"{recipe.seed}/{name}") for name in names)
     for session, at_s in enumerate(_moments(recipe, moments)):
         known = recipe.prefix_tokens
         group = groups.randrange(recipe.prefix_groups) if recipe.prefix_groups else NO_GROUP
@@ -229,10 +229,10 @@ def draw_load(
 
 def _moments(recipe: Recipe, rng: Random) -> Iterator[float]:
     most = recipe.requests
-    if recipe.rate is None:
-        return repeat(0.0, most or 0)
     if recipe.expected > MOST_REQUESTS:
         raise ConfigError(f"the load would have more than {MOST_REQUESTS:,} requests")
+    if recipe.rate is None:
+        return repeat(0.0, most or 0)
     if recipe.arrivals == CONSTANT:
         moments: Iterator[float] = (number / recipe.rate for number in count())
     elif recipe.arrivals == RAMP:

@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, TextIO
 
-from config import ConfigError
+from config import ConfigError, UsageError
 
 TIMES = ("TTFT", "ITL", "E2E")
 QUANTILES = (0.5, 0.9, 0.99)
@@ -91,10 +91,8 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     """Returns a table; the first of `rows` is the head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     ruler = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines = [
-        [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]  # the first column holds names
-        for row in rows
-    ]
+    # The first column holds names.
+    lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (lines[0], ruler, *lines[1:]))
 
 
@@ -163,27 +161,32 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Iterable[object
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yields a temporary path that becomes `path` when the block succeeds, and is removed otherwise."""
-    part = path.with_name(path.name + PART)
+    target = os.path.realpath(path)  # a link stays one
+    part = Path(target).with_name(path.name + PART)
     try:
         yield part
-        os.replace(part, path)
+        os.replace(part, target)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
     finally:
         part.unlink(missing_ok=True)
 
 
-def check_target(path: Path | None) -> None:
-    """Raises ConfigError for a file in a missing folder, a folder or a device, before a run of hours."""
-    if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"{path}: there is no folder {path.parent}")
-    if path is not None and path.exists() and not path.is_file():
-        raise ConfigError(f"{path}: is {'a folder' if path.is_dir() else 'not an ordinary file'}")
+def check_targets(written: Iterable[Path | None], read: Iterable[str | Path | None] = ()) -> None:
+    """Raises ConfigError for a missing folder, a folder or a device, UsageError for a file named twice."""
+    paths = [path for path in written if path is not None]
+    named = [os.path.realpath(path) for path in (*paths, *read) if path is not None]
+    for path, target in zip(paths, map(Path, named), strict=False):
+        if not target.parent.is_dir():
+            raise ConfigError(f"{path}: there is no folder {target.parent}")
+        if target.exists() and not target.is_file():
+            raise ConfigError(f"{path}: is {'a folder' if target.is_dir() else 'not an ordinary file'}")
+        if named.count(str(target)) > 1:
+            raise UsageError(f"{path} is named twice")
 
 
 def check_picture(path: Path | None) -> None:
-    """Raises ConfigError for a file that cannot be written, or has another ending than a picture's."""
-    check_target(path)
+    """Raises ConfigError for a file with another ending than a picture's."""
     if path is not None and path.suffix.lower() not in ENDINGS:
         raise ConfigError(f"{path}: a picture's name ends with {' or '.join(ENDINGS)}")
 

@@ -148,9 +148,7 @@ def _searches(
     for flags in loads:
         simulate.check_files(at := Namespace(**{**vars(given), **flags}))
         recipe = simulate.make_recipe(at, rate_is_swept=False)
-        load = replace(widest, trace=at.trace, recipe=recipe).load()
-        if load.left_out:
-            print(f"{load.origin}: {load.left_out:,} rows without an answer are left out", file=sys.stderr)
+        load = simulate.read_load(replace(widest, trace=at.trace, recipe=recipe))
         groups = [make_group(name, own, reasons.get(name, ""), load) for name, own in offers.items()]
         name = str(at.trace or (f"{at.rate:.12g}/s" if at.rate else recipe))
         searches[name] = FleetSearch(load, slo, groups, given.max_pods)
@@ -211,11 +209,11 @@ def _report(given: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -> 
     text = "\n\n".join(_table(name, slo, search) for name, search in searches.items())
     figures = {"slo": str(slo), "loads": [_figures(name, search) for name, search in searches.items()]}
     engines = [its for search in searches.values() for group in search.groups for its in group.engines]
-    for line in dict.fromkeys(f"{its.device}: {its.job.plan.profile.checked}" for its in engines):
-        print(line, file=sys.stderr)
     with simulate.written(given, figures, text) as parts:
         if given.plot is not None:
             _draw(searches, parts.enter_context(report.whole_file(given.plot)))
+    for line in dict.fromkeys(f"{its.device}: {its.job.plan.profile.checked}" for its in engines):
+        print(line, file=sys.stderr)
     for line in missed:
         print(f"error: {line}", file=sys.stderr)
     return 1 if missed else 0

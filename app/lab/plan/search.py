@@ -1,6 +1,5 @@
 """Search for the cheapest fleet that meets an SLO: bounds first, then simulation of the remaining fleets."""
 
-import gc
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from app.engine.core.step_loop import StepCost
 from app.lab.fidelity.goodput import METRICS, Limits, limit_ratios, limits_of
 from app.lab.fidelity.pod import OfflineRequest
 from app.lab.fidelity.simulate import Job
-from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, longest_tokens, simulate
+from app.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, longest_tokens
 from app.lab.fidelity.summary import SPLIT, Objective, RunSummary, summarize
 from app.lab.load import report
 from app.lab.load.loads import LoadTrace
@@ -54,8 +53,7 @@ class Slo:
         shared = [f"{', '.join(words)} for {100 * self.attainment:g} % of requests"] if words else []
         return ", ".join(shared + [str(it) for it in self.objectives])
 
-    def judge(self, outcome: SimulationOutcome, summary: RunSummary) -> tuple[float, str]:
-        """Returns the worst latency as a share of its limit, and its excess as text."""
+    def judge(self, outcome: SimulationOutcome, summary: RunSummary) -> Verdict:
         found = [(0.0, "")]
         for its in self.objectives:
             excess = report.milliseconds(its.seconds(summary) - its.limit_s)
@@ -63,7 +61,7 @@ class Slo:
         if self.limits:
             found.append(self._shared(outcome))
         share, text = max(found)
-        return share, text if share > 1 else ""
+        return Verdict(share, text if share > 1 else "", summary)
 
     def _shared(self, outcome: SimulationOutcome) -> tuple[float, str]:
         """Returns the share of the limits that enough requests keep, and the limit that is worst."""
@@ -321,13 +319,7 @@ class FleetSearch:
 
 def run_fleet(load: LoadTrace, job: Job, slo: Slo) -> Verdict:
     """Simulates a fleet, in this process or in a worker's."""
-    gc.disable()  # objects are without cycles until the end of a run
-    try:
-        outcome = simulate(load, job.plan)
-        summary = summarize(outcome, job.profile_name, job.judgement)
-        return Verdict(*slo.judge(outcome, summary), summary)
-    finally:
-        gc.enable()
+    return slo.judge(*job.run(load))
 
 
 def _bound(group: Group, load: LoadTrace, slo: Slo, most_pods: int) -> None:
@@ -335,9 +327,10 @@ def _bound(group: Group, load: LoadTrace, slo: Slo, most_pods: int) -> None:
     first = group.engines[0].job.plan
     widest = max(its.limits.max_num_batched_tokens for its in group.engines)
     outcome, work_s = _least_times(load, first, widest)
-    share, misses = slo.judge(outcome, summarize(outcome, group.name))
-    if share > 1:
-        group.reason, group.engines, group.idle_share = f"misses {misses} even on an idle pod", [], share
+    idle = slo.judge(outcome, summarize(outcome, group.name))
+    if idle.misses:
+        group.reason, group.engines = f"misses {idle.misses} even on an idle pod", []
+        group.idle_share = idle.slo_share
         return
     time_s = load.arrival_s[-1] - load.arrival_s[0] + slo.longest_s(load)
     if first.in_flight is None and not load.session and time_s < math.inf:

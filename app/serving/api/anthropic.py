@@ -189,10 +189,8 @@ def resume(threads: Threads, asked: wire.MessagesRequest) -> None:
 
 
 def error_body(error: ApiError) -> bytes:
-    # A message may quote a lone surrogate of the client.
-    message = error.message.encode("utf-8", "replace").decode()
     details = error.details if isinstance(error, ThreadNotFound) else UNSET
-    return encode(wire.ErrorResponse(wire.ErrorDetail(error.type, message, details)))
+    return encode(wire.ErrorResponse(wire.ErrorDetail(error.type, error.message, details)))
 
 
 def error_event(error: Exception) -> bytes:

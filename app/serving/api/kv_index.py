@@ -39,7 +39,7 @@ def routes(index: KvIndex, settings: Settings) -> list[Route]:
         asked: Asked, tokens: Sequence[int], media: Sequence[Placeholder] = ()
     ) -> list[PodScore] | None:
         """Returns the scores, the best first; None for a prompt without a full block."""
-        if len(tokens) < index.block_size:
+        if len(tokens) < index.index.block_size:
             return None
         return index.index.score(
             base(asked), tokens, pods=asked.pods or (), lora=asked.lora, salt=asked.cache_salt, media=media
@@ -67,7 +67,7 @@ def routes(index: KvIndex, settings: Settings) -> list[Route]:
         for best in best_ranks(scores(asked, asked.tokens, media) or ()):
             card = {"score": _short(best.score), "matched": best.matched, "match_ratio": best.match_ratio}
             cards[best.pod] = {**card, "tiers": best.tiers, "rank": best.rank}
-        return {"blocks": len(asked.tokens) // index.block_size, "scores": cards}
+        return {"blocks": len(asked.tokens) // index.index.block_size, "scores": cards}
 
     def kv_index(context: RequestContext) -> Response:
         """The state of the index; sizes and pods are null while its backend does not answer."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from app.engine.lora import LoRARegistry
+from app.engine.lora import AdapterError, LoRARegistry
 from app.serving.api.identity import Identity
 from app.serving.http.context import BodyLimits, RequestContext
-from app.serving.http.errors import ApiError, malformed, not_found
+from app.serving.http.errors import malformed, not_found
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, get, post
 from app.serving.protocol.coercion import Misfit, convert
@@ -96,9 +96,9 @@ class UnloadAdapterRequest(Request, kw_only=True):
 def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
     def load(asked: LoadAdapterRequest) -> None:
         if not asked.lora_name or not asked.lora_path:
-            raise _invalid("lora_name and lora_path must not be empty.")
+            raise AdapterError("lora_name and lora_path must not be empty.")
         if asked.lora_name in models.names:
-            raise _invalid(f"The name {asked.lora_name!r} is the base model's.")
+            raise AdapterError(f"The name {asked.lora_name!r} is the base model's.")
         models.adapters.load(asked.lora_name, asked.lora_path, asked.load_inplace)
 
     def load_lora_adapter(context: RequestContext) -> Response:
@@ -128,7 +128,7 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
         """Stops serving an adapter; its running requests continue."""
         asked = decode(body.read(context), context.content_type, UnloadAdapterRequest)
         if not asked.lora_name:
-            raise _invalid("lora_name must not be empty.")
+            raise AdapterError("lora_name must not be empty.")
         models.adapters.unload(asked.lora_name)
         return Response(f"Success: adapter {asked.lora_name!r} is unloaded.".encode())
 
@@ -138,7 +138,3 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
         post("/adapters", register_adapter),
         Route(methods=("DELETE",), path="/adapters/{adapter_name}", handle=unregister_adapter),
     ]
-
-
-def _invalid(message: str) -> ApiError:
-    return ApiError(400, "InvalidUserInput", message)

@@ -1,4 +1,4 @@
-"""GET /openapi.json, /docs, /redoc and GET /: schemas from the structs of the protocol, by tables of routes.
+"""GET /openapi.json, /docs, /redoc, GET / and POST /invocations: what the routes take, by tables of structs.
 
 Routes that are in no table take no body, and answer any JSON or text.
 """
@@ -12,16 +12,18 @@ from msgspec import Struct, defstruct
 
 from app.base.clock.pause import call_off_hub
 from app.serving.api import label_reads, models
-from app.serving.api.admin import lifecycle
+from app.serving.api.admin import lifecycle, testing
 from app.serving.api.chat import prompt
 from app.serving.api.responses.routes import Retrieval
-from app.serving.http.context import RequestContext
+from app.serving.http.context import BodyLimits, RequestContext
+from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response
-from app.serving.http.route import Route, get
+from app.serving.http.route import Handler, Route, get, post
 from app.serving.protocol import anthropic, generate, pooling, responses, tokenize
 from app.serving.protocol.chat import BatchChatRequest, ChatCompletion, ChatCompletionRequest
 from app.serving.protocol.common import ItemList
 from app.serving.protocol.completions import Completion, CompletionRequest
+from app.serving.protocol.decoding import Request, check_content_type, first_fit, read_json
 from config import VERSION
 
 Example = Mapping[str, object]
@@ -73,6 +75,7 @@ BODIES: Mapping[str, tuple[tuple[Any, ...], Example]] = {
     "/score_tokens": ((tokenize.ScoreTokensRequest,), {"tokens": [1, 2, 3]}),
     "/fake_metrics": ((ANYTHING,), {"running-requests": 3}),
     "/admin/config": ((ANYTHING,), {"log-http": False}),
+    testing.RULES: ((ANYTHING,), {"rules": [{"when": {"message": "hi"}, "then": {"text": "Hello."}}]}),
     "/init_weight_transfer_engine": ((lifecycle.InitTransferRequest,), {"init_info": {}}),
     "/update_weights": ((lifecycle.UpdateWeightsRequest,), {"update_info": {}}),
     "/finish_weight_update": ((lifecycle.FinishUpdateRequest,), {"weight_version": "2"}),
@@ -81,7 +84,7 @@ BODIES: Mapping[str, tuple[tuple[Any, ...], Example]] = {
     "/collective_rpc": ((ANYTHING,), {"method": "sleep"}),
     "/start_profile": ((lifecycle.StartProfileRequest,), {}),
 }
-"""Types of the body and a body that succeeds, of POST by path; an empty `model` stands for the served one."""
+"""Types of the body and a body that succeeds, by path; an empty `model` is the served one."""
 OPTIONAL = (*("/abort_requests", "/inference/v1/abort_requests", "/finish_weight_update", "/start_profile"),)
 """Paths whose body may be missing."""
 ANSWERS: Mapping[str, Any] = {
@@ -121,6 +124,8 @@ QUERIES: Mapping[str, type[Struct]] = {
     "POST /admin/config": _RANKS,
     "POST /admin/drain": _RANKS,
     "GET /admin/verdict": defstruct("Verdict", [("over", bool, False)]),
+    **dict.fromkeys(("GET /admin/journal", "DELETE /admin/journal"), testing.JournalQuery),
+    **{f"{method} {testing.RULES}": testing.RulesQuery for method in ("GET", "PUT", "POST", "DELETE")},
     "POST /sleep": lifecycle.SleepQuery,
     "POST /wake_up": defstruct("Wake", [("tags", list[str])]),
     "POST /pause": lifecycle.PauseQuery,
@@ -258,10 +263,50 @@ def _operation(method: str, route: Route, described: Mapping[Any, Schema], model
         "parameters": parameters,
         "responses": {"204" if path == "/fake_metrics" else "200": good, "4XX": bad, "5XX": bad},
     }
-    if method == "POST" and path in BODIES:
+    if method in ("POST", "PUT") and path in BODIES:
         kinds, example = BODIES[path]
         named = {**example, "model": model} if "model" in example else example
         schema = described[kinds[0]] if len(kinds) == 1 else {"anyOf": [described[kind] for kind in kinds]}
         body = {JSON: {"schema": schema, "example": named}}
         operation["requestBody"] = {"required": path not in OPTIONAL, "content": body}
     return operation
+
+
+FAMILIES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/classify",
+    "/rerank",
+    "/score",
+    "/pooling",
+)
+"""Paths of the families in vLLM's order of trial; only served paths count."""
+ADAPTER = "x-amzn-sagemaker-adapter-identifier"
+"""Header that names the model instead of the body."""
+
+
+def invocation_routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -> list[Route]:
+    """Returns POST /invocations: SageMaker's single route, for all families."""
+    handlers: dict[type[Request], Handler] = {}
+
+    def invocations(context: RequestContext) -> Response:
+        """Answers as the route of the body's family does."""
+        check_content_type(context.content_type)
+        values = read_json(body.read(context))
+        if not handlers:
+            by_path = {route.path: route.handle for route in served()}
+            for path in filter(by_path.__contains__, FAMILIES):
+                [kind], _ = BODIES[path]
+                handlers[kind] = by_path[path]
+        kind = None
+        if isinstance(values, dict):
+            if adapter := context.headers.get(ADAPTER):
+                values["model"] = adapter
+                context.body = msgspec.json.encode(values)
+            kind = first_fit(values, list(handlers))
+        if kind is None:
+            raise bad_request(f"The body fits none of {', '.join(kind.__name__ for kind in handlers)}.")
+        return handlers[kind](context)
+
+    return [post("/invocations", invocations)]

@@ -20,14 +20,14 @@ from app.serving.api.identity import Identity, ResponseMeta, address_of
 from app.serving.api.models import ServedModels
 from app.serving.api.responder import Responder
 from app.serving.api.sampling import RealModel, SamplingDefaults, check_real, text_form
-from app.serving.api.writer import ResponseWriter, UsageOverrides
+from app.serving.api.writer import ResponseWriter
 from app.serving.faults.fault import Fault
 from app.serving.faults.injector import FaultInjector
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
 from app.serving.protocol.chat import ChatCompletionRequest
-from app.serving.protocol.common import ECTransferParams
+from app.serving.protocol.common import ECTransferParams, UsageOverrides
 from app.serving.protocol.decoding import Request, decode
 from app.serving.protocol.validation import GenerationRequest, ModelLimits, ValidatedRequest, too_long
 from app.text.base import Tokenizer
@@ -174,9 +174,7 @@ class RequestPipeline:
             check_answer_size(asked, sum(prompt_tokens))
         if len(prompts) * asked.n > 1:  # a hostile request must not make too many engine requests
             responder.engine.check_admission(len(prompts) * asked.n)
-        requests: list[EngineRequest] = []
-        if prompts:
-            requests.append(self._first_request(asked, meta, prompts, context, constraint, image))
+        requests = [self._first_request(asked, meta, prompts, context, constraint, image)] if prompts else []
         if len(prompts) * asked.n > 1:
             requests = every_choice(requests[0], asked, meta, prompts)
         if self.scripts is not None:

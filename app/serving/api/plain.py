@@ -114,7 +114,7 @@ class PlainGeneration:
         prompt: Callable[[Sequence[int]], dict[str, Any]],
         writer: Callable[[ResponseMeta, Any], ResponseWriter],
     ) -> None:
-        """`options` adds the family's own to those that all share; `prompt` returns a prompt's own ones."""
+        """`options` adds the family's own to the shared ones; `prompt` returns a prompt's own."""
         self.known, self._id_prefix, self._options_of, self._writer = known, id_prefix, options, writer
         self._pipeline, self._prompt = pipeline, prompt
         self._decode = msgspec.json.Decoder(kind).decode

@@ -357,7 +357,7 @@ class PoolingRunner:
     ) -> list[ScriptedAnswer | None]:
         """Sleeps until the engine has run all prompts, as many at a time as it has room for.
 
-        Returns decisions of scripts about each chat; the delays are the longest one of them, and a fault's.
+        Returns decisions of scripts about each chat; delays are the longest answer's, and a fault's.
         EngineError without room for the first prompt. CallerLeft when the client has left.
         """
         scripts, engine = self.pipeline.scripts, self.pipeline.responder.engine

@@ -268,7 +268,7 @@ class EventStream(StreamingBody):
             length = constant_bytes + len(shown)
             choice.tokens += 1
             self.bytes_sent += length
-            transport.send_soon(b"%x\r\n%b%b%b\r\n" % (length, before, shown, behind))
+            transport.put(b"%x\r\n%b%b%b\r\n" % (length, before, shown, behind))
 
         return take
 

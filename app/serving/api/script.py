@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from app.base.clock.pause import Pace, Slices
 from app.engine.core.request import EngineRequest
 from app.serving.api.chat.media import BuiltPrompt
-from app.serving.api.writer import ResponseWriter, UsageOverrides
+from app.serving.api.writer import ResponseWriter
 from app.serving.faults.injector import FaultInjector, facts_of
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
@@ -76,7 +76,7 @@ class ScriptResolver:
             seen = request_of(context, asked.model or first.model, conversation, tools)
             repeats = first.seed is not None or first.greedy
             rng = Random(f"{first.seed} {seen.last[:KNOWN]}") if repeats else None
-            decision = self.decide(seen, rng)
+            decision = self.decide(context, seen, rng)
             if decision is None:
                 directed += own
                 continue
@@ -84,9 +84,7 @@ class ScriptResolver:
             if fault is not None:
                 self.faults.apply(context, fault)
             if answer is not None:
-                if (told := answer.usage) is not None:
-                    counts = told.prompt_tokens, told.completion_tokens, told.cached_tokens
-                    writer.usage = UsageOverrides(*counts)
+                writer.usage = answer.usage or writer.usage
                 reply = replace(answer.reply, in_parts=chat is not None)
             delays = () if fault is None else fault.delays
             directed += [replace(one, script=reply, delays=(*one.delays, *delays)) for one in own]
@@ -103,16 +101,21 @@ class ScriptResolver:
         slices = Slices()
         for messages in inputs:
             slices.spend(PROMPT_STEPS + self.book.rules)
-            decision = self.decide(request_of(context, model, messages_of(messages), {}, wants))
+            seen = request_of(context, model, messages_of(messages), {}, wants)
+            decision = self.decide(context, seen)
             if decision is not None and decision.fault is not None:
                 self.faults.apply(context, decision.fault)
             answers.append(None if decision is None else decision.answer)
         return answers
 
-    def decide(self, request: MatchedRequest, own: Random | None = None) -> Decision | None:
+    def decide(
+        self, context: RequestContext, request: MatchedRequest, own: Random | None = None
+    ) -> Decision | None:
         """Calls `ScriptSet.decide`. ApiError 500, not to be retried, where the rule cannot answer."""
         try:
-            return self.book.decide(request, own)
+            decision = self.book.decide(request, own)
+            context.rule = "" if decision is None else decision.rule.place
+            return decision
         except ScriptFailure as error:
             raise ApiError(500, "InternalServerError", f"{error}.", headers=NO_RETRY) from None
 

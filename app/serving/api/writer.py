@@ -20,6 +20,7 @@ from app.serving.protocol.common import (
     KVTransferParams,
     PerRequestMetrics,
     Usage,
+    UsageOverrides,
     encode,
     template,
 )
@@ -124,19 +125,6 @@ class ChoiceState(Struct):
 
 
 T = TypeVar("T", bound=Struct)
-A = TypeVar("A", bound=Struct)
-
-
-class UsageOverrides(Struct, frozen=True):
-    """Token counts that replace the real ones in an answer's usage; None keeps the real count."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-
-    def told(self, prompt_tokens: int, tokens: int) -> tuple[int, int]:
-        prompt, completion = self.prompt_tokens, self.completion_tokens
-        return (prompt_tokens if prompt is None else prompt, tokens if completion is None else completion)
 
 
 class ResponseWriter:
@@ -404,7 +392,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         tail = ChunkTail(self._whole_usage(UNSET), self._meta.signature, metrics=timing)
         return self._head + chunk_end(tail) + DONE
 
-    def _answer(self, kind: Callable[..., A], make: Callable[[int, ChoiceState], Struct]) -> A:
+    def _answer(self, kind: Callable[..., T], make: Callable[[int, ChoiceState], Struct]) -> T:
         meta, options = self._meta, self._options
         return kind(
             id=meta.id,

@@ -200,14 +200,13 @@ class _Rule:
 
         A request with more tokens than the bucket can hold takes a full bucket.
         """
-        requests, bucket = self._requests, self._tokens
-        if bucket is None:
-            return requests.take(1.0, now_s)
-        tokens = min(tokens, bucket.burst)
-        wait_s = max(requests.wait(1.0, now_s), bucket.wait(tokens, now_s))
+        amounts = [(self._requests, 1.0)]
+        if self._tokens is not None:
+            amounts.append((self._tokens, min(tokens, self._tokens.burst)))
+        wait_s = max(bucket.wait(amount, now_s) for bucket, amount in amounts)
         if not wait_s:
-            requests.spend(1.0, now_s)
-            bucket.spend(tokens, now_s)
+            for bucket, amount in amounts:
+                bucket.spend(amount, now_s)
         return wait_s
 
 

@@ -246,14 +246,11 @@ class FaultAudit(Middleware):
         self, injector: FaultInjector, now: Callable[[], float], unix: Callable[[], float] = time.time
     ) -> None:
         self._injector, self._now, self._unix = injector, now, unix
-        self._begin_anew()
+        self.restart()
 
     def restart(self) -> None:
         """Forgets all clients and restarts the counters of the rules."""
-        self._begin_anew()
         self._injector.restart()
-
-    def _begin_anew(self) -> None:
         self._looks = False
         """True after the first error or fault; before, there is no client to judge."""
         self._since = self._timestamp()

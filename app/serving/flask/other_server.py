@@ -118,7 +118,7 @@ class OtherServer:
 
 
 def shown_by(environ: WSGIEnvironment) -> tuple[socket.socket | None, BaseException | None]:
-    """Returns the client's socket, and what ends an answer under this server without a traceback.
+    """Returns the client's socket, and the error that ends an answer under this server without a traceback.
 
     Both may be None. uWSGI's socket is a duplicate.
     """

@@ -25,7 +25,6 @@ from gunicorn.util import parse_address
 
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.certificates import CertificateError, SelfSigned, ServerCertificate, check_pair
-from app.serving.gunicorn.ranks import ENDING, REPLACED, SERVING, hand_over, is_noted
 from config import ConfigError, Settings
 from config.kinds import format_duration
 from config.loader import load
@@ -63,9 +62,9 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 
     def manage_workers(self) -> None:
         """Keeps one worker per rank; after a reload, ends old workers whose successors serve."""
-        replaced = self._hide(lambda worker: is_noted(worker, REPLACED))
+        replaced = self._hide(lambda worker: ranks.is_noted(worker, ranks.REPLACED))
         super().manage_workers()
-        ready = {worker.place for worker in self.WORKERS.values() if is_noted(worker, SERVING)}
+        ready = {worker.place for worker in self.WORKERS.values() if ranks.is_noted(worker, ranks.SERVING)}
         self.WORKERS.update(replaced)
         for pid, worker in replaced.items():
             if worker.place in ready:
@@ -91,7 +90,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             reason = " ".join(str(error).split()).removeprefix("error: ")
             self.log.error("reload refused, everything stays as it is: %s", reason)
             return
-        hand_over(settings, os.environ)
+        ranks.hand_over(settings, os.environ)
         self.settings = settings
         if self.engine is not None:
             self.engine.timeout_s = settings.engine.engine_timeout
@@ -115,7 +114,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     def reload(self) -> None:
         replaced = self._hide(lambda worker: True)
         for worker in replaced.values():
-            ranks.note(worker, REPLACED)
+            ranks.note(worker, ranks.REPLACED)
         try:
             super().reload()
         finally:
@@ -124,7 +123,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     def stop(self, graceful: bool = True) -> None:
         """Ends all workers, replaced ones included, within `graceful_timeout`."""
         for worker in self.WORKERS.values():
-            ranks.note(worker, ENDING)
+            ranks.note(worker, ranks.ENDING)
         super().stop(graceful)
         if self.engine is not None:
             self.engine.end()
@@ -175,7 +174,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         )
         self.engine.begin(os.environ)
         self.settings = self.engine.completed(self.settings)
-        hand_over(self.settings, os.environ)
+        ranks.hand_over(self.settings, os.environ)
 
 
 def take_charge(
@@ -192,7 +191,7 @@ def take_charge(
     `prepare` when the settings cannot be served.
     """
     settings = ranks.bound(settings, server.cfg.address)
-    hand_over(settings, os.environ)
+    ranks.hand_over(settings, os.environ)
     check_free(server)
     size, addresses = len(settings.server.ranks), ranks.addresses(settings.server)
     if size > 1 and server.cfg.preload_app:

@@ -33,9 +33,9 @@ def is_healthy(url: str) -> bool:
     return True
 
 
-def environment_of_server(processes: Path = Path("/proc")) -> dict[str, str]:
+def environment_of_server() -> dict[str, str]:
     """Returns the environment of the oldest server from this folder; empty without one."""
-    for process in sorted(processes.glob("[0-9]*"), key=lambda process: int(process.name)):
+    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda process: int(process.name)):
         with suppress(OSError):  # the process has ended, or belongs to another user
             words = (process / "cmdline").read_bytes().split(b"\0")
             if APPLICATION in words and (process / "cwd").resolve() == ROOT:

@@ -191,8 +191,6 @@ class StreamTransport(Connection):
             self._queued = True
             self._batcher.put(self.flush)
 
-    send_soon = put
-
     def break_off(self) -> None:
         self.shut()
         self.client_gone()

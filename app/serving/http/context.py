@@ -32,6 +32,10 @@ SequenceObserver = Callable[..., Callable[..., None] | None]
 Ending = Callable[["RequestContext", "Response"], None]
 
 
+SCOPE = "x-understudy-scope"
+"""Header that names the test of a request, where tests share a server."""
+
+
 @dataclass(frozen=True, slots=True)
 class MatchedRoute:
     """The part of a route that its requests' contexts show; variable parts of `path` are in braces.
@@ -80,6 +84,8 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     """Serving path: flask, fast or probe."""
     is_generation: bool = False
     """The request asks for generation, and was decoded."""
+    rule: str = ""
+    """The rule of a script that decided the reply, with its file; empty without one."""
     observers: Sequence[SequenceObserver] = ()
     """Called for each sequence that the engine makes for the request (`app.engine.core.request`)."""
     endings: Sequence[Ending] = ()

@@ -32,19 +32,15 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.type = type
-        self.message = message
-        self.param = param
+        # Both may quote a lone surrogate of the request, which no answer can contain.
+        self.message = message.encode("utf-8", "replace").decode()
+        self.param = param and param.encode("utf-8", "replace").decode()
         self.headers = headers or {}
 
     def body(self) -> bytes:
         """The compact JSON body: ``{"error":{"message","type","param","code"}}``."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
-        try:
-            return _encoder.encode({"error": error})
-        except UnicodeEncodeError:  # the message quotes a lone surrogate from the request
-            error["message"] = self.message.encode("utf-8", "replace").decode()
-            error["param"] = self.param and self.param.encode("utf-8", "replace").decode()
-            return _encoder.encode({"error": error})
+        return _encoder.encode({"error": error})
 
 
 def too_many(message: str, retry_after_s: int | None = None) -> ApiError:
@@ -57,6 +53,7 @@ bad_request = partial(ApiError, 400, "BadRequestError")
 """Well-formed, but against a rule."""
 malformed = partial(ApiError, 400, "Bad Request")
 """Not JSON, or JSON that does not fit the schema; `param` is ``body`` or ``body.<path>``."""
+forbidden = partial(ApiError, 403, "PermissionDeniedError")
 not_found = partial(ApiError, 404, "NotFoundError")
 """The model (param ``model``) or stored object does not exist."""
 too_large = partial(ApiError, 413, "Request Entity Too Large")
@@ -65,6 +62,4 @@ not_implemented = partial(ApiError, 501, "NotImplementedError")
 """The served model cannot do this."""
 unavailable = partial(ApiError, 503, "Service Unavailable")
 """The server does not admit requests now (queue limit reached, draining)."""
-retryable = partial(ApiError, 503, "ServiceUnavailableError")
-"""The request failed in transit; the client may retry."""
 timed_out = partial(ApiError, 504, "GatewayTimeoutError")

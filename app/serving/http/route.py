@@ -70,7 +70,7 @@ def post(
     return Route(methods=("POST",), path=path, handle=handle, on_error=on_error, plain=plain)
 
 
-# gRPC: a call is an HTTP request whose metadata are headers and whose message is the body.
+# gRPC: a call is an HTTP request with metadata as headers and the message as body.
 
 PREFIX_BYTES = 5
 

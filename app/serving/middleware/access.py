@@ -10,7 +10,7 @@ from hmac import compare_digest
 from ipaddress import ip_address
 
 from app.serving.http.context import RequestContext, bearer
-from app.serving.http.errors import ApiError
+from app.serving.http.errors import ApiError, forbidden
 from app.serving.http.response import TEXT, Response, json_response
 from app.serving.middleware.stack import Middleware
 from app.serving.protocol.decoding import is_json
@@ -90,11 +90,11 @@ class ForeignPages(Middleware):
         host = host_of(headers.get("host", ""))
         is_own_host = not host or host in self._hosts or is_loopback(host)
         if is_loopback(context.bound_to) and not is_own_host:
-            raise _refused("The Host header names neither this machine nor one of allowed-hosts.")
+            raise forbidden("The Host header names neither this machine nor one of allowed-hosts.")
         if context.method in READING:
             return
         if self._is_foreign(context):
-            raise _refused("A web page of another origin may not do this.")
+            raise forbidden("A web page of another origin may not do this.")
         has_body = (
             headers.keys() & {"content-type", "transfer-encoding"}
             or headers.get("content-length", "0") != "0"
@@ -133,10 +133,6 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         return False
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
-
-
-def _refused(message: str) -> ApiError:
-    return ApiError(403, "PermissionDeniedError", message)
 
 
 ANY = "*"

@@ -16,6 +16,8 @@ from opentelemetry.util.types import AttributeValue
 
 from app.base import Bounded
 from app.base.clock.clock import Clock
+from app.engine.core.delays import DelayLog
+from app.engine.core.explanation import explain
 from app.engine.core.request import EngineRequest, SequenceOutcome, Watch
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response
@@ -31,6 +33,10 @@ TIME_TO_FIRST_TOKEN = f"{LATENCY}time_to_first_token"
 PARENT = ("traceparent", "tracestate")
 CHOICE = "understudy.choice"
 """Index of a sequence among the choices of its request, from 0."""
+DELAY = "understudy.delay"
+"""Sentence that explains the latency, and prefix of the attributes of events."""
+NOTICED_S = 0.05
+"""Least time before a place, in seconds, that is explained: an explanation takes half a millisecond."""
 
 UNTRACED = frozenset(("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version"))
 """Paths that probes and scrapers request many times a minute."""
@@ -50,11 +56,12 @@ class Traces(Middleware):
         self,
         make_tracer: Callable[[], Tracer],
         clock: Clock,
+        delays: DelayLog,
         unix_ns: Callable[[], int] = time.time_ns,
         caches: Mapping[str, Bounded] = MappingProxyType({}),
     ) -> None:
         self.caches, self._make_tracer = caches, make_tracer
-        self._clock, self._unix_ns = clock, unix_ns
+        self._clock, self._delays, self._unix_ns = clock, delays, unix_ns
         self._propagator = TraceContextTextMapPropagator()
 
     @cached_property
@@ -77,7 +84,7 @@ class Traces(Middleware):
             method + name, parent, SpanKind.SERVER, attributes, start_time=start_ns
         )
         if span.is_recording():
-            trace = RequestTrace(self._tracer, span, zero_ns)
+            trace = RequestTrace(self._tracer, span, zero_ns, self._delays)
             context.keep(trace)
             context.observers = (*context.observers, trace.watch)
 
@@ -93,8 +100,8 @@ class Traces(Middleware):
 class RequestTrace:
     """The trace of a request with its `span`. `unix_ns` is the Unix time of the clock's zero."""
 
-    def __init__(self, tracer: Tracer, span: Span, unix_ns: int) -> None:
-        self.span, self._tracer, self._unix_ns = span, tracer, unix_ns
+    def __init__(self, tracer: Tracer, span: Span, unix_ns: int, delays: DelayLog) -> None:
+        self.span, self._tracer, self._unix_ns, self._delays = span, tracer, unix_ns, delays
         self._below = set_span_in_context(span, Context())
         self._tokens = {PROMPT_TOKENS: 0, CACHED_TOKENS: 0, COMPLETION_TOKENS: 0}
         self._latency: dict[str, float] = {}
@@ -151,9 +158,28 @@ class RequestTrace:
             if outcome.reason in BROKEN and phase == list(passed)[-1]:
                 span.set_status(Status(StatusCode.ERROR, outcome.reason))
             span.end(self._ns(end_s))
+        self._add_delays(generation, outcome)
         self._open -= 1
         if self._answered_s is not None:
             self.end(self._answered_s)
+
+    def _add_delays(self, generation: EngineRequest, outcome: SequenceOutcome) -> None:
+        """Adds an event for each wait, transfer and preemption, and the sentence of the latest choice."""
+        begun_s = outcome.ended_s if outcome.scheduled_s is None else outcome.scheduled_s
+        waited = begun_s - generation.arrival_s >= NOTICED_S
+        if not (waited or outcome.preemptions or generation.remote_prefill):
+            return
+        found = explain(generation, outcome, self._delays)
+        self.span.set_attribute(DELAY, found.sentence)
+        for it in found.phases:
+            if it.phase in ("queue", "transfer", "preempted"):
+                facts: dict[str, AttributeValue] = {
+                    CHOICE: generation.index,
+                    f"{DELAY}.cause": it.cause,
+                    f"{DELAY}.detail": it.detail,
+                    f"{DELAY}.seconds": round(it.took_ms / 1000, 4),
+                }
+                self.span.add_event(it.phase, facts, self._ns(generation.arrival_s + it.from_ms / 1000))
 
     def _ns(self, moment_s: float) -> int:
         return self._unix_ns + int(moment_s * NANOSECONDS)

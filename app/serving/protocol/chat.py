@@ -134,8 +134,6 @@ def _wrong_function_call(call: object) -> tuple[str, ...]:
     function = call.get("function")
     if not _has(call, "id"):
         return (_TOOL_CALL, "id")
-    if not isinstance(function, dict):
-        return (_TOOL_CALL, "function")
     if not _has(function, "arguments"):
         return (_TOOL_CALL, "function")  # vLLM leaves the step "arguments" out
     if not _has(function, "name"):

@@ -4,8 +4,9 @@ Keys are in vLLM's order; UNSET fields are omitted. Log probabilities are natura
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.json import Encoder
 
 encode = Encoder().encode
@@ -35,6 +36,21 @@ class Usage(Struct):
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails | None | UnsetType = UNSET
     completion_tokens_details: CompletionTokensDetails | None | UnsetType = UNSET
+
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class UsageOverrides(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Token counts that replace the real ones in an answer's usage, as scripts do; None: the real count."""
+
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    cached_tokens: Count | None = None
+
+    def told(self, prompt_tokens: int, tokens: int) -> tuple[int, int]:
+        prompt, completion = self.prompt_tokens, self.completion_tokens
+        return (prompt_tokens if prompt is None else prompt, tokens if completion is None else completion)
 
 
 class ItemList(Struct, kw_only=True):

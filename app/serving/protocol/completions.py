@@ -58,24 +58,19 @@ class CompletionRequest(GenerationFields, kw_only=True):
         if self.prompt in (None, "", []) and self.prompt_embeds in (None, []):
             raise bad_request("a prompt that is not empty is needed", None if self.prompt == [] else "prompt")
         rules.check_stream_options(self.stream_options, self.stream)
-        _check_logprobs(self)
+        ids, logprobs = self.logprob_token_ids, self.logprobs
+        if ids and self.use_beam_search:
+            raise bad_request("logprob_token_ids do not go with beam search", "logprob_token_ids")
+        if self.use_beam_search and self.echo and logprobs is not None:
+            raise bad_request("echo with logprobs does not go with beam search", "echo")
+        if ids and self.echo and self.max_tokens == 0:
+            problem = "logprob_token_ids need tokens, echo with max_tokens=0 makes none"
+            raise bad_request(problem, "logprob_token_ids")
+        if ids and logprobs is None:
+            raise bad_request("logprob_token_ids need logprobs", "logprob_token_ids")
+        rules.check_logprobs(self, "logprobs")
         rules.check_structured_outputs(self.structured_outputs, "structured_outputs")
         rules.check_last(self)
-
-
-def _check_logprobs(request: CompletionRequest | RawRequest) -> None:
-    ids, logprobs = request.logprob_token_ids, request.logprobs
-    if ids and request.use_beam_search:
-        raise bad_request("logprob_token_ids do not go with beam search", "logprob_token_ids")
-    if request.use_beam_search and request.echo and logprobs is not None:
-        raise bad_request("echo with logprobs does not go with beam search", "echo")
-    if ids and request.echo and request.max_tokens == 0:
-        raise bad_request(
-            "logprob_token_ids need tokens, echo with max_tokens=0 makes none", "logprob_token_ids"
-        )
-    if ids and logprobs is None:
-        raise bad_request("logprob_token_ids need logprobs", "logprob_token_ids")
-    rules.check_logprobs(request, "logprobs")
 
 
 class CompletionChoice(Struct):

@@ -21,6 +21,7 @@ from app.serving.protocol.decoding import RawRequest, Request
 
 Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 Offsets = Annotated[list[int], Meta(min_length=2, max_length=2)]
+OF_COMPLETION = frozenset(CompletionRequest.__struct_fields__)
 
 
 class SamplingParams(Struct, kw_only=True):
@@ -172,31 +173,16 @@ class GenerateRequest(Request, kw_only=True):
         at, room = self.sampling_params, max_model_len - len(self.token_ids)
         most = min(at.max_tokens, room) if isinstance(at.max_tokens, int) else room
         transfer = self.kv_transfer_params or (at.extra_args or {}).get("kv_transfer_params")
-        same = {name: getattr(at, name) for name in SAME}
-        return CompletionRequest(
-            **same,
-            model=self.model,
-            prompt=list(self.token_ids),
-            max_tokens=most,
-            ignore_eos=at.ignore_eos or self.ignore_eos,
-            bad_words=at.bad_words or [],
-            stream=self.stream,
-            stream_options=self.stream_options,
-            return_token_ids=self.return_token_ids,
-            cache_salt=self.cache_salt,
-            priority=self.priority,
-            request_id=self.request_id,
-            kv_transfer_params=transfer if isinstance(transfer, dict) else None,
-            ec_transfer_params=self.ec_transfer_params,
-        )
-
-
-SAME = tuple(
-    name
-    for name in SamplingParams.__struct_fields__
-    if name in CompletionRequest.__struct_fields__ and name not in ("max_tokens", "ignore_eos", "bad_words")
-)
-"""Sampling parameters that are also fields of a completion."""
+        parts = ((part, name) for part in (self, at) for name in part.__struct_fields__)
+        same = {name: getattr(part, name) for part, name in parts if name in OF_COMPLETION}
+        own: JsonObject = {
+            "prompt": list(self.token_ids),
+            "max_tokens": most,
+            "ignore_eos": at.ignore_eos or self.ignore_eos,
+            "bad_words": at.bad_words or [],
+            "kv_transfer_params": transfer if isinstance(transfer, dict) else None,
+        }
+        return CompletionRequest(**same | own)
 
 
 class AbortRequest(Request, kw_only=True):

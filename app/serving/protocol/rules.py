@@ -93,20 +93,16 @@ def check_continuation(continue_final_message: object, add_generation_prompt: ob
         raise bad_request("continue_final_message and add_generation_prompt exclude each other")
 
 
-def check_number(name: str, value: object) -> None:
-    """Requires a number; the schema then requires an integer."""
-    if value is not None and not isinstance(value, int | float):
-        raise bad_request(f"{name} must be an integer", name)
-
-
 def check_logprobs(request: Any, name: str) -> None:
     """Requires -1 (all) or at least 0 of prompt and reply, whose field is `name`; no prompt's in a stream."""
     wanted, of_reply = request.prompt_logprobs, getattr(request, name)
-    check_number("prompt_logprobs", wanted)
-    check_number(name, of_reply)
+    given = (("prompt_logprobs", wanted), (name, of_reply))
+    for field, value in given:  # any number here: the schema then requires an integer
+        if value is not None and not isinstance(value, int | float):
+            raise bad_request(f"{field} must be an integer", field)
     if wanted is not None and request.stream and (wanted > 0 or wanted == -1):
         raise bad_request("prompt_logprobs do not go with stream=true", "prompt_logprobs")
-    for field, value in (("prompt_logprobs", wanted), (name, of_reply)):
+    for field, value in given:
         if value is not None and value < 0 and value != -1:
             raise bad_request(f"{field} must be 0 or more, or -1", field)
 

@@ -32,12 +32,10 @@ UINT64_END = 2**64
 
 Range = tuple[str, Callable[[float], bool], str, str | None]
 """A field, its valid values as a function and in words, and the `param` of an error."""
-PENALTIES: Sequence[Range] = (
+RANGES: Sequence[Range] = (
     ("presence_penalty", lambda value: -2 <= value <= 2, "in [-2, 2]", None),
     ("frequency_penalty", lambda value: -2 <= value <= 2, "in [-2, 2]", None),
     ("repetition_penalty", lambda value: 0 < value < math.inf, "a finite number above 0", None),
-)
-DISTRIBUTION: Sequence[Range] = (
     ("temperature", lambda value: 0 <= value <= 2, "in [0, 2]", "temperature"),
     ("top_p", lambda value: 0 < value <= 1, "in (0, 1]", "top_p"),
     ("top_k", lambda value: value >= -1, "0 (off) or at least 1", None),
@@ -113,8 +111,8 @@ def check_depth(schema: object, levels: int = MAX_SCHEMA_DEPTH) -> None:
             check_depth(item, levels - 1)
 
 
-def check_ranges(request: GenerationRequest, ranges: Sequence[Range]) -> None:
-    for name, fits, words, param in ranges:
+def check_ranges(request: GenerationRequest) -> None:
+    for name, fits, words, param in RANGES:
         value = getattr(request, name)
         if value is not None and not fits(value):
             raise bad_request(f"{name} must be {words}, got {value}", param)
@@ -215,8 +213,7 @@ class ValidatedRequest(Generic[R]):
             return
         if request.vllm_xargs or request.kv_transfer_params or request.ec_transfer_params:
             check_extra_arguments(request)
-        check_ranges(request, PENALTIES)
-        check_ranges(request, DISTRIBUTION)
+        check_ranges(request)
         self._check_token_counts(most[0])
         if request.stop == "" or "" in self.stop or "" in request.bad_words:
             raise bad_request("stop and bad_words must not contain an empty string")
@@ -244,7 +241,7 @@ class ValidatedRequest(Generic[R]):
         request, limits = self.request, self._limits
         if request.use_beam_search:
             limits.check_logprobs("logprobs", 2 * self.n)  # each step of the search needs this many
-            check_ranges(request, DISTRIBUTION)
+            check_ranges(request)
         else:
             self._check_token_ids()
         if self.structured_outputs is not None:

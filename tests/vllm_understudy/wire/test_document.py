@@ -13,7 +13,7 @@ from config.settings import BY_NAME
 from tests.running_server import ROOT
 
 PAGE = (ROOT / "docs" / "testing.md").read_text()
-[TESTS, BLOCK] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+[TESTS, BLOCK, _] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 RECIPES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
 
 

@@ -14,8 +14,9 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from app.base.clock.pause import call_long
 from app.engine.forms.grammar.notations import parse_grammar
-from app.engine.forms.schema import Schemas, Size, off_hub_if_long
+from app.engine.forms.schema import CHARACTER, Schemas, Size
 from app.engine.forms.schema import derivation as nodes
 from app.engine.forms.schema.bounds import SchemaError, WorkBudget
 from app.engine.forms.schema.patterns import Pattern
@@ -190,12 +191,12 @@ ROOMY = 60
 
 def compile_grammar(source: str) -> nodes.Grammar:
     """Returns the grammar in `source`, GBNF or Lark's EBNF. Raises SchemaError for anything else."""
-    return off_hub_if_long(len(source), lambda: nodes.Grammar(*parse_grammar(source)))
+    return call_long(CHARACTER * len(source), lambda: nodes.Grammar(*parse_grammar(source)))
 
 
 def compile_structural_tag(source: str, schemas: Schemas) -> nodes.Grammar:
     """Returns the grammar of a structural tag in JSON. Raises SchemaError for anything else."""
-    return off_hub_if_long(len(source), lambda: _tag_grammar(source, schemas))
+    return call_long(CHARACTER * len(source), _tag_grammar, source, schemas)
 
 
 def _tag_grammar(source: str, schemas: Schemas) -> nodes.Grammar:

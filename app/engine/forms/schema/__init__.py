@@ -5,17 +5,17 @@ refuse some valid schemas: its first backend, xgrammar, lacks keywords; a schema
 llguidance, which refuses the keywords that it lacks. A third backend takes `patternProperties`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
+from operator import attrgetter
 from random import Random
 from threading import Lock
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
-from cachetools import LRUCache
-from gevent._hub_local import get_hub_if_exists
+from cachetools import LRUCache, cachedmethod
 
-from app.base.clock.pause import Slices, call_off_hub
+from app.base.clock.pause import Slices, call_long, call_off_hub
 from app.engine.forms.schema.bounds import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS, WorkBudget
 from app.engine.forms.schema.bounds import SchemaError as SchemaError
 from app.engine.forms.schema.bounds import Size as Size
@@ -24,14 +24,12 @@ from app.engine.forms.schema.bounds import Unsatisfiable as Unsatisfiable
 if TYPE_CHECKING:
     from app.engine.forms.schema.draw import CompiledSchema
 
-T = TypeVar("T")
-
 MACHINERY = "app.engine.forms.schema.draw"
 """Module of the compiler. Its import takes 50 ms with its libraries: a sixth of a server's start."""
 MOST_BYTES = 500_000
 """Bytes of the longest accepted schema, as JSON."""
-LONG_BYTES = 2_000
-"""Bytes above which a text, which takes milliseconds to compile, is compiled in a native thread."""
+CHARACTER = 8
+"""Work of compiling a character, in bytes as `call_long` counts them."""
 TEXT_STEPS = 20_000
 """Steps of a text that matches a pattern."""
 COMPILE_STEPS = 30
@@ -55,7 +53,7 @@ class Schemas:
         return int(self._kept.currsize)
 
     def load(self) -> None:
-        if not self._is_loaded:
+        if not self._is_loaded:  # `sys.modules` has a module already while a thread imports it
             call_off_hub(import_module, MACHINERY)
             self._is_loaded = True
 
@@ -64,31 +62,20 @@ class Schemas:
         self.load()
         from app.engine.forms.schema.patterns import Pattern
 
-        compiled = off_hub_if_long(len(pattern), lambda: Pattern(pattern))
+        compiled = call_long(CHARACTER * len(pattern), Pattern, pattern)
         return compiled.write(rng, WorkBudget(TEXT_STEPS), whole=True)
 
     def compile(self, schema: object, lenient: bool = False) -> "CompiledSchema":
         """Returns `schema`, ready to draw from; `lenient` leaves out its wrong parts. Raises SchemaError."""
-        text = _canonical(schema)
-        with self._lock:
-            kept = self._kept.get((text, lenient))
-        if kept is not None:
-            return kept
+        return self._compiled(_canonical(schema), lenient)
+
+    @cachedmethod(attrgetter("_kept"), lock=attrgetter("_lock"))
+    def _compiled(self, text: bytes, lenient: bool) -> "CompiledSchema":
         self.load()
-        from app.engine.forms.schema.draw import compile_schema
+        from app.engine.forms.schema.draw import CompiledSchema
 
         self._slices.spend(COMPILE_STEPS)
-        compiled = off_hub_if_long(len(text), lambda: compile_schema(text, lenient))
-        if compiled.size_bytes <= self.limit_bytes:
-            with self._lock:
-                self._kept[text, lenient] = compiled
-        return compiled
-
-
-def off_hub_if_long(length: int, work: Callable[[], T]) -> T:
-    """Returns the result of `work`, done beside an event loop for a `length` above LONG_BYTES."""
-    is_long = length > LONG_BYTES and get_hub_if_exists() is not None
-    return call_off_hub(work) if is_long else work()
+        return call_long(CHARACTER * len(text), CompiledSchema, text, lenient)
 
 
 def _canonical(schema: object) -> bytes:

@@ -6,10 +6,9 @@ from contextlib import suppress
 from itertools import chain
 from math import inf
 from random import Random
-from typing import TypeVar
 
 from app.engine.forms.schema.bounds import SchemaError, Size, Unsatisfiable, WorkBudget, WorkExhausted
-from app.engine.forms.schema.document import JSON, Document, Keywords, Reader, Schema, identity
+from app.engine.forms.schema.document import JSON, Document, Keywords, Number, Reader, Schema, identity
 from app.engine.forms.schema.scalars import SUGGESTING, WORDS, MergedSchema, draw_number, draw_text
 from app.engine.forms.schema.validation import accepts
 from config.settings import ToolSettings
@@ -189,8 +188,6 @@ class ObjectDraw:
                 word = WORDS[number % len(WORDS)]
                 yield word if number < len(WORDS) else f"{word}{number // len(WORDS) + 1}"
 
-
-N = TypeVar("N", int, float)
 
 DEEP = 5
 """Levels of nesting after which values are kept small: no optional fields, shallow branches."""
@@ -372,7 +369,7 @@ class Draw:
                 return draw_array(self, merged, depth, name)
         return ObjectDraw(self, merged, depth).draw()
 
-    def _range(self, low: N, high: N) -> tuple[N, N]:
+    def _range(self, low: Number, high: Number) -> tuple[Number, Number]:
         return low, min(high, low + DIGITS) if self._brief else high
 
 
@@ -385,11 +382,16 @@ ENTRY_BYTES, BYTES_A_SCHEMA, BYTES_A_CHARACTER = 800, 600, 14
 
 
 class CompiledSchema:
-    """A schema ready to draw from; `size_bytes` is its greatest memory."""
+    """The schema in the JSON `text`, ready to draw from; `size_bytes` is its greatest memory."""
 
-    def __init__(self, document: Document, size_bytes: int) -> None:
-        self._document = document
-        self.size_bytes = size_bytes
+    def __init__(self, text: bytes, lenient: bool) -> None:
+        """Raises SchemaError."""
+        try:
+            self._document = Reader(text, lenient).document()
+        except RecursionError:
+            raise SchemaError("the schema is too deep") from None
+        held = BYTES_A_SCHEMA * text.count(b"{") + BYTES_A_CHARACTER * len(text)
+        self.size_bytes = ENTRY_BYTES + held + self._document.pattern_bytes
 
     def sample(self, rng: Random, usual: ToolSettings, size: Size = Size.USUAL) -> JSON:
         """Returns a JSON value that satisfies the schema, of `size` or, where that fails, smaller.
@@ -422,13 +424,3 @@ class CompiledSchema:
     def accepts(self, value: JSON) -> bool:
         """Returns True for a valid `value`; ``format`` is an annotation. Raises SchemaError."""
         return accepts(self._document, self._document.root, value, WorkBudget(STEPS), formats=False)
-
-
-def compile_schema(text: bytes, lenient: bool) -> CompiledSchema:
-    """Returns the schema in the JSON `text`. Raises SchemaError."""
-    try:
-        document = Reader(text, lenient).document()
-    except RecursionError:
-        raise SchemaError("the schema is too deep") from None
-    held = BYTES_A_SCHEMA * text.count(b"{") + BYTES_A_CHARACTER * len(text)
-    return CompiledSchema(document, ENTRY_BYTES + held + document.pattern_bytes)

@@ -318,7 +318,11 @@ def translate(source: str) -> str:
 
 def _escape(found: re.Match[str], inside: bool) -> str:
     if found["unicode"]:
-        return _unicode_class(found["unicode"].strip("{}"), found["negated"] == "P", inside)
+        name, negated = found["unicode"].strip("{}").split("=")[-1], found["negated"] == "P"
+        members = CLASSES.get(LONG_NAMES.get(name, name))
+        if members is None or (negated and inside):
+            raise SchemaError(f"the pattern uses the Unicode class {name!r} in a way that is not supported")
+        return members if inside else f"[{'^' if negated else ''}{members}]"
     if found["point"]:
         return _literal(int(found["point"], 16))
     if found["high"]:
@@ -334,11 +338,3 @@ def _literal(point: int) -> str:
     if point > 0x10FFFF:
         raise SchemaError("the pattern names a character beyond Unicode")
     return f"\\U{point:08x}"
-
-
-def _unicode_class(name: str, negated: bool, inside: bool) -> str:
-    name = name.split("=")[-1]
-    members = CLASSES.get(LONG_NAMES.get(name, name))
-    if members is None or (negated and inside):
-        raise SchemaError(f"the pattern uses the Unicode class {name!r} in a way that is not supported")
-    return members if inside else f"[{'^' if negated else ''}{members}]"

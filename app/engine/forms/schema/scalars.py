@@ -54,15 +54,6 @@ NAMED: Mapping[str, tuple[str, ...]] = {
 """Texts by the end of a property's name; the first match wins."""
 
 
-def words_for(name: str) -> tuple[str, ...]:
-    """Returns texts that suit a property called `name`, such as ``home_city`` or ``fileName``."""
-    plain = "".join(filter(str.isalpha, name[-24:])).lower()
-    for ending, texts in NAMED.items():
-        if plain.endswith(ending):
-            return texts
-    return WORDS
-
-
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)
 SPAN_S = 3 * 365 * 24 * 3600
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII)
@@ -73,38 +64,32 @@ def _moment(rng: Random) -> str:
     return (FIRST + timedelta(seconds=rng.randrange(SPAN_S))).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _address(rng: Random) -> str:
-    return f"{rng.choice(WORDS)}.{rng.choice(WORDS)}@{rng.choice(HOSTS[:3])}"
-
-
-def _uri(rng: Random) -> str:
-    return f"https://{rng.choice(HOSTS)}{_path(rng)}"
-
-
 def _path(rng: Random) -> str:
     return "".join(f"/{rng.choice(WORDS)}" for _ in range(rng.randint(1, 2)))
 
 
-DRAWS: Mapping[str, Callable[[Random], str]] = {
+ASCII_DRAWS: dict[str, Callable[[Random], str]] = {
     "date-time": _moment,
     "date": lambda rng: _moment(rng)[:10],
     "time": lambda rng: _moment(rng)[11:],
     "duration": lambda rng: f"P{rng.randint(1, 9)}DT{rng.randint(1, 23)}H",
-    "email": _address,
-    "idn-email": _address,
+    "email": lambda rng: f"{rng.choice(WORDS)}.{rng.choice(WORDS)}@{rng.choice(HOSTS[:3])}",
     "hostname": lambda rng: rng.choice(HOSTS),
-    "idn-hostname": lambda rng: rng.choice(HOSTS),
     "ipv4": lambda rng: f"192.0.2.{rng.randint(1, 254)}",
     "ipv6": lambda rng: f"2001:db8::{rng.randint(1, 0xFFFF):x}",
-    "uri": _uri,
-    "iri": _uri,
+    "uri": lambda rng: f"https://{rng.choice(HOSTS)}{_path(rng)}",
     "uri-reference": _path,
-    "iri-reference": _path,
     "uri-template": lambda rng: f"https://{rng.choice(HOSTS)}/{{{rng.choice(WORDS)}}}",
     "uuid": lambda rng: str(UUID(int=rng.getrandbits(128), version=4)),
     "json-pointer": _path,
     "relative-json-pointer": lambda rng: f"{rng.randint(0, 3)}{_path(rng)}",
     "regex": lambda rng: f"^{rng.choice(WORDS)}[0-9]+$",
+}
+DRAWS: Mapping[str, Callable[[Random], str]] = ASCII_DRAWS | {
+    "idn-email": ASCII_DRAWS["email"],
+    "idn-hostname": ASCII_DRAWS["hostname"],
+    "iri": ASCII_DRAWS["uri"],
+    "iri-reference": ASCII_DRAWS["uri-reference"],
 }
 
 
@@ -311,7 +296,8 @@ def _candidates(
     yield from (text for text in merged.examples() if isinstance(text, str))
     if patterns:
         return
-    words = [rng.choice(words_for(name))]
+    plain = "".join(filter(str.isalpha, name[-24:])).lower()  # of `home_city` or `fileName`
+    words = [rng.choice(next((NAMED[ending] for ending in NAMED if plain.endswith(ending)), WORDS))]
     length = len(words[0])
     while length < least:
         words.append(rng.choice(WORDS))

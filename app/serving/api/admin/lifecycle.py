@@ -190,8 +190,7 @@ def elastic_routes(body: BodyLimits, ranks: int) -> list[Route]:
         """Always false: ranks never come or go."""
         return {"is_scaling_elastic_ep": False}
 
-    works = (scale_elastic_ep, is_scaling_elastic_ep)
-    return [action(f"POST /{work.__name__}", work) for work in works]
+    return [action(f"POST /{work.__name__}", work) for work in (scale_elastic_ep, is_scaling_elastic_ep)]
 
 
 T = TypeVar("T", bound=decoding.Request)

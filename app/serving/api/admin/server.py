@@ -71,6 +71,14 @@ def action(operation: str, work: Work) -> Route:
     return Route(methods=(method,), path=path, handle=handle)
 
 
+def json_object(data: bytes) -> dict[str, Any]:
+    """Returns the JSON object of a body. ApiError 400 for anything else."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(f"body: {error}", "body") from None
+
+
 def health_routes(healthy: Callable[[], bool], ready: Callable[[], bool], load: ServerLoad) -> list[Route]:
 
     def health(context: RequestContext) -> Response:
@@ -210,11 +218,7 @@ def routes(
 
     def change(context: RequestContext) -> object:
         """Changes some settings, all or none; the answer has all settings. `?check=true` changes nothing."""
-        data = body.read(context)
-        try:
-            values = msgspec.json.decode(data, type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise malformed(f"body: {error}", "body") from None
+        values = json_object(data := body.read(context))
         try:
             if FAKES in values:
                 values[FAKES] = merged(live.current.metrics.fake_metrics, values[FAKES])
@@ -272,7 +276,9 @@ class PeerRanks:
         """Returns `own`, our answer; with `?ranks=all` every rank's answer, by rank. Raises like `ask`."""
         if context.query().get("ranks") != "all":
             return own
-        others = self.ask(context.method, context.path, context.headers, body)
+        passed = [part for part in context.target.partition("?")[2].split("&") if part != "ranks=all"]
+        path = "?".join(filter(None, (context.path, "&".join(passed))))
+        others = self.ask(context.method, path, context.headers, body)
         return dict(sorted({str(self.own): own, **others}.items()))
 
     def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, Any]:

@@ -47,7 +47,8 @@ def chat_prompt(
     if request.kv_transfer_params and FORWARDED in request.kv_transfer_params:
         ids = _forwarded_ids(pipeline, request, composed)
     if ids is None:
-        ids = pipeline.tokenizer.encode_chat(messages, options)
+        check = pipeline.check_text if request.truncate_prompt_tokens is None else None
+        ids = pipeline.tokenizer.encode_chat(messages, options, check)
         ids = fit_prompt(request, ids, pipeline.limits.max_model_len)
     media = features(composed, ids) if composed else None
     if messages and messages[-1].get("tool_calls"):

@@ -5,7 +5,7 @@ The four /render routes and the two /derender routes; the latter take token ids 
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import msgspec
@@ -289,8 +289,7 @@ def derender_routes(pipeline: RequestPipeline) -> list[Route]:
         """The chat completion of token ids."""
         asked = pipeline.decode(context, generate.DerenderChatRequest)
         answer, chat, choices = asked.generate_response, asked.chat_request, list[wire.ChatChoice]()
-        head = _head(pipeline, [answer], asked.model, "chat.completion", asked.prompt_tokens or 0)
-        _check(pipeline, [asked.prompt_token_ids], answer.choices)
+        head = _head(pipeline, asked.model, [answer], asked.prompt_tokens or 0, [asked.prompt_token_ids])
         if parses and chat is None:
             raise bad_request("chat_request is needed beside a parser: the reply would show its markup.")
         shows_ids = chat and chat.return_token_ids and (not parses or chat.include_reasoning)
@@ -310,10 +309,9 @@ def derender_routes(pipeline: RequestPipeline) -> list[Route]:
         answers, request, choices = asked.generate_responses, asked.completion_request, []
         if not answers:
             raise bad_request("generate_responses must not be empty")
-        tokens, given = sum(asked.prompt_tokens or ()), [it for answer in answers for it in answer.choices]
-        head = _head(pipeline, answers, asked.model, "text_completion", tokens)
-        _check(pipeline, asked.prompt_token_ids or (), given)
-        for index, choice in enumerate(given):
+        tokens, prompts = sum(asked.prompt_tokens or ()), asked.prompt_token_ids or ()
+        head = _head(pipeline, asked.model, answers, tokens, prompts)
+        for index, choice in enumerate(chain.from_iterable(answer.choices for answer in answers)):
             skips = request is None or request.skip_special_tokens
             text, logprobs = tokenizer.decode(choice.token_ids or (), skips), _lists(pipeline, choice)
             reasons = choice.finish_reason or "stop", choice.stop_reason
@@ -333,36 +331,30 @@ def derender_routes(pipeline: RequestPipeline) -> list[Route]:
 
 def _head(
     pipeline: RequestPipeline,
-    answers: Sequence[generate.GenerateOutput],
     model: str | None,
-    kind: str,
-    prompt: int,
+    answers: Sequence[generate.GenerateOutput],
+    prompt_tokens: int,
+    prompts: Sequence[Sequence[int] | None],
 ) -> dict[str, Any]:
-    """Returns the first fields of an answer to a prompt of so many tokens. ApiError 404 for a wrong model."""
-    tokens = sum(len(choice.token_ids or ()) for answer in answers for choice in answer.choices)
-    shown = pipeline.models.resolve(model)
+    """Returns the first fields of an answer. ApiError 404 for a wrong model.
+
+    ApiError 400 without tokens, or for more than a server of this context could have returned.
+    """
+    shown, most = pipeline.models.resolve(model), pipeline.limits.max_model_len
+    given = [(choice, choice.token_ids or ()) for answer in answers for choice in answer.choices]
+    if any(len(ids or ()) > most for ids in (*prompts, *(ids for _, ids in given))):
+        raise bad_request(f"there are more tokens than max_model_len, {most}")
+    for choice, ids in given:
+        if not ids:
+            raise bad_request(f"choice {choice.index} has no token_ids")
+    tokens = sum(len(ids) for _, ids in given)
     return {
         "id": answers[0].request_id or pipeline.identity.fresh_id(),
-        "object": kind,
         "created": pipeline.identity.now_s(),
         "model": model or shown,
         "system_fingerprint": None,
-        "usage": common.Usage(prompt, prompt + tokens, tokens, None, None),
+        "usage": common.Usage(prompt_tokens, prompt_tokens + tokens, tokens, None, None),
     }
-
-
-def _check(
-    pipeline: RequestPipeline,
-    prompts: Sequence[Sequence[int] | None],
-    choices: Sequence[generate.RenderedChoice],
-) -> None:
-    """Raises ApiError 400 without tokens, or for more than a server of this context could have returned."""
-    most = pipeline.limits.max_model_len
-    if any(len(ids or ()) > most for ids in (*prompts, *(choice.token_ids for choice in choices))):
-        raise bad_request(f"there are more tokens than max_model_len, {most}")
-    for choice in choices:
-        if not choice.token_ids:
-            raise bad_request(f"choice {choice.index} has no token_ids")
 
 
 def _message(pipeline: RequestPipeline, chat: ChatCompletionRequest | None, text: str) -> wire.ChatMessage:

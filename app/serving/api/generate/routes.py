@@ -15,7 +15,7 @@ from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered, 
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.writer import ChoiceState, ResponseWriter
 from app.serving.http.context import RequestContext
-from app.serving.http.errors import ApiError, bad_request, malformed
+from app.serving.http.errors import ApiError, bad_request, forbidden, malformed
 from app.serving.http.response import DONE, Response, event_of, json_response
 from app.serving.http.route import Handler, Route, post
 from app.serving.protocol import common
@@ -130,7 +130,7 @@ def routes(
         @wraps(handle)
         def guarded(context: RequestContext) -> Response:
             if not enabled:
-                raise ApiError(403, "PermissionDeniedError", "Scale-out endpoints need --enable-scale-out.")
+                raise forbidden("Scale-out endpoints need --enable-scale-out.")
             return handle(context)
 
         return guarded

@@ -17,6 +17,7 @@ from app.base.clock.pause import Slices
 from app.engine.core.outputs import EngineOutput, Failed, Finish, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest
 from app.serving.api.chat.media import BuiltPrompt, Features
+from app.serving.api.completions import completion_prompt
 from app.serving.api.errors import as_stream_error
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.logprobs import ALL
@@ -143,13 +144,10 @@ class Generator:
 
     def _built_prompt(self, message: Proto, request: CompletionRequest) -> BuiltPrompt:
         given, pipeline = request.prompt, self._pipeline
-        most = pipeline.limits.max_model_len
         if isinstance(given, str):
             features_of(message, 0)
-            pipeline.check_text(given)
-            ids = fit_prompt(request, pipeline.tokenizer.encode(given, True), most)
-            return BuiltPrompt(ids, given, (("user", given),) if pipeline.keeps_turns else ())
-        ids = fit_prompt(request, cast("list[int]", given), most)
+            return completion_prompt(pipeline, request, given)
+        ids = fit_prompt(request, cast("list[int]", given), pipeline.limits.max_model_len)
         return BuiltPrompt(ids, pipeline.tokenizer.decode(ids, False), (), features_of(message, len(ids)))
 
 

@@ -127,7 +127,7 @@ class ResponsesWriter(BlockWriter):
     def _beginning(self) -> bytes:
         response = self._options.response
         kinds = () if self._number else ("created", "in_progress")
-        return b"".join([self._of_response(kind, response) for kind in kinds])
+        return b"".join([self._numbered(kind, response=response) for kind in kinds])
 
     def _add(self, output: Tokens) -> Segment | None:
         part = output.part
@@ -149,7 +149,7 @@ class ResponsesWriter(BlockWriter):
             fields["logprobs"] = () if self._logprobs is None else HOLE
         place = {"item_id": self._item_id, "output_index": self._index}
         self._template = _event(f"{TEXTS[segment.kind]}.delta", fields | place).split(GAP)
-        added = self._output_item("added", item)
+        added = self._numbered("output_item.added", item=item, output_index=self._index)
         if segment.kind == "call":
             return added
         return added + self._item_event("content_part.added", part=_content(segment, "", ()), content_index=0)
@@ -185,7 +185,7 @@ class ResponsesWriter(BlockWriter):
             part = _content(segment, text, logprobs)
             events.append(self._item_event("content_part.done", part=part, content_index=0))
         item = item_of(segment, "completed", text, logprobs, self._options.calls)
-        events.append(self._output_item("done", item))
+        events.append(self._numbered("output_item.done", item=item, output_index=self._index))
         self._items.append(Raw(encode(item)))
         return b"".join(events)
 
@@ -205,15 +205,10 @@ class ResponsesWriter(BlockWriter):
             yield self._item_event(f"{TEXTS[segment.kind]}.done", **fields)
 
     def _item_event(self, kind: str, **fields: object) -> bytes:
-        place = {"item_id": self._item_id, "output_index": self._index, "sequence_number": self._next()}
-        return _event(kind, fields | place)
+        return self._numbered(kind, item_id=self._item_id, output_index=self._index, **fields)
 
-    def _output_item(self, kind: str, item: JsonObject) -> bytes:
-        fields = {"item": item, "output_index": self._index, "sequence_number": self._next()}
-        return _event(f"output_item.{kind}", fields)
-
-    def _of_response(self, kind: str, response: ResponseObject) -> bytes:
-        return _event(kind, {"response": response, "sequence_number": self._next()})
+    def _numbered(self, kind: str, **fields: object) -> bytes:
+        return _event(kind, fields | {"sequence_number": self._next()})
 
     def _next(self) -> int:
         number = self._number
@@ -222,17 +217,15 @@ class ResponsesWriter(BlockWriter):
 
     def _failure(self, error: Exception) -> bytes:
         known = as_stream_error(error)
-        # A message may quote a lone surrogate of the client.
-        message = known.message.encode("utf-8", "replace").decode()
-        told: JsonObject = {"code": ERROR_CODES.get(known.status, "server_error"), "message": message}
+        told: JsonObject = {"code": ERROR_CODES.get(known.status, "server_error"), "message": known.message}
         response = replace(self._options.response, status="failed", error=told)
         self._ended(response)
-        return self._beginning() + self._of_response("failed", response)
+        return self._beginning() + self._numbered("failed", response=response)
 
     def closing(self) -> bytes:
         if self.has_failed:
             return b""
-        return self._close() + self._of_response("completed", self._last_state(self._items))
+        return self._close() + self._numbered("completed", response=self._last_state(self._items))
 
     def whole(self) -> ResponseObject:
         choice, options = self.choices[0], self._options

@@ -306,10 +306,9 @@ class RpcCall:
     @property
     def _end_of_message(self) -> int:
         """Size of the next message with its prefix, in bytes; 5 until the prefix is complete."""
-        body = self._body
-        return route.PREFIX_BYTES + (
-            int.from_bytes(body[1 : route.PREFIX_BYTES], "big") if len(body) >= route.PREFIX_BYTES else 0
-        )
+        prefix = self._body[: route.PREFIX_BYTES]
+        has_size = len(prefix) == route.PREFIX_BYTES
+        return route.PREFIX_BYTES + (int.from_bytes(prefix[1:], "big") if has_size else 0)
 
     def _new_context(self, message: bytes) -> RequestContext:
         headers, path = self._headers, self._headers[":path"]
@@ -340,14 +339,11 @@ class RpcCall:
         current_request.set(context)
         try:
             response: Response | None = path.middleware.begin(context)
-            if response is None and method is None:
-                raise not_implemented(f"There is no method {context.path[:200]}.")
-            if response is None and method is not None:
-                response = (
-                    route.RpcResponse(route.MessageFeed(self._answers(method)))
-                    if method.each
-                    else method.handle(context)
-                )
+            if response is None:
+                if method is None:
+                    raise not_implemented(f"There is no method {context.path[:200]}.")
+                feed = route.MessageFeed(self._answers(method)) if method.each else None
+                response = route.RpcResponse(feed) if feed else method.handle(context)
         except Exception as error:
             response = _response_to(error)
         assert response is not None
@@ -472,14 +468,11 @@ class RpcCall:
 
 def _metadata(response: Response) -> transport.Headers:
     """Returns the metadata before the first message: the response's headers without those of HTTP."""
-    headers = {name.lower(): value for name, value in response.headers.items()}
-    told = [
-        (name, value) for name, value in headers.items() if name not in ("content-type", "content-length")
-    ]
-    return [
-        *OK,
-        *((name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in told),
-    ]
+    metadata = [*OK]
+    for name, value in response.headers.items():
+        if (key := name.lower()) not in ("content-type", "content-length"):
+            metadata.append((key.encode("latin-1", "replace"), value.encode("latin-1", "replace")))
+    return metadata
 
 
 def _response_to(error: Exception) -> route.RpcResponse:

@@ -1,0 +1,94 @@
+"""Routes of tests: the journal, and rules for replies that are set at run time (docs/testing.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from app.base.clock.pause import call_long
+from app.serving.api.admin.server import PeerRanks, action, json_object
+from app.serving.http.context import BodyLimits, RequestContext
+from app.serving.http.errors import bad_request
+from app.serving.http.route import Route
+from app.serving.middleware.journal import Journal
+from app.serving.protocol.decoding import decode_query
+
+if TYPE_CHECKING:
+    from app.serving.scripts.script_set import AddedRule, ScriptSet
+
+RULES = "/admin/script/rules"
+
+
+class JournalQuery(Struct, forbid_unknown_fields=True):
+    route: str | None = None
+    contains: str = ""
+    scope: str | None = None
+    limit: Annotated[int, Meta(ge=1)] | None = None
+    ranks: str = ""
+
+
+class RulesQuery(Struct, forbid_unknown_fields=True):
+    scope: str | None = None
+    id: int | None = None
+    ranks: str = ""
+
+
+def journal_routes(journal: Journal, siblings: PeerRanks) -> list[Route]:
+
+    def entries(context: RequestContext) -> object:
+        """The last requests with their replies, by `route`, a text that the body `contains`, and `scope`."""
+        query = decode_query(context.query(), JournalQuery)
+        if not journal.active:
+            raise bad_request("There is no journal; start the server with --journal 1000.")
+        rows = journal.rows(query.route, query.contains, query.scope, query.limit)
+        return siblings.answers(context, {"entries": rows})
+
+    def forget(context: RequestContext) -> object:
+        """Clears the journal, or the entries of a `scope`, for the next test."""
+        journal.clear(decode_query(context.query(), JournalQuery).scope)
+        return siblings.answers(context, {"entries": []})
+
+    return [action("GET /admin/journal", entries), action("DELETE /admin/journal", forget)]
+
+
+def rule_routes(
+    open_book: Callable[[], ScriptSet], changed: Callable[[], None], body: BodyLimits, siblings: PeerRanks
+) -> list[Route]:
+    """Returns the routes. `changed` is called after each change of rules."""
+
+    def rows(rules: Iterable[AddedRule]) -> object:
+        return {"rules": [each.row() for each in rules]}
+
+    def show(context: RequestContext) -> object:
+        """The rules that were set at run time, with their counts."""
+        scope = decode_query(context.query(), RulesQuery).scope
+        added = open_book().added
+        return siblings.answers(context, rows(each for each in added if scope in (None, each.scope)))
+
+    def add(context: RequestContext) -> object:
+        """Sets rules at run time, in a file's form: PUT replaces those of the `scope`, POST appends."""
+        query, data = decode_query(context.query(), RulesQuery), body.read(context)
+        book, document = open_book(), json_object(data)
+        if "rules" not in document:
+            document = {"rules": [document]}
+        try:
+            added = call_long(len(data), book.read_rules, document, query.scope)
+            replaced = query.scope if context.method == "PUT" else ()
+            book.use_rules([*(each for each in book.added if each.scope != replaced), *added])
+        except ValueError as error:
+            raise bad_request(f"{str(error).rstrip('.')}.") from None
+        changed()
+        return siblings.answers(context, rows(added), data)
+
+    def remove(context: RequestContext) -> object:
+        """Removes all rules of run time, those of a `scope`, or the one with this `id`; shows the others."""
+        query, book = decode_query(context.query(), RulesQuery), open_book()
+        gone = {it.id for it in book.added if query.scope in (None, it.scope) and query.id in (None, it.id)}
+        book.use_rules([each for each in book.added if each.id not in gone])
+        changed()
+        return siblings.answers(context, rows(book.added))
+
+    works = {"GET": show, "PUT": add, "POST": add, "DELETE": remove}
+    return [action(f"{method} {RULES}", work) for method, work in works.items()]

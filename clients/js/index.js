@@ -1,0 +1,183 @@
+// Understudy, a stand-in for vLLM, in tests of JavaScript clients: start, reply, requests, verify (README.md).
+
+import { AssertionError } from "node:assert";
+import { spawn } from "node:child_process";
+import { createServer } from "node:net";
+import { setTimeout as sleep } from "node:timers/promises";
+
+const RULES = "/admin/script/rules";
+const [START_LIMIT_MS, STOP_LIMIT_MS, TIMEOUT_MS] = [30_000, 5_000, 10_000];
+const [MOST_LOG, MOST_LINES, MOST_TEXT] = [1 << 16, 30, 160]; // characters, entries, characters
+
+/** The server refused a request of the test, did not answer, or did not start. */
+export class ControlError extends Error {}
+
+/** Starts a server on a free port; `settings` are those of the command line, `maxNumSeqs` for `--max-num-seqs`. */
+export async function start({ command = ["understudy"], cwd, ...settings } = {}) {
+  const port = settings.port ?? (await freePort());
+  const words = flags({ host: "127.0.0.1", seed: 7, journal: 1000, ...settings, port });
+  const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("SIM_")));
+  const child = spawn(command[0], [...command.slice(1), ...words], { cwd, env, detached: true });
+  const server = new Server(`http://127.0.0.1:${port}`, { adminKey: settings.adminKey, child });
+  let failure;
+  child.on("error", (error) => (failure = error.message));
+  child.on("exit", (status) => (failure ??= `it ended with status ${status}`));
+  for (const deadline = Date.now() + START_LIMIT_MS; !(await server.isHealthy()); await sleep(20)) {
+    if (Date.now() > deadline) failure ??= `it is not healthy after ${START_LIMIT_MS / 1000} s`;
+    if (failure !== undefined) {
+      await server.stop();
+      throw new ControlError(`the server did not start: ${failure}\n${server.log}`);
+    }
+  }
+  return server;
+}
+
+/** Controls a server that runs already, such as a service beside the job. */
+export function connect(url, { adminKey } = {}) {
+  return new Server(url.replace(/\/(v1\/?)?$/, ""), { adminKey });
+}
+
+class Server {
+  #adminKey;
+  #child;
+  #log = "";
+
+  constructor(url, { adminKey, child }) {
+    [this.url, this.baseURL, this.#adminKey, this.#child] = [url, `${url}/v1`, adminKey, child];
+    if (child === undefined) return;
+    for (const stream of [child.stdout, child.stderr])
+      stream.setEncoding("utf8").on("data", (text) => (this.#log = (this.#log + text).slice(-MOST_LOG)));
+    this.end = () => kill(child, "SIGKILL");
+    process.on("exit", this.end);
+  }
+
+  get log() {
+    return this.#log;
+  }
+
+  async reply({ when = {}, then, name = "", scope }) {
+    const told = Object.values(await this.ask("POST", `${RULES}?${query({ ranks: "all", scope })}`, { name, when, then }));
+    return new Reply(this, told[0].rules[0].id);
+  }
+
+  async requests({ route, contains, scope } = {}) {
+    const ranks = await this.ask("GET", `/admin/journal?${query({ ranks: "all", route, contains, scope })}`);
+    const entries = Object.values(ranks).flatMap((rank) => rank.entries);
+    return entries.sort((one, other) => (one.at < other.at ? -1 : one.at > other.at ? 1 : 0));
+  }
+
+  async verify({ times, ...wanted } = {}) {
+    const fitting = await this.requests(wanted);
+    if (times === undefined ? fitting.length > 0 : fitting.length === times) return fitting;
+    const message = report(times, wanted, fitting, await this.requests());
+    throw new AssertionError({ message, actual: fitting.length, expected: times ?? "at least 1", operator: "verify" });
+  }
+
+  async reset() {
+    await this.ask("DELETE", `${RULES}?ranks=all`);
+    await this.ask("DELETE", "/admin/journal?ranks=all");
+    await this.ask("DELETE", "/admin/verdict");
+  }
+
+  async ask(method, path, body) {
+    const headers = { "Content-Type": "application/json", ...(this.#adminKey && { "X-Admin-Key": this.#adminKey }) };
+    const asked = { method, headers, signal: AbortSignal.timeout(TIMEOUT_MS) };
+    if (body !== undefined) asked.body = JSON.stringify(body);
+    const answer = await fetch(this.url + path, asked).catch((error) => {
+      throw new ControlError(`${method} ${path}: ${error.cause?.message ?? error.message}\n${this.#log}`);
+    });
+    const text = await answer.text();
+    if (answer.status >= 400) throw new ControlError(`${method} ${path} answered ${answer.status}: ${text}`);
+    return text.trim() ? JSON.parse(text) : {};
+  }
+
+  async isHealthy() {
+    const answer = await fetch(`${this.url}/health`, { signal: AbortSignal.timeout(TIMEOUT_MS) }).catch(() => undefined);
+    return answer?.status === 200;
+  }
+
+  async stop() {
+    const child = this.#child;
+    if (child === undefined || child.pid === undefined) return;
+    process.off("exit", this.end);
+    const over = child.exitCode === null && child.signalCode === null && new Promise((done) => child.once("exit", done));
+    child.kill("SIGTERM");
+    await Promise.race([over, sleep(STOP_LIMIT_MS, undefined, { ref: false })]);
+    kill(child, "SIGKILL");
+  }
+}
+
+class Reply {
+  #server;
+  #id;
+
+  constructor(server, id) {
+    [this.#server, this.#id] = [server, id];
+  }
+
+  async answered() {
+    const ranks = Object.values(await this.#server.ask("GET", `${RULES}?ranks=all`));
+    const rules = ranks.flatMap((rank) => rank.rules.filter((rule) => rule.id === this.#id));
+    return rules.reduce((sum, rule) => sum + rule.answered, 0);
+  }
+
+  async remove() {
+    await this.#server.ask("DELETE", `${RULES}?${query({ ranks: "all", id: this.#id })}`);
+  }
+}
+
+function report(times, wanted, fitting, every) {
+  const asked = Object.entries(wanted).map(([name, value]) => `, ${name} ${JSON.stringify(value)}`);
+  const count = times === undefined ? "at least one request" : `${times} request${times === 1 ? "" : "s"}`;
+  const known = new Set(fitting.map((entry) => JSON.stringify(entry)));
+  const lines = every.map((entry) => {
+    const line = `${entry.at.slice(11, 23)} ${entry.route} ${entry.status} ${brief(last(entry.request))}`;
+    if (known.has(JSON.stringify(entry))) return `  fits: ${line}`;
+    const other = ["route", "scope"].filter((name) => wanted[name] !== undefined && wanted[name] !== entry[name]);
+    const flaws = other.map((name) => `${name} is ${JSON.stringify(entry[name])}`).join(" and ");
+    return `  ${line}\n      ${flaws || "its body does not contain the text"}`;
+  });
+  const head = `expected ${count}${asked.join("")}; of ${every.length} in the journal ${fitting.length} fit`;
+  return [head + (lines.length ? ":" : ""), ...lines.slice(-MOST_LINES)].join("\n");
+}
+
+function last(request) {
+  const messages = request?.messages ?? request?.input;
+  const content = Array.isArray(messages) ? messages.at(-1)?.content ?? messages.at(-1) : messages;
+  return content ?? request?.prompt ?? request;
+}
+
+function brief(value) {
+  const text = JSON.stringify(value) ?? "";
+  return text.length <= MOST_TEXT ? text : `${text.slice(0, MOST_TEXT)}...`;
+}
+
+function query(given) {
+  return new URLSearchParams(Object.entries(given).filter(([, value]) => value !== undefined)).toString();
+}
+
+function flags(settings) {
+  const given = Object.entries(settings).filter(([, value]) => value !== undefined && value !== null);
+  return given.flatMap(([name, value]) => [
+    `--${name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}`,
+    ...(Array.isArray(value) && value.every((item) => typeof item === "string")
+      ? value
+      : [typeof value === "string" ? value : JSON.stringify(value)]),
+  ]);
+}
+
+async function freePort() {
+  const probe = createServer();
+  await new Promise((open, failed) => probe.once("error", failed).listen(0, "127.0.0.1", open));
+  const { port } = probe.address();
+  await new Promise((closed) => probe.close(closed));
+  return port;
+}
+
+function kill(child, signal) {
+  try {
+    process.kill(-child.pid, signal); // the group: the server has workers
+  } catch {
+    // it has ended
+  }
+}

@@ -1,0 +1,137 @@
+"""Rules that a test sets while the server runs: tried before those of files, counted, removed again."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from tests.application import app_of
+
+RULES = "/admin/script/rules"
+
+
+@pytest.fixture
+def client() -> FlaskClient:
+    return app_of("--seed", "1", "--journal", "10").test_client()
+
+
+def said(client: FlaskClient, text: str = "hi", scope: str = "") -> str:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 9}
+    headers = {"X-Understudy-Scope": scope} if scope else {}
+    answer: Any = client.post("/v1/chat/completions", json=body, headers=headers).json
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def rules(
+    client: FlaskClient, query: str = "", method: str = "GET", body: Any = None
+) -> list[dict[str, Any]]:
+    answer = client.open(RULES + query, method=method, json=body)
+    assert answer.status_code == 200, answer.text
+    found: list[Any] = answer.json["rules"]  # type: ignore[index]
+    return found
+
+
+def rule(text: str, **when: Any) -> dict[str, Any]:
+    return {"name": text, "when": when, "then": {"text": text}}
+
+
+def test_rules_are_set_appended_counted_and_removed(client: FlaskClient) -> None:
+    plain = said(client)
+    rules(client, "", "PUT", {"rules": [rule("one", message="hi"), rule("two")]})
+    [third] = rules(client, "", "POST", rule("three"))
+    assert [said(client), said(client, "x")] == ["one", "two"]
+    assert [(each["name"], each["answered"]) for each in rules(client)] == [
+        ("one", 1),
+        ("two", 1),
+        ("three", 0),
+    ]
+    assert third.items() >= rule("three").items()
+    assert [each["name"] for each in rules(client, f"?id={third['id']}", "DELETE")] == ["one", "two"]
+    rules(client, "", "PUT", {"rules": [rule("other")]})
+    assert said(client) == "other" and len(rules(client)) == 1
+    told: Any = client.get("/admin/journal?limit=1").json
+    assert told["entries"][0]["rule"] == f"script at run time: rule {rules(client)[0]['id']} (other)"
+    assert rules(client, "", "DELETE") == [] and said(client) not in ("other", "") and plain
+
+
+def test_a_scope_has_rules_of_its_own(client: FlaskClient) -> None:
+    rules(client, "?scope=a", "PUT", {"rules": [rule("of a")]})
+    rules(client, "?scope=b", "POST", rule("of b"))
+    rules(client, "", "POST", rule("of all"))
+    assert [said(client, "hi", scope) for scope in ("a", "b", "c", "")] == [
+        "of a",
+        "of b",
+        "of all",
+        "of all",
+    ]
+    rules(client, "?scope=a", "PUT", {"rules": [rule("of a again")]})
+    rules(client, "?scope=b", "DELETE")
+    assert [said(client, "hi", scope) for scope in ("a", "b")] == ["of all", "of all"]
+    assert [each["scope"] for each in rules(client)] == [None, "a"]
+    assert [each["name"] for each in rules(client, "?scope=a")] == ["of a again"]
+
+
+def test_they_come_before_those_of_files_and_score_and_embed(books: Any) -> None:
+    path = books.write("rules: [{then: {text: of the file}}]")
+    client = app_of("--script", str(path)).test_client()
+    rules(client, "", "POST", rule("of the test", message="hi"))
+    assert [said(client), said(client, "x")] == ["of the test", "of the file"]
+    client = app_of("--task", "pooling").test_client()
+    rules(client, "", "POST", {"then": {"embedding": [0.25, 0.5]}})
+    answer: Any = client.post("/v1/embeddings", json={"input": "a"}).json
+    assert answer["data"][0]["embedding"] == [0.25, 0.5]
+
+
+def test_plain_requests_take_the_fast_path_only_without_rules() -> None:
+    app = app_of("--seed", "1")
+    client, body = app.test_client(), b'{"messages":[{"role":"user","content":"hi"}]}'
+    [plain] = [each.plain for each in app.routes if each.path == "/v1/chat/completions"]
+    assert plain is not None and plain.recognise(body)
+    rules(client, "", "POST", rule("one"))
+    assert plain.recognise(body) is None
+    rules(client, "", "DELETE")
+    assert plain.recognise(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (
+            {"when": {"mesage": "hi"}, "then": "pass"},
+            "rule 1: when: unknown key 'mesage'; did you",
+        ),
+        ({"rules": [rule("a"), {"then": "stop"}]}, "rule 2: then: must be 'pass' or a mapping, got 'stop'."),
+        ({"rules": []}, "rules: Expected `array` of length >= 1."),
+        ({"then": {"text": "{{ x"}}, "rule 1: then.text: template '{{ x': unexpected end of template"),
+        ({"when": {"message": {"regex": "("}}, "then": "pass"}, "rule 1: the regex '(' is not understood"),
+        ({"then": {"json": [[[]] * 3] * 3, "delays": {"first_token": "25h"}}}, "must be from 0 to 24h."),
+        (
+            {"rules": [{"then": {"text": "x" * 250_000}}] * 9},
+            "the rules have more than 2 MiB together",
+        ),
+        (
+            {
+                "tools": {"f": {"properties": {"city": {"type": "string"}}}},
+                "rules": [{"then": {"tool_calls": [{"name": "f", "arguments": {"city": 1}}]}}],
+            },
+            "rule 1: then.tool_calls.0: the schema of the tool 'f' does not allow the arguments",
+        ),
+    ],
+)
+def test_a_wrong_rule_changes_nothing(client: FlaskClient, body: Mapping[str, Any], line: str) -> None:
+    rules(client, "", "POST", rule("there"))
+    for method in ("PUT", "POST"):
+        answer = client.open(RULES, method=method, json=body)
+        told: Any = answer.json
+        assert answer.status_code == 400 and line in told["error"]["message"], told
+    deep = b'{"then": {"json": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}"
+    assert client.post(RULES, data=deep, content_type="application/json").status_code == 400
+    assert [each["name"] for each in rules(client)] == ["there"]
+
+
+def test_a_regex_that_never_ends_is_passed_over(client: FlaskClient) -> None:
+    slow = {"when": {"message": {"regex": "(a|aa)+$"}}, "then": {"text": "never"}}
+    rules(client, "", "PUT", {"rules": [slow, rule("next")]})
+    assert said(client, "a" * 2000 + "!") == "next"
+    assert [each["too_slow"] for each in rules(client)] == [1, 0]

@@ -1,0 +1,104 @@
+"""Replies that a test sets, and the journal that it asks: the agent of README with the OpenAI SDK."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+import vllm_understudy
+from tests.running_server import ROOT
+
+README, TESTING = (
+    re.findall(r"```python\n(def test_the_agent.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    for page in ("README.md", "docs/testing.md")
+)
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+CHATS = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[vllm_understudy.Server]:
+    with vllm_understudy.running_server(data_parallel_size=2, admin_key="secret") as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: vllm_understudy.Server) -> Iterator[vllm_understudy.Server]:
+    yield running
+    running.reset()
+    assert running.requests() == []
+
+
+def chat(server: vllm_understudy.Server, messages: Any, scope: str = "", **fields: Any) -> Any:
+    headers = {"X-Understudy-Scope": scope} if scope else {}
+    client = openai.OpenAI(base_url=server.base_url, api_key="sk-secret", default_headers=headers)
+    return client.chat.completions.create(model="understudy-tiny", messages=messages, **fields)
+
+
+def run_my_agent(base_url: str, question: str) -> str | None:
+    client = openai.OpenAI(base_url=base_url, api_key="any")
+    messages: list[Any] = [{"role": "user", "content": question}]
+    while True:
+        answer = client.chat.completions.create(model="understudy-tiny", messages=messages, tools=[WEATHER])
+        message = answer.choices[0].message
+        if not message.tool_calls:
+            return message.content
+        messages.append(message)
+        for call in message.tool_calls:
+            assert call.type == "function" and json.loads(call.function.arguments) == {"city": "Rome"}
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
+
+
+@pytest.mark.parametrize("example", [*README, *TESTING])
+def test_an_agents_loop_is_set_and_verified(example: str, server: vllm_understudy.Server) -> None:
+    names: dict[str, Any] = {"run_my_agent": run_my_agent}
+    exec(example, names)
+    [test] = [named for name, named in names.items() if name.startswith("test_")]
+    test(server)
+    assert [str(entry.rule)[:24] for entry in server.requests()] == ["script at run time: rule"] * 2
+
+
+def test_a_reply_ends_with_its_block_and_is_for_its_scope(server: vllm_understudy.Server) -> None:
+    hello = [{"role": "user", "content": "hello"}]
+    with server.reply({"message": "hello"}, then={"text": "Hi."}, name="greet", scope="one") as greeting:
+        chunks = list(chat(server, hello, "one", stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hi."
+        assert chat(server, hello).choices[0].message.content != "Hi."
+        assert greeting.answered == 1
+    assert chat(server, hello, "one").choices[0].message.content != "Hi."
+    first, second = server.requests(route=CHATS, scope="one")
+    assert first.rule and first.rule.endswith("(greet)") and second.rule is None
+    assert (first.text, first.status, first.request["stream"]) == ("Hi.", 200, True)
+    with pytest.raises(vllm_understudy.ControlError, match="unknown key 'contians'; did you mean contains"):
+        server.reply({"message": {"contians": "x"}}, then="pass")
+
+
+def test_what_was_not_sent_is_shown_beside_what_was(server: vllm_understudy.Server) -> None:
+    server.reply(then={"text": "Yes."})
+    for city, scope in (("Rome", "one"), ("Oslo", "one"), ("Rome", "two")):
+        chat(server, [{"role": "user", "content": f"weather in {city}"}], scope)
+    assert len(server.assert_called(times=2, contains="Rome")) == 2
+    server.assert_called(times=0, route="/v1/completions")
+    with pytest.raises(AssertionError) as failed:
+        server.assert_called(times=2, contains="Rome", scope="one")
+    head, *lines = re.sub(r"[\d:.]{12} ", "", str(failed.value)).splitlines()
+    assert head == "expected 2 requests, contains 'Rome', scope 'one'; of 3 in the journal 1 fit:"
+    assert lines == [
+        f"  fits: {CHATS} 200 'weather in Rome' -> 'Yes.'",
+        f"  {CHATS} 200 'weather in Oslo' -> 'Yes.'",
+        "      its body does not contain the text",
+        f"  {CHATS} 200 'weather in Rome' -> 'Yes.'",
+        "      scope is 'two'",
+    ]
+    server.reset()
+    with pytest.raises(AssertionError, match="expected at least one request; of 0 in the journal 0 fit$"):
+        server.assert_called()
