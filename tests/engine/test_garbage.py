@@ -11,6 +11,7 @@ import gevent.socket
 import pytest
 from werkzeug.test import EnvironBuilder
 
+from app.engine.forms.schema import draw  # noqa: F401 (a server imports it in a thread; its classes make garbage)
 from app.serving.flask.application import Understudy
 from app.serving.gunicorn.connections import FastConnection, FastPath
 from app.serving.gunicorn.fair_turns import FairTurns
