@@ -120,6 +120,9 @@ COSTS, AUTOSCALERS = _plugged("plugged_costs", None), _plugged("plugged_autoscal
 SIMULATE, DATASET = "app.lab.fidelity.simulate", "app.engine.dataset.command"
 COMMANDS: Mapping[str, Command] = {
     "serve": Command(_serve, "start a server with vLLM's own command line"),
+    "init": Command(
+        _late("app.wiring.init"), "write a compose file, a script, tests and a CI job to begin with"
+    ),
     "simulate": Command(
         _late(SIMULATE, COSTS, AUTOSCALERS), "say what an engine, or a fleet, would do with a load"
     ),

@@ -24,7 +24,10 @@ CLIENT = Path(__file__).with_name("client_project.py")
 HERE = Path(sys.executable).parent
 PATIENCE_S = 120
 BIND = "-b 127.0.0.1:{} --log-level debug"
-SOURCES = ("app", "config", "vllm_understudy", "gunicorn.conf.py", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = (
+    *("app", "config", "vllm_understudy", "clients/js", "examples/project", "examples/project-js"),
+    *("gunicorn.conf.py", "pyproject.toml", "README.md", "LICENSE"),
+)
 
 
 def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -188,6 +191,15 @@ def test_a_clients_tests_have_the_fixture(installed: Path, elsewhere: Path) -> N
     ], said.stdout
     assert len(outcomes) == 5
     assert "log of understudy" in said.stdout and "Listening at: http://127.0.0.1" in said.stdout
+
+
+def test_the_project_that_it_writes_passes_its_tests(installed: Path, tmp_path: Path) -> None:
+    written = run(installed / "understudy", "init", "--js", cwd=tmp_path)
+    assert (written.returncode, written.stderr) == (0, "")
+    assert (tmp_path / "understudy" / "vllm-understudy" / "index.js").exists()
+    assert not [path for path in tmp_path.rglob("*") if path.name in ("__pycache__", "README.md")]
+    done = run(installed / "pytest", "-p", "no:cacheprovider", "understudy", cwd=tmp_path)
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_dependencies_are_those_that_are_pinned() -> None:

@@ -1,0 +1,131 @@
+"""`understudy init`: what it writes runs as it is, and it writes over nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import requests
+import yaml
+
+from app.cli import main
+from tests.running_server import ROOT, running_image
+
+NEXT = "Next: pip install pytest && pytest {}/understudy\n"
+WORKFLOWS = Path(".github", "workflows")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("with a space") / "new"
+    assert main(["init", "--js", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(project: Path) -> dict[str, str]:
+    """That of a user who has installed the package: its command, its plugin, and a pip for nothing else."""
+    programs = project.parent / "bin"
+    programs.mkdir()
+    words = {"understudy": "-m vllm_understudy", "pytest": "-m pytest -p vllm_understudy.pytest_plugin"}
+    for name, module in words.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+    (programs / "pip").write_text("#!/bin/sh\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("PYTEST_", "SIM_"))}
+    path = f"{programs}:{kept['PATH']}"
+    return {**kept, "PATH": path, "PYTHONPATH": str(ROOT), "UNDERSTUDY": str(ROOT)}
+
+
+def commands(project: Path, workflow: str) -> list[str]:
+    [job] = yaml.safe_load((project / WORKFLOWS / workflow).read_text())["jobs"].values()
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
+@pytest.mark.parametrize(
+    ("workflow", "told"),
+    [
+        ("understudy.yml", "3 passed"),
+        pytest.param("understudy-js.yml", "# pass 1", marks=pytest.mark.node),
+    ],
+)
+def test_the_commands_of_its_job_pass(
+    workflow: str, told: str, project: Path, environment: dict[str, str]
+) -> None:
+    printed = ""
+    for command in commands(project, workflow):
+        words = ["bash", "-ec", command.replace("node --test", "node --test --test-reporter=tap")]
+        done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, timeout=55)
+        assert done.returncode == 0, done.stdout + done.stderr
+        printed += done.stdout
+    assert "replies.yaml: 3 rules are in order\n" in printed or "js" in workflow
+    assert told in printed
+
+
+def test_a_job_without_the_variable_names_it(project: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["bash", "-ec", commands(project, "understudy.yml")[0]],
+        env={**environment, "UNDERSTUDY": ""}, capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
+    assert done.returncode and "UNDERSTUDY: is not set" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("schema", "pattern"),
+    [("compose-spec", "understudy/compose.yaml"), ("github-workflows", f"{WORKFLOWS}/*")],
+)
+def test_its_yaml_fits_the_schemas(schema: str, pattern: str, project: Path) -> None:
+    files = sorted(project.glob(pattern))
+    assert len(files) == (2 if "*" in pattern else 1)
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        f"vendor.{schema}",
+        *map(str, files),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_its_service_starts_and_is_health_checked_on_its_port(project: Path) -> None:
+    service = yaml.safe_load((project / "understudy" / "compose.yaml").read_text())["services"]["vllm"]
+    [port] = {mapping.split(":")[1] for mapping in service["ports"]}
+    assert service["healthcheck"]["test"][-1] == f"http://localhost:{port}/health"
+    assert service["command"][-2:] == ["--port", port]
+    host, inside, _ = service["volumes"][0].split(":")
+    variables = service["environment"]
+    assert variables["SIM_SCRIPT"] == inside
+    variables = {**variables, "SIM_SCRIPT": str(project / "understudy" / host)}
+    with running_image(*service["command"][:-2], env=variables) as server:
+        body = {"messages": [{"role": "user", "content": "Hello!"}]}
+        answer = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=20).json()
+        assert answer["choices"][0]["message"]["content"] == "Hello from the script."
+        assert requests.get(f"{server.url}/console", timeout=20).status_code == 200
+
+
+def test_it_writes_over_nothing_unless_it_is_told_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "understudy" / "compose.yaml"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    assert main(["init", str(tmp_path)]) == 1
+    assert capsys.readouterr() == ("", f"error: {mine}: is there already; --force writes over it\n")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
+    assert mine.read_text() == "mine"
+    assert main(["init", "--force", str(tmp_path)]) == 0
+    assert mine.read_text() != "mine"
+    printed = capsys.readouterr().out.splitlines()
+    files = {str(path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert {*printed[:-1]} == files and f"{printed[-1]}\n" == NEXT.format(tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["init", str(tmp_path / "file")]) == 1
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1 and "Not a directory" in told.err
