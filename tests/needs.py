@@ -3,6 +3,7 @@
 Each thing is a marker: `pytest -m redis`. Without it the tests that need it are skipped.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ RECORDING = Path(os.environ.get("VLLM_RECORDING", ROOT.parent / "shared" / "gold
 CLIENTS_PYTHON = Path(os.environ.get("CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
 """An interpreter that has litellm, instructor, langchain and others; `make clients` makes it."""
 NODE_CLIENTS = Path(os.environ.get("NODE_CLIENTS", ROOT / ".node-clients"))
-"""A folder that has the npm packages openai and ai; `make clients` makes it where npm is."""
+"""A folder that has the npm packages of tests/conformance/node; `make clients` makes it where npm is."""
 NODE = shutil.which("node")
 AIPERF = os.environ.get("AIPERF") or shutil.which("aiperf")
 PROMETHEUS = shutil.which("prometheus")
@@ -36,7 +37,8 @@ REDIS_SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
 IS_RECORDED = (RECORDING / "vllm-0.32").is_dir()
-HAS_NODE = NODE is not None and (NODE_CLIENTS / "node_modules" / "openai").is_dir()
+NPM_PACKAGES = json.loads((ROOT / "tests/conformance/node/package.json").read_text())["dependencies"]
+HAS_NODE = NODE is not None and all((NODE_CLIENTS / "node_modules" / name).is_dir() for name in NPM_PACKAGES)
 HAS_ENGINE = not missing("engine") and None not in map(find_spec, ("gguf", "transformers"))
 BROWSERS = [*PLAYWRIGHT_BROWSERS.glob("chromium*"), *filter(None, [CHROMIUM])]
 HAS_BROWSER = find_spec("playwright") is not None and bool(BROWSERS)
@@ -62,7 +64,7 @@ NEEDS = (
     Need("prometheus", "Prometheus", "apt-get install prometheus", PROMETHEUS is not None),
     Need("openssl", "the command openssl", "apt-get install openssl", shutil.which("openssl") is not None),
     Need("clients", "litellm, instructor and others", "make clients", CLIENTS_PYTHON.exists()),
-    Need("node", "node, openai-js and the AI SDK", "Node.js 20 and make clients", HAS_NODE),
+    Need("node", "node, openai-js, the AI SDK and others", "Node.js 20 and make clients", HAS_NODE),
     Need("engine", "torch and transformers", "make engine, then make test-engine", HAS_ENGINE),
     Need("grpc", "the packages of gRPC", "pip install -r requirements-grpc.txt", not missing("grpc")),
     Need("browser", "Playwright and Chromium", "make browser", HAS_BROWSER),

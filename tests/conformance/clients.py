@@ -17,7 +17,12 @@ HERE = Path(__file__).parent
 
 def told_by(program: str, server: RunningServer | Server, *words: str) -> Any:
     """The JSON that `program` of this folder prints after it has asked `server` for model `tiny`."""
-    return _told([str(CLIENTS_PYTHON), str(HERE / program), server.url, "tiny", *words])
+    return printed_by(program, server.url, "tiny", *words)
+
+
+def printed_by(program: str, *words: str) -> Any:
+    """The JSON that `program` of this folder prints with these arguments."""
+    return _told([str(CLIENTS_PYTHON), str(HERE / program), *words])
 
 
 def told_by_node(program: str, server: RunningServer) -> Any:

@@ -1,6 +1,7 @@
-"""Agents of three tools, by rules that the test sets, over Responses, Messages and chat."""
+"""Agents by rules that the test sets: those of README's examples, and of three tools."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,10 +9,17 @@ import pytest
 import yaml
 
 import vllm_understudy
-from tests.conformance.clients import openai_client, told_by
+from tests.conformance.clients import openai_client, printed_by, told_by
+from tests.conformance.weather_agents import AGENTS
 from tests.conformance.wire.test_anthropic_sdk import sdk
 from tests.running_server import ROOT
 
+EXAMPLES = {
+    page: re.findall(r"```python\n(def test_the_agent.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    for page in ("README.md", "docs/testing.md")
+}
+ELSEWHERE = {"openai_agents"}
+"""Agents whose packages are in an environment of their own."""
 SCRIPT = ROOT / "examples" / "scripts" / "dinner.yaml"
 QUESTION = "Dinner in the capital of Italy, please."
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -30,6 +38,28 @@ Told = tuple[list[tuple[str, Any]], str]
 def running() -> Iterator[vllm_understudy.Server]:
     with vllm_understudy.running_server(model="tiny", enable_responses_store=True) as server:
         yield server
+
+
+@pytest.mark.parametrize("page", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.clients] * (name in ELSEWHERE)) for name in AGENTS]
+)
+def test_an_agents_loop_is_set_and_verified_by_the_example(
+    page: str, name: str, running: vllm_understudy.Server
+) -> None:
+    def run_my_agent(base_url: str, question: str) -> str | None:
+        if name not in ELSEWHERE:
+            return AGENTS[name](base_url, question)
+        answer: str = printed_by("weather_agents.py", name, base_url, question)
+        return answer
+
+    running.reset()
+    [example] = EXAMPLES[page]
+    names: dict[str, Any] = {"run_my_agent": run_my_agent}
+    exec(example, names)
+    [test] = [named for key, named in names.items() if key.startswith("test_")]
+    test(running)
+    assert [str(entry.rule)[:24] for entry in running.requests()] == ["script at run time: rule"] * 2
 
 
 @pytest.fixture

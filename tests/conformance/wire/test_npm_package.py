@@ -1,4 +1,4 @@
-"""The npm package of clients/js: its README's example with two agents, and the rest of it."""
+"""The npm package of clients/js: its README's example with four agents, and the rest of it."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def project(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
 
 
-@pytest.mark.parametrize("agent", ["openai", "ai", ""])
+@pytest.mark.parametrize("agent", ["openai", "ai", "anthropic", "agents", ""])
 def test_an_agents_loop_is_set_and_verified(agent: str, tmp_path: Path) -> None:
     environment = project(tmp_path) | {"AGENT": agent}
     own = (HERE / "node" / "package.test.mjs").read_text()

@@ -1,6 +1,5 @@
-"""Replies that a test sets, and the journal that it asks: the agent of README with the OpenAI SDK."""
+"""Replies that a test sets, and the journal that it asks."""
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,19 +8,7 @@ import openai
 import pytest
 
 import vllm_understudy
-from tests.running_server import ROOT
 
-README, TESTING = (
-    re.findall(r"```python\n(def test_the_agent.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    for page in ("README.md", "docs/testing.md")
-)
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
 CHATS = "/v1/chat/completions"
 
 
@@ -42,29 +29,6 @@ def chat(server: vllm_understudy.Server, messages: Any, scope: str = "", **field
     headers = {"X-Understudy-Scope": scope} if scope else {}
     client = openai.OpenAI(base_url=server.base_url, api_key="sk-secret", default_headers=headers)
     return client.chat.completions.create(model="understudy-tiny", messages=messages, **fields)
-
-
-def run_my_agent(base_url: str, question: str) -> str | None:
-    client = openai.OpenAI(base_url=base_url, api_key="any")
-    messages: list[Any] = [{"role": "user", "content": question}]
-    while True:
-        answer = client.chat.completions.create(model="understudy-tiny", messages=messages, tools=[WEATHER])
-        message = answer.choices[0].message
-        if not message.tool_calls:
-            return message.content
-        messages.append(message)
-        for call in message.tool_calls:
-            assert call.type == "function" and json.loads(call.function.arguments) == {"city": "Rome"}
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
-
-
-@pytest.mark.parametrize("example", [*README, *TESTING])
-def test_an_agents_loop_is_set_and_verified(example: str, server: vllm_understudy.Server) -> None:
-    names: dict[str, Any] = {"run_my_agent": run_my_agent}
-    exec(example, names)
-    [test] = [named for name, named in names.items() if name.startswith("test_")]
-    test(server)
-    assert [str(entry.rule)[:24] for entry in server.requests()] == ["script at run time: rule"] * 2
 
 
 def test_a_reply_ends_with_its_block_and_is_for_its_scope(server: vllm_understudy.Server) -> None:
