@@ -22,8 +22,8 @@ Plays a vLLM server on one port. A setting is taken from its flag, else from its
 from the YAML file (--config, SIM_CONFIG), else it has its default. --no-NAME turns a switch off.
 DURATION is 250ms, 1.5s or 1m30s (units ns, us, ms, s, m, h); a whole number without a unit is milliseconds.
 """
-REPEATED = "plugin"
-"""The only list whose flag may be repeated: each flag adds an item."""
+REPEATED = ("plugin", "target")
+"""Lists whose flags may be repeated: each flag adds an item."""
 LEVELS = ("warning", "warning", "info", "info", "debug", "trace")
 """Log levels of klog's verbosities."""
 INDENT, WIDTH = 38, 100
@@ -92,7 +92,7 @@ def _value(form: str, flag: Flag, words: list[str], before: str | list[str] | No
             raise UsageError(f"flag {form}: {shown(word)} {error}") from None
     if flag.takes not in ("any", "some"):
         return values[0] if values else flag.const
-    return [*before, *values] if flag.name == REPEATED and isinstance(before, list) else values
+    return [*before, *values] if flag.name in REPEATED and isinstance(before, list) else values
 
 
 def _full_form(form: str, forms: Iterable[str], shortened: bool) -> str:

@@ -27,6 +27,10 @@ def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
         yield "dataset-path", "must be empty in mode echo"
     if at.dataset.dataset_url is not None and not at.dataset.dataset_path:
         yield "dataset-url", "must be given together with dataset-path"
+    if at.replay.replay_miss == "record" and not at.replay.target:
+        yield "replay-miss", "must be given together with target"
+    if at.replay.target and not at.replay.replay:
+        yield "target", "must be given together with replay"
     if at.kvindex.kv_index_bind and ranks > 1:
         yield "kv-index-bind", "must be empty when this server plays several ranks: they cannot share a port"
     if at.kvindex.role == "indexer" and ranks > 1:

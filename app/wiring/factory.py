@@ -6,7 +6,9 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.base import Bounded
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from app.serving.api.sampling import RealModel
     from app.serving.api.script import ScriptResolver
     from app.serving.recording.exchange import Recording
+    from app.serving.recording.recorder import Upstream
     from app.serving.recording.replay import Replay
     from app.serving.scripts.script_set import ScriptSet
 
@@ -136,17 +139,33 @@ def prepare(settings: Settings) -> None:
 
         check_scripts(settings.scripts)
     if settings.replay.replay:
-        open_recording(settings).close()
+        recording, upstream = open_recording(settings)
+        recording.close()
+        if upstream is not None:
+            upstream.close()
     if settings.PLUGINS:
         build(settings, tokenizer_of(settings))  # validates the plugins' hooks once for all workers
 
 
-def open_recording(settings: Settings) -> Recording:
-    """Opens the recording of the settings. ConfigError for a file that cannot be read."""
+def open_recording(
+    settings: Settings, has_keys: Callable[[], bool] = lambda: False
+) -> tuple[Recording, Upstream | None]:
+    """Opens the recording of the settings, and the upstream of their targets, which adds to the file.
+
+    ConfigError for a file that cannot be read or written, and for a wrong target.
+    """
     from app.serving.recording.exchange import Recording, RecordingError
 
+    at, upstream = settings.replay, None
     try:
-        return Recording(settings.replay.replay, settings.replay.replay_miss == "nearest")
+        if at.target:
+            from app.serving.http.client import Target  # imports a server, which other settings do not need
+            from app.serving.recording.recorder import RecordingFile, Upstream
+
+            targets = Target.by_model(at.target)
+            file = RecordingFile(Path(at.replay), ", ".join(it.url for it in targets.values()), adds=True)
+            upstream = Upstream(targets, file, at.target_timeout, has_keys=has_keys)
+        return Recording(at.replay, at.replay_miss == "nearest"), upstream
     except RecordingError as error:
         raise ConfigError(f"setting replay: {error}") from None
 
@@ -382,9 +401,9 @@ class Assembly:
         from app.serving.recording.replay import Replay
 
         clock = LiveClock()  # a clock has one alarm; the engine uses the other one
-        recording, body = open_recording(self.settings), BodyLimits.of(self.server)
-        refuses = self.settings.replay.replay_miss == "not-found"
-        return Replay(recording, body, self.faults, TimerWheel(clock), clock.now, refuses)
+        recording, upstream = open_recording(self.settings, lambda: bool(self.live.current.access.api_key))
+        body, miss = BodyLimits.of(self.server), self.settings.replay.replay_miss
+        return Replay(recording, body, self.faults, TimerWheel(clock), clock.now, miss, upstream)
 
     def _console(self) -> Console | None:
         if not self.settings.api.console:
@@ -445,6 +464,8 @@ class Assembly:
             app.caches.append(lambda: publisher.caches)
             app.services.append(publisher)
         app.services += [] if self.remote is None else [self.remote]
+        if self.replay is not None and self.replay.upstream is not None:
+            app.services.append(self.replay.upstream)
         if scripts is not None:
             app.services.append(scripts)
             app.add_routes("script", admin.script_routes(scripts, self.peers))

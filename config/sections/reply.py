@@ -4,7 +4,16 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from config.declaration import LIVE, About, NotNegative, Percent, Section, SettingRule, not_below
+from config.declaration import (
+    LIVE,
+    About,
+    NotNegative,
+    Percent,
+    PositiveDuration,
+    Section,
+    SettingRule,
+    not_below,
+)
 
 ALL_MODELS = ""
 """Model of an item without a model, in dataset-path and script."""
@@ -23,6 +32,10 @@ DatasetFiles = Annotated[
 ]
 """Items are a path, or `model=path`; the path must not be blank."""
 ScriptFiles = DatasetFiles
+Targets = Annotated[
+    tuple[Annotated[str, Meta(pattern=r"\A((?!https?://)[^=]+=)?https?://[^/\s]")], ...],
+    Meta(description="must have items such as http://host:8000 or model=https://KEY@host"),
+]
 ONE_A_MODEL = "must not name two files for the same model"
 
 
@@ -55,9 +68,14 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
 
     replay: Annotated[str, About(path=True)] = ""
     """A recording whose answers are given to equal requests. Empty is off."""
-    replay_miss: Literal["simulate", "not-found", "nearest"] = "simulate"
-    """A request that is not in the recording goes on as ever, is refused with 404, or gets the answer to the
-    one most like it."""
+    replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
+    """A request that is not in the recording goes on as ever, is refused with 404, gets the answer to the one
+    most like it; or (record) a target answers, and the recording keeps it. X-Replay-Miss overrides it."""
+    target: Annotated[Targets, About(secret=True)] = ()
+    """Servers for replay-miss record, each as URL, or as model=URL for the requests of one model; a key goes
+    in front of the host: https://KEY@host. The flag may be repeated."""
+    target_timeout: PositiveDuration = 300.0
+    """Longest wait for the answer of a target, or for its next part."""
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):

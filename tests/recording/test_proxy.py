@@ -14,7 +14,8 @@ from gevent.event import Event
 
 from app.serving.http.client import JSON, HttpConnection, Target
 from app.serving.recording.exchange import Exchange, bytes_of
-from app.serving.recording.proxy import PIECE_BYTES, RecordingFile, RecordingProxy
+from app.serving.recording.proxy import RecordingProxy
+from app.serving.recording.recorder import PIECE_BYTES, RecordingFile, Upstream
 from tests.fleet import stubs
 from tests.recording.recordings import exchanges_of
 
@@ -38,7 +39,7 @@ class Recorder:
         most_held = given.pop("most_held_bytes", 1 << 20)
         self._path = path
         self._file = RecordingFile(path, address, most_held_bytes=most_held, warn=self.told.append)
-        self._proxy = RecordingProxy(Target.of(f"http://{address}"), self._file, **given)
+        self._proxy = RecordingProxy(Upstream({"": Target.of(f"http://{address}")}, self._file, **given))
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -151,7 +152,7 @@ def answering(body: bytes, *headers: tuple[str, str]) -> Callable[..., Iterable[
 def test_a_huge_or_packed_body_passes_and_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int, answer: bytes, why: str
 ) -> None:
-    monkeypatch.setattr("app.serving.recording.proxy.MOST_PIECES", 500)
+    monkeypatch.setattr("app.serving.recording.recorder.MOST_PIECES", 500)
     with (
         saying(answer) as address,
         recording(tmp_path, address, most_bytes=2 << 20, most_held_bytes=32 << 20) as (proxy, recorder),

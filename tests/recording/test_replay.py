@@ -33,8 +33,8 @@ def replaying(
     file = written(path / "recording", exchanges)
     recording = Recording(file, given.get("replay_miss") == "nearest")
     faults = FaultInjector(Random(1), clock.now)
-    body, refuses = BodyLimits.of(ServerSettings()), given.get("replay_miss") == "not-found"
-    replay = Replay(recording, body, faults, TimerWheel(clock), clock.now, refuses)
+    body, miss = BodyLimits.of(ServerSettings()), given.get("replay_miss", "simulate")
+    replay = Replay(recording, body, faults, TimerWheel(clock), clock.now, miss)
     try:
         yield replay
     finally:

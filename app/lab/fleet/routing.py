@@ -174,7 +174,7 @@ class Proxy:
         self.in_flight[pod] += 1
         headers = relays.request_headers(environ)
         try:
-            with closing(connection), relays.watching(environ, connection.cut):
+            with closing(connection), relays.watching(environ[relays.CLIENT], connection.cut):
                 try:
                     connection.request(
                         environ["REQUEST_METHOD"], environ[relays.TARGET], body or None, headers

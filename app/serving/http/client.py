@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import gevent
@@ -24,28 +24,29 @@ JSON = {"Content-Type": "application/json"}
 ROUTED_TO = "x-routed-to"
 """Response header with the pod that a proxy chose."""
 PORTS = {"http": 80, "https": 443}
+KEYS = ("authorization", "x-api-key")
+"""Headers with a client's API key."""
 
 
 class HttpConnection(HTTPConnection):
-    """One connection to `address` (host:port), by `scheme`; with https, the certificate is verified.
+    """One connection to `address` (host:port), by HTTPS with `tls`.
 
     Waiting longer than `timeout_s` raises TimeoutError.
     """
 
-    def __init__(self, address: str, timeout_s: float, scheme: str = "http") -> None:
+    def __init__(self, address: str, timeout_s: float, tls: gevent.ssl.SSLContext | None = None) -> None:
         host, _, port = address.rpartition(":")
         super().__init__(host, int(port))
-        self._timeout_s, self._scheme = timeout_s, scheme
-        self.default_port = PORTS[scheme]
+        self._timeout_s, self._tls = timeout_s, tls
+        self.default_port = PORTS["https" if tls else "http"]
         self._open: socket.socket | None = None
 
     def connect(self) -> None:
         """Opens the connection. Raises OSError when the port is closed or the certificate is not valid."""
         self.sock = gevent.socket.create_connection((self.host, self.port), self._timeout_s)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._scheme == "https":
-            context = gevent.ssl.create_default_context()
-            self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+        if self._tls is not None:
+            self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host)
         self._open = self.sock
 
     def cut(self) -> None:
@@ -61,18 +62,41 @@ class Target(Struct, frozen=True):
     host: str
     port: int
     prefix: str
+    key: str = ""
+    """API key for this server, in place of the client's; empty passes the client's on."""
+    tls: gevent.ssl.SSLContext | None = None
+    """Verifies certificates; made once, as loading the authorities takes 0.1 s."""
 
     @classmethod
     def of(cls, url: str) -> "Target":
-        """Reads a base URL; a final /v1 is dropped, as paths include it. Raises ConfigError."""
+        """Reads a base URL, such as https://KEY@host; a final /v1 is dropped, as paths include it.
+
+        ConfigError, which shows no key, for another URL.
+        """
+        shown = url.rpartition("@")[2]
         try:
             parts = urlsplit(url)
             port = parts.port or PORTS.get(parts.scheme, 0)
         except ValueError as error:
-            raise ConfigError(f"target {url}: {error}") from None
-        if not port or not parts.hostname:
-            raise ConfigError(f"target {url}: must be like http://host:8000 or https://host")
-        return cls(parts.scheme, parts.hostname, port, parts.path.rstrip("/").removesuffix("/v1"))
+            raise ConfigError(f"target {shown}: {error}") from None
+        if not port or not parts.hostname or parts.scheme not in PORTS:
+            raise ConfigError(f"target {shown}: must be like http://host:8000 or https://host")
+        tls = gevent.ssl.create_default_context() if parts.scheme == "https" else None
+        prefix, key = parts.path.rstrip("/").removesuffix("/v1"), unquote(parts.username or "")
+        return cls(parts.scheme, parts.hostname, port, prefix, key, tls)
+
+    @classmethod
+    def by_model(cls, items: Iterable[str]) -> "dict[str, Target]":
+        """Reads items, each a URL or model=URL; the model "" is for all others. Raises ConfigError."""
+        targets: dict[str, Target] = {}
+        for item in items:
+            model, equals, url = item.partition("=")
+            if not equals or "://" in model:
+                model, url = "", item
+            if model in targets:
+                raise ConfigError(f"target {item.rpartition('@')[2]}: another target has the same models")
+            targets[model] = cls.of(url)
+        return targets
 
     @property
     def url(self) -> str:
@@ -84,7 +108,15 @@ class Target(Struct, frozen=True):
         return f"{self.host}:{self.port}"
 
     def connection(self, timeout_s: float) -> HttpConnection:
-        return HttpConnection(self.address, timeout_s, self.scheme)
+        return HttpConnection(self.address, timeout_s, self.tls)
+
+    def with_key(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Returns a request's headers, with this server's key where it has one."""
+        if not self.key:
+            return headers
+        given = {name: value for name, value in headers.items() if name not in KEYS}
+        own = ("x-api-key", self.key) if "x-api-key" in headers else ("authorization", f"Bearer {self.key}")
+        return {**given, own[0]: own[1]}
 
 
 Answer = tuple[int, bytes]
@@ -120,33 +152,33 @@ HOP_BY_HOP = frozenset(
 NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
 PIECE = 65536
 """Most bytes of one read; smaller pieces are forwarded at once."""
-CLIENT, TARGET = "relay.client_socket", "relay.target"
-"""Keys of the client's socket, and of its path and query, in the WSGI environ."""
+CLIENT, TARGET = "relay.client", "relay.target"
+"""Keys of the client's connection, and of its path and query, in the WSGI environ."""
 
 
 def pieces_of(response: HTTPResponse) -> Iterator[bytes]:
     """Yields the body. Raises ConnectionResetError when it breaks off, to break off the client's, too."""
-    why = ""
+    why, cause = "", None
     try:
         while piece := response.read1(PIECE):
             yield piece
         if response.length:
             why = f"{response.length} bytes are missing"
     except (OSError, HTTPException, ValueError) as error:
-        why = repr(error)
+        why, cause = repr(error), error
     if why:
         # For this errno the server closes the connection without a log entry and without the body's end.
-        raise ConnectionResetError(errno.ECONNRESET, f"the pod's answer broke off: {why}")
+        raise ConnectionResetError(errno.ECONNRESET, f"the pod's answer broke off: {why}") from cause
 
 
 class ClientHandler(WSGIHandler):  # type: ignore[misc]
-    """Handler of gevent that also passes the client's socket and target to the application."""
+    """Handler of gevent that also passes the client's connection and target to the application."""
 
     def get_environ(self) -> WSGIEnvironment:
         environ: WSGIEnvironment = super().get_environ()
         # A token must not wait for the acknowledgement of the previous one.
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        environ[CLIENT], environ[TARGET] = self.socket, self.path
+        environ[CLIENT], environ[TARGET] = Connection(self.socket), self.path
         return environ
 
 
@@ -156,11 +188,11 @@ def server_of(application: WSGIApplication, host: str = "127.0.0.1", port: int =
 
 
 @contextmanager
-def watching(environ: WSGIEnvironment, left: Callable[[], None]) -> Iterator[None]:
+def watching(client: Connection | None, left: Callable[[], None]) -> Iterator[None]:
     """Calls `left` in a greenlet when the client closes its side, also while no data can be sent to it."""
     leaving = gevent.Greenlet(left)
     try:
-        with watched(Connection(environ[CLIENT]), leaving.start):
+        with watched(client, leaving.start):
             yield
     finally:
         leaving.kill(block=False)

@@ -192,29 +192,48 @@ class Recording:
         """Requests to compare with similar ones and their keys, by route and `stream`."""
         self._answers: WeakValueDictionary[int, RecordedAnswer] = WeakValueDictionary()
         """Answers being sent, by position; requests with the same answer share one copy."""
-        forms = []
-        for place, exchange in exchanges(path):
-            request, kind = exchange.request, header_of(exchange.request.headers, "content-type")
-            body = bytes_of(request.body)
-            forms.append((place, form_of(request.method, request.target, kind, body, alike)))
-        for place, form in sorted(forms, key=lambda each: each[0].at_s):
-            if form.likeness is not None and form.key not in self._equal:
-                route = form.place, form.likeness.stream
-                self._alike.setdefault(route, []).append((form.likeness, form.key))
-            self._equal.setdefault(form.key, []).append(place)
+        self._last: Place | None = None
+        self.read_on()
         self._file = opened(path)
 
     def __len__(self) -> int:
         return sum(map(len, self._equal.values()))
 
-    def find(self, form: "RequestForm") -> bytes | None:
+    @property
+    def is_full(self) -> bool:
+        return self._last is not None and self._last.number > MOST_EXCHANGES
+
+    def read_on(self) -> None:
+        """Adds the exchanges that any process has appended to the file since the last time."""
+        with opened(self.path) as file:
+            after, size = self._last, os.fstat(file.fileno()).st_size
+        read = 0 if after is None else after.start + after.length
+        if after is not None and size <= read:
+            return
+        forms = call_long(size - read, lambda: [*self._forms(after)])
+        if self._last is not after:  # another request has added them
+            return
+        for place, form in sorted(forms, key=lambda each: each[0].at_s):
+            if form.likeness is not None and form.key not in self._equal:
+                route = form.place, form.likeness.stream
+                self._alike.setdefault(route, []).append((form.likeness, form.key))
+            self._equal.setdefault(form.key, []).append(place)
+        self._last = forms[-1][0] if forms else after
+
+    def _forms(self, after: Place | None) -> Iterator[tuple[Place, "RequestForm"]]:
+        for place, exchange in exchanges(self.path, after):
+            request, kind = exchange.request, header_of(exchange.request.headers, "content-type")
+            body = bytes_of(request.body)
+            yield place, form_of(request.method, request.target, kind, body, self.alike)
+
+    def find(self, form: "RequestForm", alike: bool = True) -> bytes | None:
         """Returns the key of equal requests, else of the most similar ones; None without a match."""
         likeness = form.likeness
-        if form.key in self._equal or likeness is None:
+        if form.key in self._equal or likeness is None or not alike:
             return form.key if form.key in self._equal else None
-        alike = self._alike.get((form.place, likeness.stream), ())
-        size = len(alike) * COMPARED_BYTES
-        nearest = call_long(size, lambda: max(alike, key=lambda it: it[0].rank(likeness), default=None))
+        known = self._alike.get((form.place, likeness.stream), ())
+        size = len(known) * COMPARED_BYTES
+        nearest = call_long(size, lambda: max(known, key=lambda it: it[0].rank(likeness), default=None))
         return nearest and nearest[1]
 
     def next_answer(self, key: bytes) -> RecordedAnswer:
@@ -244,24 +263,30 @@ def opened(path: str) -> BinaryIO:
         raise RecordingError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def exchanges(path: str) -> Iterator[tuple[Place, Exchange]]:
-    """Yields the position and content of each exchange. Raises the errors of `Recording`."""
+def read_header(path: str, file: BinaryIO) -> Header:
+    """Reads the first line of `file`. RecordingError for another format or version."""
+    try:
+        header = msgspec.json.decode(file.readline(MOST_LINE_BYTES), type=Header)
+    except msgspec.MsgspecError:
+        header = Header("", 0)
+    if header.format != FORMAT:
+        raise RecordingError(f"{path}: is no recording of {COMMAND} record --proxy")
+    if header.version != VERSION:
+        raise RecordingError(f"{path}: has version {header.version} of the format; this is for {VERSION}")
+    return header
+
+
+def exchanges(path: str, after: Place | None = None) -> Iterator[tuple[Place, Exchange]]:
+    """Yields the position and content of each exchange `after` one. Raises the errors of `Recording`."""
     with opened(path) as file:
-        try:
-            header = msgspec.json.decode(file.readline(MOST_LINE_BYTES), type=Header)
-        except msgspec.MsgspecError:
-            header = Header("", 0)
-        if header.format != FORMAT:
-            raise RecordingError(f"{path}: is no recording of {COMMAND} record --proxy")
-        if header.version != VERSION:
-            raise RecordingError(f"{path}: has version {header.version} of the format; this is for {VERSION}")
-        start = file.tell()
-        for number in count(2):
+        read_header(path, file)
+        start = file.tell() if after is None else file.seek(after.start + after.length)
+        for number in count(2 if after is None else after.number + 1):
             line = file.readline(MOST_LINE_BYTES)
             if not line.endswith(b"\n"):
                 if len(line) == MOST_LINE_BYTES:
                     raise RecordingError(f"{path}: line {number} is longer than {MOST_LINE_BYTES >> 20} MiB")
-                if line:
+                if line and after is None:
                     log.warning("%s: line %d is cut off, and left out", path, number)
                 return
             if number > MOST_EXCHANGES + 1:
@@ -376,6 +401,12 @@ def json_object(body: bytes) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def model_of(body: bytes) -> str | None:
+    """Returns the model that a JSON body names; None without one."""
+    model = (json_object(body) or {}).get("model")
+    return model if isinstance(model, str) else None
 
 
 def digest(value: object, place: bytes = b"") -> bytes:

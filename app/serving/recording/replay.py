@@ -1,7 +1,8 @@
 """Replays a recording: sends the recorded bytes at the recorded times."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
 
 from gevent.event import Event as Bell
 
@@ -11,14 +12,30 @@ from app.serving.faults.fault import Fault, break_off, damage
 from app.serving.faults.injector import FaultInjector
 from app.serving.http.connection import Connection
 from app.serving.http.context import BodyLimits, RequestContext
-from app.serving.http.errors import internal, not_found
-from app.serving.http.response import CLIENT_GONE, UNBUFFERED, Response, StreamingBody, json_response
+from app.serving.http.errors import bad_request, internal, not_found, timed_out
+from app.serving.http.response import (
+    CLIENT_GONE,
+    UNBUFFERED,
+    Response,
+    StreamingBody,
+    error_event,
+    json_response,
+)
 from app.serving.middleware.masking import MASK
 from app.serving.middleware.stack import Middleware
 from app.serving.recording import exchange as recordings
 
+if TYPE_CHECKING:
+    from app.serving.recording.recorder import KeptExchange, Upstream
+
+MISS = "X-Replay-Miss"
+"""Header with another `replay-miss` for its request."""
 PREFIXES = ("/v1/", "/v2/", "/inference/")
 """Paths with counted misses; `replay-miss: not-found` answers 404 to them."""
+ASKED = (*PREFIXES, "/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank")
+"""Paths of misses that a target is asked for."""
+PASSING = frozenset((401, 403, 407, 408, 425, 429))
+"""Statuses that are not kept, nor are 500 and above: they concern a client's key or the target's load."""
 NEVER = ("/admin/", "/health", "/metrics", "/ready", "/ping")
 OURS = frozenset(
     (
@@ -32,7 +49,10 @@ CHUNK_STEPS = 8
 
 
 class Replay(Middleware):
-    """Answers requests from `recording`, at its moments by `wheel`. With `refuses`, 404 answers a miss."""
+    """Answers requests from `recording`, at its moments by `wheel`; `miss` is the setting `replay-miss`.
+
+    With "record", a target of `upstream` answers a miss, and the recording grows.
+    """
 
     def __init__(
         self,
@@ -41,15 +61,22 @@ class Replay(Middleware):
         faults: FaultInjector,
         wheel: TimerWheel,
         now: Callable[[], float],
-        refuses: bool = False,
+        miss: str = "simulate",
+        upstream: "Upstream | None" = None,
     ) -> None:
         self.recording = recording
         self.equal = self.alike = self.missed = 0
         """Requests answered by an equal one, by a similar one, and by none."""
-        self._body, self._faults, self._refuses = body, faults, refuses
+        self._body, self._faults, self._miss, self.upstream = body, faults, miss, upstream
         self._wheel, self._now = wheel, now
+        kinds = {"nearest": recording.alike, "record": upstream is not None}
+        self._kinds = ["simulate", "not-found", *(kind for kind, is_possible in kinds.items() if is_possible)]
+        self._open: dict[bytes, Bell] = {}
+        """Requests that a target answers now, by their keys; set when they are over."""
 
     def report(self) -> dict[str, object]:
+        if self.upstream is not None:
+            self.recording.read_on()
         lines = sorted(self.recording.given.items())
         return {
             "recording": self.recording.path,
@@ -57,27 +84,32 @@ class Replay(Middleware):
             "equal": self.equal,
             "nearest": self.alike,
             "missed": self.missed,
+            "recorded": 0 if self.upstream is None else self.upstream.file.kept,
             "answers": [{"line": line, "times": times} for line, times in lines],
         }
 
     def begin(self, context: RequestContext) -> Response | None:
         if context.way == "probe" or context.path.startswith(NEVER):
             return None
-        recording, came_s = self.recording, self._now()
+        recording, came_s, miss = self.recording, self._now(), context.headers.get(MISS.lower(), self._miss)
+        if miss not in self._kinds:
+            raise bad_request(f"{MISS} must be one of {', '.join(self._kinds)} here, got {miss[:40]!r}.")
         asked = self._body.read(context)
-        # Processing time since arrival counts against the schedule; waiting for the request's body does not.
+        # Processing time since arrival counts against the schedule; waiting does not.
         asked_s = context.arrival_s + self._now() - came_s
         _, mark, query = context.target.partition("?")
-        target, key = f"{context.path}{mark}{query}", None  # without root-path
+        target, form = f"{context.path}{mark}{query}", None  # without root-path
+        key = None
         if len(asked) <= recordings.MOST_BODY_BYTES:  # recordings have no larger requests
             [masked] = call_long(len(asked), recordings.masked_pieces, [asked])
             form = recordings.form_of(
                 context.method, target, context.content_type or "", masked, recording.alike
             )
-            key = recording.find(form)
-        if key is None:
-            self._miss(context)
-            return None
+            if self.upstream is not None and recording.find(form, alike=False) is None:
+                asked_s += self._read_on(form, self.upstream)
+            key = recording.find(form, miss == "nearest")
+        if key is None or form is None:
+            return self._missing(context, miss, target, form)
         if form.model is not None:
             self._faults.inject(context, form.model)
         self.equal += key == form.key
@@ -87,7 +119,7 @@ class Replay(Middleware):
         except recordings.RecordingError as error:
             raise internal(str(error)) from None
         body = RecordedBody(answer, self._wheel, self._now, asked_s, context.connection)
-        headers = _headers(answer)
+        headers = _headers(answer.headers)
         response = Response(body, answer.status, headers)
         if len(answer.chunks) < 2 and not answer.is_broken:
             with closing(body):
@@ -99,11 +131,63 @@ class Replay(Middleware):
             response.headers = headers
         return damage(response, context.kept(Fault), context)
 
-    def _miss(self, context: RequestContext) -> None:
-        if context.method == "POST" and context.path.startswith(PREFIXES):
-            self.missed += 1
-            if self._refuses:
-                raise not_found("The recording has no answer to this request.")
+    def _read_on(self, form: recordings.RequestForm, upstream: "Upstream") -> float:
+        """Waits for an equal request that is under way, reads new lines, and returns the seconds."""
+        began_s = self._now()
+        if (bell := self._open.get(form.key)) is not None:
+            bell.wait()
+        upstream.file.wait()
+        try:
+            self.recording.read_on()
+        except recordings.RecordingError as error:
+            raise internal(str(error)) from None
+        return self._now() - began_s
+
+    def _missing(
+        self, context: RequestContext, miss: str, target: str, form: recordings.RequestForm | None
+    ) -> Response | None:
+        counts = context.method == "POST" and context.path.startswith(PREFIXES)
+        self.missed += counts
+        if miss == "not-found" and counts:
+            raise not_found("The recording has no answer to this request.")
+        if miss == "record" and self.upstream is not None and context.path.startswith(ASKED):
+            return self._relayed(context, target, form, self.upstream)
+        return None
+
+    def _relayed(
+        self,
+        context: RequestContext,
+        path: str,
+        form: recordings.RequestForm | None,
+        upstream: "Upstream",
+    ) -> Response:
+        """Asks the target, whose answer passes as it comes, and is kept. ApiError 404, 502 or 504."""
+        model = None if form is None else form.model
+        if model is not None:
+            self._faults.inject(context, model)
+        target, headers, body = upstream.target_of(model), upstream.forwarded(context), context.body or b""
+        kept = upstream.keep(context.method, path, headers)
+        kept.take("request", body)
+        with ExitStack() as ends:
+            if form is not None:
+                self._open[form.key] = bell = Bell()
+                ends.callback(self._over, form.key, bell)
+            asked = upstream.asked(target, kept, headers, body or None, context.connection)
+            answer = ends.enter_context(asked)
+            if kept.status in PASSING or kept.status >= 500:
+                kept.give_up(f"status {kept.status} may pass")
+            if self.recording.is_full:
+                kept.give_up("the recording is full")
+            pieces = upstream.pieces(kept, answer)
+            relayed = RelayedBody(kept, pieces, ends.pop_all(), context.connection)
+        response = Response(relayed, kept.status, _headers(kept.headers))
+        response.on_close(relayed.close)
+        return damage(response, context.kept(Fault), context)
+
+    def _over(self, key: bytes, bell: Bell) -> None:
+        bell.set()
+        if self._open.get(key) is bell:
+            del self._open[key]
 
 
 class RecordedBody(StreamingBody):
@@ -168,10 +252,44 @@ class RecordedBody(StreamingBody):
         self._end()
 
 
-def _headers(answer: recordings.RecordedAnswer) -> dict[str, str]:
-    """Returns the recorded headers without masked ones and the server's own; streams are unbuffered."""
+class RelayedBody(StreamingBody):
+    """Yields the pieces of a target's answer as they come. Iterate once, in a greenlet; always close."""
+
+    def __init__(
+        self,
+        kept: "KeptExchange",
+        pieces: Iterator[bytes],
+        ends: ExitStack,
+        connection: Connection | None,
+    ) -> None:
+        """`ends` close the target's connection and keep the exchange."""
+        super().__init__()
+        self._kept, self._pieces, self._ends, self._connection = kept, pieces, ends, connection
+        content_type = recordings.header_of(kept.headers, "content-type")
+        self._is_stream = content_type.startswith("text/event-stream")
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b""  # status line and headers leave now
+        try:
+            for piece in self._pieces:
+                self.bytes_sent += len(piece)
+                yield piece
+        except ConnectionResetError as error:
+            if self._kept.client_left:
+                return
+            if isinstance(error.__cause__, TimeoutError) and self._is_stream:
+                yield error_event(timed_out("The target's answer did not go on in time."))
+            break_off(self._connection)
+
+    def close(self) -> None:
+        self._ends.close()
+        self.gone = self._kept.client_left
+
+
+def _headers(given: recordings.Headers) -> dict[str, str]:
+    """Returns headers of an answer without masked ones and the server's own; streams are unbuffered."""
     headers: dict[str, str] = {}
-    for name, value in recordings.sendable(answer.headers):
+    for name, value in recordings.sendable(given):
         if name.lower() in OURS or value == MASK:
             continue
         name = name.title()
