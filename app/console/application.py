@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from reprlib import Repr
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import gevent
 import msgspec
@@ -18,6 +18,7 @@ from msgspec.structs import fields
 from app.base.clock.clock import Clock, Streams
 from app.console import page
 from app.console.bars import Bar, Origin, event_of
+from app.console.compare import RunFigures, compare
 from app.console.load import Generator, LoadPlan
 from app.console.observer import Observer
 from app.engine.core.delays import DelayLog
@@ -43,6 +44,7 @@ from config.validation import LiveSettings
 if TYPE_CHECKING:
     from app.engine.kvcache.publisher import Publisher
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 OURS = ("/admin", "/console")
 """Path prefixes that the console does not show."""
@@ -237,6 +239,7 @@ class Console(Middleware):
             get(f"{ROOT}/requests/{{number}}", self._request),
             get(f"{ROOT}/knobs", self._knobs),
             get("/admin/requests/{id}", self._why),
+            post(f"{ROOT}/compare", self._compare),
             post(f"{ROOT}/load", self._begin_load),
             Route(methods=("DELETE",), path=f"{ROOT}/load", handle=self._end_load),
         ]
@@ -306,12 +309,22 @@ class Console(Middleware):
 
     def _begin_load(self, context: RequestContext) -> Response:
         """Starts to send requests to this server, in place of any earlier plan."""
+        self._generator.begin(self._decoded(context, LoadPlan))
+        return json_response(self._generator.summary())
+
+    def _compare(self, context: RequestContext) -> Response:
+        """Compares two runs by their figures: rows, and one sentence on which run is better, and why."""
+        a, b = self._decoded(context, tuple[RunFigures, RunFigures])
         try:
-            plan = msgspec.json.decode(self._body.read(context), type=LoadPlan)
+            return json_response(compare(a, b))
+        except ValueError as error:
+            raise malformed(str(error), "body") from None
+
+    def _decoded(self, context: RequestContext, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(self._body.read(context), type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise malformed(f"body: {error}", "body") from None
-        self._generator.begin(plan)
-        return json_response(self._generator.summary())
 
     def _end_load(self, context: RequestContext) -> Response:
         """Ends sending requests, and cuts off the running ones."""

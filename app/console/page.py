@@ -4,11 +4,13 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from msgspec.json import Encoder
 
 from app.console.bars import Frame, Picture
+from app.console.compare import Comparison
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import not_found
 from app.serving.http.response import Response
@@ -17,7 +19,7 @@ from app.serving.http.route import Route, get
 FOLDER = Path(__file__).with_name("page")
 SCRIPTS = (
     "vendor/uPlot.iife.min.js", "model.js", "recorder.js", "draw.js", "bars.js", "steps.js", "blocks.js",
-    "charts.js", "detail.js", "knobs.js", "panels.js", "main.js",
+    "charts.js", "detail.js", "knobs.js", "panels.js", "share.js", "compare.js", "main.js",
 )  # fmt: skip
 """Scripts in the order of their dependencies."""
 STYLES = ("vendor/uPlot.min.css", "console.css")
@@ -49,7 +51,9 @@ def routes() -> list[Route]:
         return served(files["index.html"], context)
 
     def file(context: RequestContext) -> Response:
-        """A script or a style of the page."""
+        """A script or a style of the page; `report.html` is a page without a recording yet, for *Save*."""
+        if context.params["file"] == "report.html":
+            return Response(_report(()).encode(), 200, HEADERS, TYPES[".html"])
         path = files.get(context.params["file"])
         if path is None:
             raise not_found("The console has no such file.")
@@ -73,7 +77,19 @@ LINKS = re.compile(r'<(?:script defer src|link rel="stylesheet" href)="console/[
 
 
 def report_of(picture: Picture, frames: Iterable[Frame]) -> str:
-    """Returns HTML with a recording. Its policy allows only its own scripts and styles, by their hashes."""
+    """Returns HTML with a recording."""
+    return _report((picture, *frames))
+
+
+def comparison_of(comparison: Comparison, runs: Mapping[str, tuple[Picture, Iterable[Frame]]]) -> str:
+    """Returns HTML with the recordings of two runs, by name."""
+    lines = {name: [picture, *frames] for name, (picture, frames) in runs.items()}
+    counts = [(name, len(its)) for name, its in lines.items()]
+    return _report(({"comparison": comparison, "runs": counts}, *chain(*lines.values())))
+
+
+def _report(items: Iterable[object]) -> str:
+    """Returns the page with a recording of these lines. Its policy allows its scripts and styles by hash."""
     html = (FOLDER / "index.html").read_text("utf-8")
     styles, scripts = (
         "\n".join((FOLDER / name).read_text("utf-8") for name in names) for names in (STYLES, SCRIPTS)
@@ -84,7 +100,7 @@ def report_of(picture: Picture, frames: Iterable[Frame]) -> str:
     )
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{styles}</style>\n'
     # Escaping "<", which JSON has only within strings, keeps the recording from closing its element.
-    lines = (_encode(item).decode().replace("<", "\\u003c") for item in (picture, *frames))
+    lines = (_encode(item).decode().replace("<", "\\u003c") for item in items)
     recording = '<script type="application/json" id="recording">' + "\n".join(lines) + "</script>\n"
     html = LINKS.sub("", html).replace("</title>\n", f"</title>\n{head}")
     return html.replace("</body>", f"{recording}<script>{scripts}</script>\n</body>")

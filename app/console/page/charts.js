@@ -65,19 +65,21 @@ const CURVES = [
   { title: "% of the KV cache", series: [["used", "transfer", (p) => p.figures.cache_usage * 100]] },
 ];
 
+function axis() { return { stroke: () => COLOURS.muted, grid: { stroke: () => COLOURS.line, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" }; }
+
 class Curves {
   constructor() { this.plots = null; }
 
   make() {
-    const width = this.width(), range = (u, low, high) => [0, Math.max(1, high * 1.1)], values = (u, ticks) => ticks.map(short), axis = { stroke: () => COLOURS.muted, grid: { stroke: () => COLOURS.line, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const width = this.width(), range = (u, low, high) => [0, Math.max(1, high * 1.1)], values = (u, ticks) => ticks.map(short);
     this.plots = CURVES.map(({ title, series }) => {
       const place = el("div", { class: "chart" }, el("h3", {}, title));
       $("charts").append(place);
       return new uPlot({
         width, height: 120, cursor: { sync: { key: "time" }, drag: { x: false, y: false }, points: { size: 5 } }, legend: { live: true },
         scales: { x: { time: false }, y: { range }, right: { range } },
-        axes: [{ ...axis, size: 22, values: (u, ticks) => ticks.map((tick) => `${tick} s`) }, { ...axis, size: 46, values },
-          ...series.filter(([, , , scale]) => scale).map(([, colour, , scale]) => ({ ...axis, scale, side: 1, size: 46, values, grid: { show: false }, stroke: () => COLOURS[colour] }))],
+        axes: [{ ...axis(), size: 22, values: (u, ticks) => ticks.map((tick) => `${tick} s`) }, { ...axis(), size: 46, values },
+          ...series.filter(([, , , scale]) => scale).map(([, colour, , scale]) => ({ ...axis(), scale, side: 1, size: 46, values, grid: { show: false }, stroke: () => COLOURS[colour] }))],
         series: [{ label: "s", value: (u, v) => (v === null ? "" : v.toFixed(1)) }, ...series.map(([label, colour, , scale = "y"]) => ({ label, scale, stroke: () => COLOURS[colour], width: 1.5, points: { show: false }, value: (u, v, k) => short(v === null || v === undefined ? u.data[k][u.data[k].length - 1] || 0 : v) }))],
       }, [[], ...series.map(() => [])], place);
     });

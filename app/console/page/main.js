@@ -108,7 +108,7 @@ function soon() {
 }
 
 function render() {
-  if (!model || !views) return;
+  if (!model || !views || compared && compared.shown) return;
   const now = shown(), points = recorder.points.filter((point) => point.at <= now.at);
   if (!points.length) return;
   quiet.drawn = model.at;
@@ -161,11 +161,12 @@ function theme(next) {
   document.documentElement.dataset.theme = next;
   readColours();
   if (views) views.curves.recolour();
+  if (compared) compared.redraw();
   soon();
 }
 
-function openReport(text) {
-  // A recording, or a page with one in it. What cannot be shown changes nothing.
+function openReport(file, name = "this recording") {
+  // A recording, or a page with one or two in it. What cannot be shown changes nothing.
   const before = { recorder, model, report }, use = (it) => {
     ({ recorder, model, report } = it);
     views = null;
@@ -173,25 +174,22 @@ function openReport(text) {
     if (model) begin();
   };
   try {
-    const next = new Recorder(), page = text.trimStart().startsWith("<") && new DOMParser().parseFromString(text, "text/html").getElementById("recording");
-    use({ recorder: next, model: next.read(page ? page.textContent : text), report: true });
+    const next = new Recorder(), text = recordingOf(file), [head] = headOf(text);
+    if (head.comparison) openComparison(head, text);
+    takeNotes(head);
+    if (head.comparison) return;
+    use({ recorder: next, model: next.read(text), report: name });
     $("window").value = "0";
     stop(null);
     render();
   } catch (error) {
     use(before);
-    say(typeof error === "string" ? error : "This file is no recording of the console.");
-    said = performance.now() + 4000;
+    warn(typeof error === "string" ? error : "This file is no recording of the console.");
   }
 }
 
-function save() {
-  const link = el("a", { href: URL.createObjectURL(new Blob([recorder.text()], { type: "text/plain" })), download: `console-${new Date().toISOString().slice(0, 19).replaceAll(":", "")}.jsonl` });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
-
 function key(event) {
+  if (compared && compared.shown && !"t?".includes(event.key)) return;
   if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || document.querySelector("dialog[open]")) {
     if (event.key === "Escape" && event.target.id === "filter") event.target.blur();
     return;
@@ -215,19 +213,22 @@ function start() {
   $("help-button").addEventListener("click", () => $("help").showModal());
   $("live").addEventListener("click", () => stop(stopped === null && !report ? model && model.at : null));
   $("slider").addEventListener("input", () => stop(Number($("slider").value)));
-  $("save").addEventListener("click", () => { if (model) save(); });
+  $("save").addEventListener("click", () => { if (model || compared) save(); });
+  $("notes-button").addEventListener("click", () => { showNotes($("notes-panel").hidden); $("notes").focus(); });
+  $("compare").addEventListener("click", () => { if (compared && !compared.shown) compared.show(); else $("compare-files").click(); });
+  $("compare").hidden = !!recorded;
+  $("compare-files").addEventListener("change", async () => { await compareFiles([...$("compare-files").files]); $("compare-files").value = ""; });
   $("open").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", async () => {
     const file = $("file").files[0];
-    if (file) openReport(await file.text());
+    if (file) openReport(await file.text().catch(() => ""), file.name.replace(/\.[^.]*$/, ""));
     $("file").value = ""; // the same one may be opened again
   });
   $("window").addEventListener("input", soon);
   $("rank").addEventListener("change", () => { location.port = $("rank").value; });
   addEventListener("keydown", key);
-  addEventListener("resize", soon);
-  const recording = $("recording");
-  if (recording) openReport(recording.textContent);
+  addEventListener("resize", () => { if (compared && compared.shown) compared.resize(); soon(); });
+  if (recorded) openReport(recorded.text);
   else follow();
 }
 

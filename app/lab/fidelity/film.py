@@ -120,6 +120,11 @@ class Film:
     def page(self, outcome: SimulationOutcome) -> str:
         return report_of(self.picture(outcome), self.frames(outcome))
 
+    def waits_s(self, outcome: SimulationOutcome) -> tuple[float, float]:
+        """Returns the mean times from sending to the first step, and from there to the first token."""
+        count, admitted_s = len(self._load), sum(self._admitted_s)
+        return (admitted_s - sum(outcome.send_s)) / count, (sum(outcome.first_s) - admitted_s) / count
+
     def picture(self, outcome: SimulationOutcome) -> Picture:
         at, pods, every = self._plan.profile.engine, outcome.pods, self._every
         stride = max((lane.stride for lane in self._lanes.values()), default=1)

@@ -23,7 +23,14 @@ from app.lab.fidelity.traces import read_trace
 from app.lab.load import autoscale, loads
 from app.lab.load.loads import LONGEST_S, MOST_TOKENS, LoadTrace
 from app.lab.load.policies import POLICIES, RANDOM
-from app.lab.load.report import check_picture, check_targets, picture_file, progress_of, whole_file
+from app.lab.load.report import (
+    check_picture,
+    check_targets,
+    markdown,
+    picture_file,
+    progress_of,
+    whole_file,
+)
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.declaration import COMMAND, check_installed
@@ -32,6 +39,7 @@ from config.loader import load
 from config.profile import DEFAULT_PROFILE, EngineLimits, Profile
 from config.settings import Settings
 from config.shapes import DEVICES
+from config.yaml_file import parse_yaml
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of them, on virtual time: the steps that timing steps plays live
@@ -129,6 +137,10 @@ class Job:
         if plan.in_flight is not None and swept != "in-flight":
             load += f", {plan.in_flight} in flight at most"
         return f"{self.profile_name}: {load}{self.fleet(swept, '; ')}"
+
+    def title(self, load: LoadTrace) -> str:
+        name = "drawn" if self.trace is None else self.trace.name
+        return f"{self.profile_name}: {len(load):,} requests, {name}{self.fleet()}"
 
     def fleet(self, swept: str = "", before: str = ", ") -> str:
         """Returns the fleet for headings, after `before`; nothing for a single pod."""
@@ -378,6 +390,8 @@ def _add_results(flags: FlagParser) -> None:
     picture = "latency, batch and cache over time; of a sweep its curve"
     add("--plot", type=Path, metavar="FILE.png|FILE.svg", help=picture)
     add("--html", type=Path, metavar="FILE.html", help="the run as a page to look through, moment by moment")
+    both = "two runs beside each other; each file has options of this command, by name"
+    add("--compare", nargs=2, type=Path, metavar=("A.yaml", "B.yaml"), help=both)
     sweep = f"a run for each value of one of {', '.join(summaries.MOST)}"
     add("--sweep", type=as_argument(summaries.read_sweep), metavar="NAME=FROM:TO:STEP", help=sweep)
     goals = "such as ttft_p99=500ms,itl_p99=50ms"
@@ -399,6 +413,14 @@ def run(
 ) -> int:
     """Returns the exit status. The functions return step costs and policies of plugins; by default none."""
     given, words = parser().parse_beside_settings(argv, plugins_only=True)
+
+    def job_of(words: Sequence[str]) -> Job:
+        own, settings = parser().parse_beside_settings([*argv, *words], plugins_only=True)
+        return make_job(own, load(settings, {}), plugged, autoscalers)
+
+    if given.compare is not None:
+        _run_both(given, job_of)
+        return 0
     job = make_job(given, load(words, {}), plugged, autoscalers)
     if given.plot is not None:
         check_installed("fleet", "--plot")
@@ -427,10 +449,8 @@ def read_load(job: Job) -> LoadTrace:
 
 
 def _run_once(job: Job, given: Namespace) -> None:
-    load, trace, plan = read_load(job), job.trace, job.plan
-    title = f"{job.profile_name}: {len(load):,} requests, {'drawn' if trace is None else trace.name}"
-    title += job.fleet()
-    film = None
+    load, plan = read_load(job), job.plan
+    title, film = job.title(load), None
     if given.html is not None:
         from app.lab.fidelity.film import Film  # and the console
 
@@ -449,6 +469,60 @@ def _run_once(job: Job, given: Namespace) -> None:
         if given.plot is not None:
             part = parts.enter_context(whole_file(given.plot))
             pictures.draw_run(outcome, summary, job.judgement, title, part)
+
+
+def _run_both(given: Namespace, job_of: Callable[[Sequence[str]], Job]) -> None:
+    """Simulates two runs of one load seed; each YAML file adds options to the command line."""
+    from app.console import compare, page
+    from app.lab.fidelity.film import Film
+
+    for name in ("sweep", "requests", "plot"):
+        if getattr(given, name) is not None:
+            raise UsageError(f"--{name} is of one run, not of --compare")
+    check_targets((given.html, None if given.json == STDOUT else given.json), given.compare)
+    if given.compare[0].resolve() == given.compare[1].resolve():
+        raise UsageError(f"--compare: {given.compare[1]} is named twice")
+    jobs = {path: _job_of_file(path, job_of) for path in given.compare}
+    seeds = [job.plan.seed for job in jobs.values()]
+    if seeds[0] != seeds[1]:
+        raise ConfigError(f"--compare needs one seed for both runs, not {seeds[0]} and {seeds[1]}")
+    runs, summaries_of, figures, heads = {}, {}, [], []
+    for path, job in jobs.items():
+        name = path.stem if len({its.stem for its in jobs}) == len(jobs) else str(path)
+        load = read_load(job)
+        film = Film(load, job.plan, job.title(load))
+        with progress_of(sys.stderr, name, len(load), "requests") as progress:
+            outcome, summary = job.run(load, progress, film.watch)
+        runs[name], summaries_of[name] = (film.picture(outcome), film.frames(outcome)), summary
+        figures.append(compare.RunFigures(name, summaries.figures_of(summary, film.waits_s(outcome))))
+        heads.append(f"{name}: {job.head('')}")
+    its = compare.compare(*figures)
+    rows = [("", *runs, "difference"), *(row[:4] for row in its.rows)]
+    text = "\n".join([its.sentence, *heads, markdown(rows)])
+    document = {"better": its.better, "sentence": its.sentence, "runs": summaries_of}
+    with written(given, document, text) as parts:
+        if given.html is not None:
+            parts.enter_context(whole_file(given.html)).write_text(page.comparison_of(its, runs), "utf-8")
+
+
+def _job_of_file(path: Path, job_of: Callable[[Sequence[str]], Job]) -> Job:
+    """Returns the job of a YAML file with options of this command. ConfigError, which names the file."""
+    document, words = parse_yaml(str(path)), list[str]()
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{path}: must be a mapping of options to values")
+    for name, value in document.items():
+        if name in ("compare", "html", "json", "requests", "plot", "sweep"):
+            raise ConfigError(f"{path}: {name} is of the whole comparison, not of one run")
+        if value is None or isinstance(value, Mapping):
+            raise ConfigError(f"{path}: {name} must be a value, or a list of values")
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", *map(str, value)] if isinstance(value, list) else [f"--{name}={value}"]
+    try:
+        return job_of(words)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _best_constant(job: Job, load: LoadTrace, own: summaries.RunSummary) -> summaries.RunSummary | None:

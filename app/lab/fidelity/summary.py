@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec import UNSET, Struct, UnsetType
 
+from app.console import compare
 from app.lab.fidelity.goodput import METRICS, Goodput, Limits, Price, good_requests, goodput
 from app.lab.fidelity.goodput import lines as goodput_lines
 from app.lab.fidelity.pod import Timeline
@@ -330,6 +331,23 @@ def table(its: RunSummary, judgement: Judgement = Judgement()) -> str:
         lines += [_intervals_table(its.fleet.intervals), _fleets(its, its.fleet)]
     lines += [f"{it}: {'met' if it.met(its) else 'not met'}" for it in judgement.objectives]
     return "\n".join(lines)
+
+
+def figures_of(its: RunSummary, waits_s: tuple[float, float]) -> dict[str, float]:
+    """Returns the figures that comparisons show; times in milliseconds."""
+    ms = {
+        f"{name.upper()} {part}": getattr(its.latency(name), part)
+        for name in LATENCIES
+        for part in STATISTICS[1:]
+    }
+    ms |= zip((compare.QUEUE, compare.PREFILL), waits_s, strict=True)
+    cached = {compare.CACHED: its.cached_tokens / its.input_tokens} if its.cached_tokens else {}
+    return {
+        **{name: value * 1000 for name, value in ms.items() if value is not None},
+        **{compare.OUTPUT: its.output_tokens_per_s, compare.GPU_HOURS: its.gpu_hours},
+        **{compare.REQUESTS: its.requests, compare.PROMPTS: its.input_tokens, compare.FAILED: 0.0},
+        **cached,
+    }
 
 
 def _transfer_lines(its: Transferred) -> list[str]:

@@ -311,8 +311,9 @@ def test_a_moment_of_before_is_shown_as_it_was_and_a_recording_is_saved_and_open
     seen.is_now("serving")
     with seen.page.expect_download() as download:
         seen.page.click("#save")
-    file = tmp_path / "recording.jsonl"
-    download.value.save_as(file)
+    download.value.save_as(page := tmp_path / "recording.html")
+    file, recording = tmp_path / "recording.jsonl", page.read_text("utf-8").partition('id="recording">')[2]
+    file.write_text(recording.partition("</script>")[0])  # the form of older files
     assert json.loads(file.read_text().splitlines()[0])["version"] == 2
     last = seen.model("model.figures.generated")
     seen.page.set_input_files("#file", str(file))

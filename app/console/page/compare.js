@@ -1,0 +1,205 @@
+"use strict";
+// Two runs on one time axis: a sentence, figures, requests as densities, curves over each other, where they part.
+
+const BINS = 300, APART_MS = 5, APART = 0.1, LATE_MS = 100;
+const OVERLAID = [
+  ["requests waiting", (p) => p.figures.waiting],
+  ["first token, ms (median of 3 s)", (p) => p.rates.ttft],
+  ["output tokens a second", (p) => p.rates.generated],
+  ["% of the KV cache", (p) => p.figures.cache_usage * 100],
+  ["% of prompt tokens cached, so far", (p) => (p.figures.queries ? p.figures.hits / p.figures.queries * 100 : null)],
+];
+const FINITE = ([, value]) => Number.isFinite(value) && value >= 0;
+
+let compared = null; // the comparison that was made or opened last
+
+class Run {
+  // A recording with a row for each of its requests, in order of arrival.
+  constructor(name, text, live = false) {
+    const recorder = new Recorder(), rows = new Map();
+    Object.assign(this, { name, text, live, model: recorder.read(text), points: recorder.points, last: recorder.last });
+    for (const line of text.split("\n")) if (line.trim()) this.take(rows, JSON.parse(line));
+    this.rows = [...rows.values()].sort((a, b) => a.arrival - b.arrival);
+    this.zero = this.rows.length ? this.rows[0].arrival : 0;
+    this.per = this.model.server.requests_per_bar || 1;
+  }
+
+  take(rows, line) {
+    const frame = line.frame || line;
+    for (const [number, , , prompt, , arrival] of frame.new || []) rows.set(number, { prompt, arrival, running: null, first: null, end: null, last: null, tokens: 0, reason: "" });
+    for (const [number, phase, since] of frame.phases || []) {
+      const row = rows.get(number) || {};
+      if (phase === DECODE) row.first ??= since;
+      if (phase !== QUEUED) row.running ??= since;
+    }
+    for (const [number, reason, end, tokens, , running, first, last] of frame.ended || []) Object.assign(rows.get(number) || {}, { reason, end, tokens, running, first, last });
+  }
+
+  figures() {
+    // By the names of app/console/compare.py, which tells the better run. Who still waits counts with the time until the end.
+    const { rows, per, zero, points } = this, failed = (row) => row.end !== null && this.model.failed(row), sum = (values) => values.reduce((a, b) => a + b, 0);
+    const done = rows.filter((row) => row.end !== null && !failed(row)), ran = rows.filter((row) => row.running !== null), began = ran.filter((row) => row.first !== null), from = points[0].figures, to = points[points.length - 1].figures;
+    const times = {
+      TTFT: rows.filter((row) => row.first !== null || !failed(row) || row.reason === "abort").map((row) => (row.first ?? row.end ?? this.last) - row.arrival),
+      ITL: done.filter((row) => row.tokens > 1).map((row) => (row.last - row.first) / (row.tokens - 1)),
+      E2E: done.map((row) => row.end - row.arrival),
+    };
+    const figures = {
+      "output tokens/s": sum(done.map((row) => row.tokens)) * per * 1000 / (Math.max(...done.map((row) => row.end)) - zero), failed: rows.filter(failed).length / rows.length,
+      "prompt tokens cached": (to.hits - from.hits) / (to.queries - from.queries), "mean wait in the queue": sum(ran.map((row) => row.running - row.arrival)) / ran.length,
+      "mean prefill": sum(began.map((row) => row.first - row.running)) / began.length, requests: rows.length * per, "prompt tokens": sum(rows.map((row) => row.prompt)) * per,
+    };
+    for (const [name, values] of Object.entries(times)) {
+      values.sort((a, b) => a - b);
+      for (const part of [50, 90, 99]) figures[`${name} p${part}`] = values[Math.floor(values.length * part / 100)];
+    }
+    return { name: this.name, figures: Object.fromEntries(Object.entries(figures).filter(FINITE)) };
+  }
+
+  density(step) {
+    // At each moment of the grid: requests that wait, prefill or decode; the last two; the last.
+    const counts = [0, 0, 0].map(() => Array(BINS + 1).fill(0)), slot = (at) => Math.min(BINS, Math.max(0, Math.ceil((at - this.zero) / step)));
+    for (const { arrival, running, first, end } of this.rows) {
+      const over = slot(end ?? Infinity);
+      [arrival, running ?? end, first ?? end].forEach((at, k) => { counts[k][slot(at ?? Infinity)] += this.per; counts[k][over] -= this.per; });
+    }
+    for (const row of counts) for (let k = 1; k < row.length; k++) row[k] += row[k - 1];
+    return counts.map((row) => row.slice(0, BINS));
+  }
+
+  curve(step, value) {
+    return Array.from({ length: BINS }, (_, place) => {
+      const at = this.zero + place * step;
+      return at > this.last + step ? null : value(this.points[Math.max(0, after(this.points, at) - 1)]);
+    });
+  }
+}
+
+function parting(a, b) {
+  // The first moment at which a request, by its place in the order of arrival, is another one or has another fate.
+  let found = null;
+  const part = (at, k, what, one, two) => { if (!found || at < found.at) found = { at, text: `request ${whole(k + 1)} ${what} ${one} in ${a.name}, ${two} in ${b.name}` }; };
+  for (let k = 0; k < Math.min(a.rows.length, b.rows.length); k++) {
+    const one = a.rows[k], two = b.rows[k], came = [one.arrival - a.zero, two.arrival - b.zero], at = Math.min(...came);
+    if (found && at > found.at) break;
+    if (one.prompt !== two.prompt) part(at, k, "has", `${whole(one.prompt)} prompt tokens`, whole(two.prompt));
+    else if (Math.abs(came[0] - came[1]) > LATE_MS) part(at, k, "comes after", ...came.map(ms));
+    for (const [name, what] of [["first", "has its first token after"], ["end", "ends after"]]) {
+      const took = [(one[name] ?? a.last) - one.arrival, (two[name] ?? b.last) - two.arrival], low = Math.min(...took);
+      if (Math.abs(took[0] - took[1]) > Math.max(APART_MS, low * APART)) part(at + low, k, what, ...took.map(ms));
+    }
+  }
+  return found;
+}
+
+class CompareView {
+  constructor(verdict, runs) {
+    Object.assign(this, { verdict, runs, plots: [], shown: false, part: parting(...runs) });
+    this.step = Math.max(...runs.map((run) => run.last - run.zero), 1) / (BINS - 1);
+  }
+
+  text() {
+    const texts = this.runs.map((run) => run.text.trimEnd());
+    return [JSON.stringify({ version: VERSION, comparison: this.verdict, runs: this.runs.map((run, k) => [run.name, texts[k].split("\n").length]) }), ...texts].join("\n");
+  }
+
+  tell() {
+    $("state").textContent = "a comparison";
+    $("state").className = "pill still";
+  }
+
+  show() {
+    this.draw();
+    this.shown = true;
+    if (views) views.detail.hide();
+    document.body.classList.add("comparing");
+    this.plot();
+    this.tell();
+    $("model").textContent = $("facts").textContent = "";
+    $("compare").textContent = "Compare";
+    $("compare").hidden = !!recorded;
+  }
+
+  alone(run) {
+    this.shown = false;
+    document.body.classList.remove("comparing");
+    $("comparison").replaceChildren();
+    $("compare").textContent = "Both runs";
+    $("compare").hidden = false;
+    if (run.live) begin(); else openReport(run.text, run.name);
+    soon();
+  }
+
+  draw() {
+    const { verdict, runs } = this, marks = { better: "good", worse: "bad" };
+    const rows = verdict.rows.map(([label, one, two, change, mark]) => el("tr", {}, cell(label), cell(one), cell(two), el("td", { class: marks[mark] || "" }, String(change))));
+    this.places = ["Requests", "Both over time"].map((title, k) => el("section", { class: "panel", "aria-label": title }, el("h2", {}, title), el("div", { class: k ? "overlaid" : "" })));
+    $("comparison").replaceChildren(
+      el("section", { class: "panel verdict", "aria-label": "Which is better" }, el("p", { class: "sentence" }, String(verdict.sentence)),
+        el("p", { class: "line muted" }, this.part ? `They part after ${ago(this.part.at)}: ${this.part.text}.` : `They do not part: no request differs by ${APART * 100} % and ${APART_MS} ms.`),
+        ...runs.map((run, k) => el("div", { class: "row" }, el("span", { class: `spot run-${k}` }), el("strong", {}, run.name), el("button", { type: "button", onclick: () => this.alone(run) }, run.live ? "Back to live" : "Show alone"), el("span", { class: "muted" }, `${run.model.server.model}, ${run.model.server.told || run.model.server.profile || "recorded"}`)))),
+      el("div", { class: "columns" }, el("div", { class: "column" }, ...this.places), el("section", { class: "panel", "aria-label": "Figures" }, table(["figure", ...runs.map((run) => run.name), "difference"], el("tbody", {}, ...rows)))));
+  }
+
+  plot() {
+    const { runs, step } = this, grid = Array.from({ length: BINS }, (_, k) => k * step / 1000), [above, below] = this.places.map((place) => place.lastChild);
+    const densities = runs.map((run) => run.density(step)), most = Math.max(...densities.map((rows) => Math.max(...rows[0])));
+    this.plots = runs.map((run, k) => this.chart(above, run.name, 150, [grid, ...densities[k]], ["queued", "prefill", "decode"].map((label) => ({ label, width: 0, fill: () => COLOURS[label], value: (u, v, s, at) => whole(v - (s < 3 ? u.data[s + 1][at] : 0)) })), most));
+    for (const [title, value] of OVERLAID) {
+      const curves = runs.map((run) => run.curve(step, value)), series = runs.map((run, k) => ({ label: run.name, width: 1.5, stroke: () => COLOURS[["accent", "preempted"][k]], value: (u, v) => short(v) }));
+      if (curves.some((curve) => curve.some(Boolean))) this.plots.push(this.chart(below, title, 120, [grid, ...curves], series));
+    }
+  }
+
+  chart(parent, title, height, data, series, most) {
+    const place = el("div", { class: "chart" }, el("h3", {}, title));
+    parent.append(place);
+    return new uPlot({
+      width: place.clientWidth, height, cursor: { sync: { key: "comparison" }, drag: { x: true, y: false }, points: { size: 5 } }, hooks: { draw: [(u) => this.mark(u)] },
+      scales: { x: { time: false }, y: { range: (u, low, high) => [0, Math.max(1, (most || high) * 1.1)] } },
+      axes: [{ ...axis(), size: 22, values: (u, ticks) => ticks.map((tick) => `${tick} s`) }, { ...axis(), size: 46, values: (u, ticks) => ticks.map(short) }],
+      series: [{}, ...series.map(({ value, ...each }) => ({ ...each, points: { show: false }, value: (u, v, ...at) => (v === null || v === undefined ? "" : value(u, v, ...at)) }))],
+    }, data, place);
+  }
+
+  mark({ ctx, bbox: { top, height, left, width }, valToPos }) {
+    // Where they part.
+    const x = this.part && valToPos(this.part.at / 1000, "x", true);
+    if (!this.part || x < left || x > left + width) return;
+    ctx.fillStyle = COLOURS.failed;
+    for (let y = 0; y < height; y += 14) ctx.fillRect(x - 1, top + y, 2, 8);
+  }
+
+  resize() { for (const plot of this.plots) plot.setSize({ width: plot.root.parentElement.clientWidth, height: plot.height }); }
+
+  redraw() { for (const plot of this.plots) plot.redraw(false, true); }
+}
+
+function openComparison({ comparison, runs }, text) {
+  const lines = text.split("\n");
+  let from = 1;
+  const next = new CompareView(comparison, runs.slice(0, 2).map(([name, count]) => new Run(calm(String(name)), lines.slice(from, from += count).join("\n"))));
+  next.show();
+  compared = next;
+}
+
+async function compareFiles(files) {
+  // Two recordings, or one with what the page shows.
+  let name = "Compare";
+  try {
+    if (files.length > 2) throw "takes two recordings, or one for this run.";
+    const runs = [];
+    for (const file of files) {
+      name = calm(file.name.replace(/\.[^.]*$/, ""));
+      runs.push(new Run(runs.length && runs[0].name === name ? `${name} (2)` : name, recordingOf(await file.text())));
+    }
+    if (runs.length < 2) runs.push(new Run(name = report || "live", recorder.text(), !report));
+    const answer = await ask("POST", "compare", runs.map((run) => run.figures()));
+    if (answer.status !== 200) return warn(answer.error);
+    const next = new CompareView(answer.body, runs);
+    next.show();
+    compared = next;
+  } catch (error) {
+    warn(`${name}: ${typeof error === "string" ? error : "This file is no recording of one run of the console."}`);
+  }
+}

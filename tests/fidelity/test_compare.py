@@ -1,0 +1,170 @@
+"""`simulate --compare`: two runs in one table and one page, what it says of them, and of bad input."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.console.compare import RunFigures, compare
+from app.lab.fidelity.simulate import run
+
+FLEET = ["--rate", "20", "--seconds", "10", "--pods", "4", "--input-tokens", "200", "--output-tokens", "32"]
+SHARED = [*FLEET, "--prefix-groups", "24", "--prefix-tokens", "3000"]
+BASE = {
+    **{f"{time} {part}": 100.0 for time in ("TTFT", "ITL", "E2E") for part in ("p50", "p90", "p99")},
+    **{"requests": 200.0, "prompt tokens": 1e5, "failed": 0.0, "output tokens/s": 1000.0, "GPU-hours": 0.5},
+}
+
+
+def files(folder: Path, a: str, b: str) -> list[str]:
+    paths = folder / "random.yaml", folder / "prefix.yaml"
+    for path, text in zip(paths, (a, b), strict=True):
+        path.write_text(text)
+    return [str(path) for path in paths]
+
+
+def sentence(**changed: float) -> tuple[str | None, str]:
+    """What is said of a run `b` that differs from `a` in these figures; `_` stands for a space."""
+    changes = {name.replace("_", " "): value for name, value in changed.items()}
+    its = compare(RunFigures("a", BASE), RunFigures("b", BASE | changes))
+    return its.better, its.sentence
+
+
+def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    assert run([*argv, "--json", "-"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 1) -> str:
+    assert run(argv) == status
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    return err.removeprefix("error: ").rstrip("\n")
+
+
+def test_the_router_that_finds_prompts_is_better_and_the_sentence_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both runs are those that `simulate` makes alone of the same options."""
+    both = [*SHARED, "--compare", *files(tmp_path, "policy: random", "policy: prefix-aware")]
+    assert run(both) == 0
+    first, *heads = capsys.readouterr().out.splitlines()
+    told = figures(capsys, *both)
+    assert first == told["sentence"] and told["better"] == "prefix"
+    assert heads[0].startswith("random: ") and heads[1].endswith("; 4 pods, prefix-aware")
+    random, prefix = (figures(capsys, *SHARED, "--policy", name) for name in ("random", "prefix-aware"))
+    assert told["runs"] == {"random": random, "prefix": prefix}
+    shares = [f"{100 * its['cached_tokens'] / its['input_tokens']:.1f} %" for its in (prefix, random)]
+    because = f"because {shares[0]} of its prompt tokens were found in a cache instead of {shares[1]}"
+    assert first.startswith("prefix is better: ITL p99 ") and first.endswith(f", {because}.")
+    rows = {line.split("|")[1].strip(): line for line in heads if line.startswith("|")}
+    itl = [f"{its['itl_s']['p50'] * 1000:.1f} ms" for its in (random, prefix)]
+    assert [cell.strip() for cell in rows["ITL p50"].split("|")[2:4]] == itl
+
+
+def test_a_file_has_any_option_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "rate: 5\nseconds: 4\nenable-prefix-caching: {}\ngoodput: ['ttft:500', 'tpot:50']\npods: 2\n"
+    told = figures(capsys, "--compare", *files(tmp_path, options.format("true"), options.format("false")))
+    assert told["better"] is None and told["sentence"].startswith("Neither is better: ")
+    assert all(its["goodput"]["requests"] == its["requests"] for its in told["runs"].values())
+
+
+def test_files_of_one_name_are_told_apart_by_their_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old").mkdir()
+    paths = [tmp_path / "a.yaml", tmp_path / "old" / "a.yaml"]
+    for path in paths:
+        path.write_text("")
+    told = figures(capsys, *FLEET, "--compare", *map(str, paths))
+    assert list(told["runs"]) == list(map(str, paths))
+
+
+def test_what_costs_more_is_named_with_what_it_gains() -> None:
+    assert sentence() == (None, "Neither is better: no figure that decides differs by 5 %.")
+    assert sentence(TTFT_p99=103.0)[0] is None
+    assert sentence(TTFT_p99=25.0) == (
+        "b",
+        "b is better: TTFT p99 25.0 ms against 100 ms (75 % less); these figures do not show why.",
+    )
+    better, text = sentence(TTFT_p99=25.0, ITL_p99=120.0)
+    assert better == "b" and text.endswith("; but ITL p99 120 ms against 100 ms (20 % more).")
+    better, text = sentence(**{"TTFT_p99": 50.0, "GPU-hours": 1.0})
+    assert better is None
+    assert text == (
+        "Neither is better in all: a has GPU-hours 0.50 against 1.00 (50 % less), "
+        "b has TTFT p99 50.0 ms against 100 ms (50 % less)."
+    )
+    assert sentence(failed=0.25)[1] == "a is better: failed 0.0 % against 25.0 %."
+
+
+def test_what_does_not_explain_is_not_named() -> None:
+    """Fewer cached tokens and longer queues are no reasons for a better run."""
+    a = RunFigures("a", BASE | {"prompt tokens cached": 0.6, "mean wait in the queue": 1.0})
+    b = RunFigures("b", BASE | {"prompt tokens cached": 0.1, "mean wait in the queue": 50.0, "E2E p99": 50.0})
+    assert compare(a, b).sentence.endswith("; these figures do not show why.")
+
+
+def test_few_requests_have_no_p99_that_decides() -> None:
+    assert sentence(TTFT_p99=10.0, requests=50.0)[1].startswith("Neither is better")
+
+
+def test_runs_of_different_loads_are_told() -> None:
+    """Latencies of twice the load are compared, with a warning."""
+    assert sentence(requests=400.0)[1].endswith("differs by 5 %; but the loads differ in requests.")
+    assert sentence(TTFT_p99=25.0, prompt_tokens=9e5)[1].endswith("but the loads differ in prompt tokens.")
+
+
+def test_runs_without_a_request_in_common_are_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match="^idle has no request that ended: there is nothing to compare$"):
+        compare(RunFigures("a", BASE), RunFigures("idle", {"requests": 3.0}))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("polcy: random", "prefix.yaml: unknown flag --polcy; did you mean --policy?"),
+        ("policy: fastest", "prefix.yaml: argument --policy: invalid choice: 'fastest'"),
+        ("policy: [random", "prefix.yaml: cannot be parsed: while parsing a flow sequence"),
+        ("[1, 2]", "prefix.yaml: must be a mapping of options to values"),
+        ("policy:", "prefix.yaml: policy must be a value, or a list of values"),
+        ("pods: {a: 1}", "prefix.yaml: pods must be a value, or a list of values"),
+        ("html: x.html", "prefix.yaml: html is of the whole comparison, not of one run"),
+        ("trace: absent.csv", "prefix.yaml: --rate is of a load that is drawn, and --trace is a whole load"),
+        ("seed: 5", "--compare needs one seed for both runs, not 1 and 5"),
+        ("pods: yes", "prefix.yaml: argument --pods: expected one argument"),
+    ],
+)
+def test_a_bad_file_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    assert told in refusal(capsys, *FLEET, "--compare", *files(tmp_path, "", text))
+
+
+def test_what_is_of_one_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    both = ["--compare", *files(tmp_path, "", "")]
+    for flag, value in (("--plot", "x.png"), ("--requests", "x.csv"), ("--sweep", "pods=1:2:1")):
+        assert refusal(capsys, *FLEET, *both, flag, value, status=2) == (
+            f"{flag} is of one run, not of --compare"
+        )
+    twice = refusal(capsys, *FLEET, "--compare", both[1], f"./{Path(both[1]).name}", status=2)
+    assert twice.endswith("random.yaml is named twice")
+    assert "is named twice" in refusal(capsys, *FLEET, *both, "--html", "prefix.yaml", status=2)
+    assert "No such file" in refusal(capsys, *FLEET, "--compare", "absent.yaml", both[1])
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["prefix.yaml", "random.yaml"]
+
+
+def test_the_page_holds_both_runs_and_no_text_ends_its_script(tmp_path: Path) -> None:
+    (a := tmp_path / "<script>alert(1)<").mkdir()
+    page, paths = tmp_path / "both.html", [tmp_path / "x.yaml", a / "x.yaml"]
+    for path in paths:
+        path.write_text("rate: 5\nseconds: 5")
+    assert run(["--compare", *map(str, paths), "--html", str(page)]) == 0
+    recording = page.read_text("utf-8").partition('id="recording">')[2].partition("</script>")[0]
+    head, *lines = map(json.loads, recording.splitlines())
+    assert [name for name, _ in head["runs"]] == list(map(str, paths))
+    assert sum(count for _, count in head["runs"]) == len(lines) and "names" in lines[head["runs"][0][1]]
