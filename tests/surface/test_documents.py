@@ -76,7 +76,8 @@ def test_the_settings_commands_and_files_it_names_are_there() -> None:
 
 README = (ROOT / "README.md").read_text()
 README_COMMANDS = re.findall(r"(?m)^\$ (.+?)(?: {2,}#|$)", README)
-FIRST_SCREEN = README[: README.index("I want to")]
+FIRST_SCREEN = README[: README.index("Begin with your job")]
+JOBS = re.findall(r"(?m)^## (.+)$", (ROOT / "docs" / "index.md").read_text())
 LINKS = {link.partition("#")[0] for link in re.findall(r"\]\(([^):]+)\)", README)}
 
 
@@ -96,10 +97,10 @@ def test_the_readme_leads_to_every_page_and_to_nothing_that_is_not_there() -> No
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= LINKS
 
 
-def test_five_jobs_have_a_command_and_a_page() -> None:
-    rows = re.findall(r"(?m)^\| (.+?) \| (.+?) \| (.+?) \|$", README)
-    assert [cells[0] for cells in rows[:1]] == ["I want to ..."]
-    assert len(rows) == 1 + 5 and all("`" in does and "](docs/" in reads for _, does, reads in rows[1:])
+def test_the_readme_s_five_jobs_are_those_of_the_first_page() -> None:
+    linked = re.findall(r"\[([\w ]+)\]\(docs/index\.md#([\w-]+)\)", README)
+    assert [job for job, _ in linked] == JOBS and len(JOBS) == 5
+    assert [anchor for _, anchor in linked] == [job.lower().replace(" ", "-") for job in JOBS]
 
 
 PLANNING = (ROOT / "docs" / "planning.md").read_text("utf-8")

@@ -1,6 +1,5 @@
 """`understudy init`: what it writes runs as it is, and it writes over nothing."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ import requests
 import yaml
 
 from app.cli import main
-from tests.running_server import ROOT, running_image
+from tests.running_server import running_image
 
 NEXT = "Next: pip install pytest && pytest {}/understudy\n"
 WORKFLOWS = Path(".github", "workflows")
@@ -21,22 +20,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("with a space") / "new"
     assert main(["init", "--js", str(folder)]) == 0
     return folder
-
-
-@pytest.fixture(scope="module")
-def environment(project: Path) -> dict[str, str]:
-    """That of a user who has installed the package: its command, its plugin, and a pip for nothing else."""
-    programs = project.parent / "bin"
-    programs.mkdir()
-    words = {"understudy": "-m vllm_understudy", "pytest": "-m pytest -p vllm_understudy.pytest_plugin"}
-    for name, module in words.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
-    (programs / "pip").write_text("#!/bin/sh\n")
-    for program in programs.iterdir():
-        program.chmod(0o755)
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(("PYTEST_", "SIM_"))}
-    path = f"{programs}:{kept['PATH']}"
-    return {**kept, "PATH": path, "PYTHONPATH": str(ROOT), "UNDERSTUDY": str(ROOT)}
 
 
 def commands(project: Path, workflow: str) -> list[str]:
