@@ -206,7 +206,7 @@ class LLMEngine:
             bad_words += [word_ids for word_ids in ([first, within] if differs else [first]) if word_ids]
         seed = self._random.getrandbits(64) if params.seed is None else params.seed + index
         banned_ids = ends | frozenset(params.stop_token_ids)
-        return SamplingState(params, ids, [], Random(seed), banned_ids, form, bad_words)
+        return SamplingState(params, ids, [], seed, banned_ids, form, bad_words)
 
     def compile(self, form: TextForm) -> FormMatcher:
         """Compiles the `form` for `add`. Thread-safe. Raises RequestError for a wrong one."""

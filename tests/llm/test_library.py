@@ -62,6 +62,24 @@ def test_streams_say_what_batches_say(llm: LLM) -> None:
     assert whole["prompt_tokens"] == len(llm.encode_chat(HELLO, "Be brief."))
 
 
+def test_each_prompt_may_have_parameters_of_its_own(llm: LLM, model: str) -> None:
+    own = [SamplingParams(max_tokens=count, seed=count, ignore_eos=True) for count in (3, 5, 4)]
+    results = llm.generate(PROMPTS[:3], own, progress=False)
+    assert [it["tokens_generated"] for it in results] == [3, 5, 4]
+    alone = [llm.generate_single(prompt, one) for prompt, one in zip(PROMPTS, own, strict=False)]
+    assert [it["token_ids"] for it in alone] == [it["token_ids"] for it in results]
+    with pytest.raises(RequestError, match="2 sampling_params were given for 1 prompts"):
+        llm.generate("Hello", own[:2])
+
+    async def talk() -> list[dict[str, object]]:
+        async with AsyncLLM(model, num_blocks=64, max_seq_length=512) as llm:
+            with pytest.raises(RequestError, match="sampling_params"):
+                await llm.generate_async(PROMPTS[:3], own[:2])
+            return await llm.generate_batch(PROMPTS[:3], own, batch_size=2)
+
+    assert [it["token_ids"] for it in asyncio.run(talk())] == [it["token_ids"] for it in results]
+
+
 def test_what_fails_is_told_and_others_live(llm: LLM) -> None:
     failed, fine = llm.generate([[], PROMPTS[0]], GREEDY, progress=False)
     assert failed["error"] == "The prompt is empty." and failed["generated_text"] == ""

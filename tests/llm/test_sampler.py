@@ -1,6 +1,6 @@
-"""What is likely, beside a plain computation in numpy; and random numbers that are a sequence's own."""
+"""What is likely, beside a plain computation in numpy; and draws that depend on nothing but their own row."""
 
-from random import Random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from app.llm.errors import RequestError
 from app.llm.sampler import SamplingState, adjust, draw, limited, logprobs_of, sample
@@ -22,7 +23,7 @@ Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
 def state(
     params: SamplingParams, prompt: list[int] | None = None, output: list[int] | None = None
 ) -> SamplingState:
-    return SamplingState(params, prompt or [], output or [], Random(params.seed or 0))
+    return SamplingState(params, prompt or [], output or [], params.seed or 0)
 
 
 def oracle(logits: Numbers, params: SamplingParams) -> Numbers:
@@ -69,28 +70,89 @@ def test_equal_tokens_are_kept_together() -> None:
         assert limited(row.clone(), [params]).isfinite().tolist() == [[False, True, True, True, True, False]]
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(-50, 50), min_size=1, max_size=6), st.floats(0, 1, exclude_max=True), LIMITS)
-def test_every_number_draws_a_token_that_is_left(
-    logits: list[float], number: float, params: SamplingParams
+def at(params: SamplingParams, seed: int, position: int) -> SamplingState:
+    return SamplingState(params, [], range(position), seed)  # type: ignore[arg-type]  # only its length counts
+
+
+SEEDS = st.integers(-(2**63), 2**64 + 128)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=200), SEEDS, st.integers(0, 5000), LIMITS)
+def test_every_draw_is_of_a_token_that_is_left(
+    logits: list[float], seed: int, position: int, params: SamplingParams
 ) -> None:
     row = torch.tensor([[-torch.inf, *logits, -torch.inf]])
     left = limited(row / params.temperature, [params])[0].isfinite()
-    for edge in (0.0, number, 1 - 2**-53):
-        [token] = draw(row, row.argmax(-1), [params], [edge]).tolist()
-        assert left[token]
+    [token] = draw(row, [at(params, seed, position)]).tolist()
+    assert left[token]
 
 
-def test_frequencies_are_those_of_the_oracle() -> None:
-    params = SamplingParams(temperature=0.8, top_k=6, top_p=0.95)
-    logits = np.random.default_rng(1).normal(0, 1.5, 20)
-    drawing, row, count = state(params), torch.from_numpy(logits)[None], 20_000
-    tokens = [sample(row, [drawing])[0].token_id for _ in range(count)]
-    expected = oracle(logits, params) * count
-    seen = np.bincount([it for it in tokens if it is not None], minlength=20)
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(0, 10**6), st.sampled_from([2, 64, 65, 320, 1000]), st.integers(1, 9))
+def test_a_draw_depends_on_its_row_alone(data: st.DataObject, numbers: int, size: int, count: int) -> None:
+    logits = torch.from_numpy(np.random.default_rng(numbers).normal(0, 3, (count, size))).float()
+    states = [at(data.draw(LIMITS), data.draw(SEEDS), data.draw(st.integers(0, 99))) for _ in range(count)]
+    together = draw(logits, states).tolist()
+    order = data.draw(st.permutations(range(count)))
+    assert draw(logits[order], [states[it] for it in order]).tolist() == [together[it] for it in order]
+    assert [draw(logits[it : it + 1], [states[it]]).item() for it in range(count)] == together
+
+
+FLAT = np.zeros(130)
+HILLS = np.random.default_rng(1).normal(0, 1.5, 130)
+CLIFF = np.array([-np.inf] * 3 + [-80.0, 0.0, 0.0, 2.0] + [-np.inf] * 70 + [1.0])
+"""Ties, tokens that never come, one that almost never does, and the second block's only one."""
+
+
+def drawn(logits: Numbers, params: SamplingParams, places: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """The token of each (seed, position)."""
+    rows = torch.from_numpy(logits).float().expand(len(places), -1)
+    return draw(rows, [at(params, seed, position) for seed, position in places]).numpy()
+
+
+def chi_square(seen: Numbers, expected: Numbers) -> float:
+    """In standard deviations above its mean."""
+    here = expected > 1
     assert not seen[expected == 0].any()
-    here = expected > 0
-    assert ((seen[here] - expected[here]) ** 2 / expected[here]).sum() < 20.5  # chi square, 5 degrees, 0.1 %
+    degrees = max(1, int(here.sum()) - 1)
+    return float((((seen - expected)[here] ** 2 / expected[here]).sum() - degrees) / np.sqrt(2 * degrees))
+
+
+@pytest.mark.parametrize(
+    "logits", [FLAT, HILLS, CLIFF, np.array([0.3])], ids=["flat", "hills", "cliff", "one"]
+)
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.8, top_k=6, top_p=0.95)])
+@pytest.mark.parametrize("along", ["seeds", "positions"])
+def test_frequencies_are_those_of_the_oracle(logits: Numbers, params: SamplingParams, along: str) -> None:
+    count = 20_000
+    places = [(it, 3) if along == "seeds" else (3, it) for it in range(count)]
+    shares = limited(torch.from_numpy(logits)[None] / params.temperature, [params]).softmax(-1)[0].numpy()
+    seen = np.bincount(drawn(logits, params, places), minlength=len(logits)).astype(float)
+    assert chi_square(seen, shares * count) < 4
+
+
+@pytest.mark.parametrize("step", [(0, 1), (1, 0), (1, -1), (2**32, 0)], ids=str)
+def test_neighbouring_draws_are_independent(step: tuple[int, int]) -> None:
+    """Of the next position, of the next choice, of both, and of a seed with the same lower word."""
+    size, count = 9, 20_000
+    here = [(seed, position) for seed in range(200) for position in range(1, count // 200 + 1)]
+    there = [(seed + step[0], position + step[1]) for seed, position in here]
+    params, logits = SamplingParams(), np.linspace(0, 1, size)
+    pairs = drawn(logits, params, here) * size + drawn(logits, params, there)
+    shares = np.outer(softmax(logits), softmax(logits)).ravel()
+    assert chi_square(np.bincount(pairs, minlength=size * size).astype(float), shares * count) < 4
+
+
+def test_small_errors_change_few_draws() -> None:
+    """A sum of probabilities in the order of ids, walked to a random number, changes seven times as many."""
+    random = np.random.default_rng(3)
+    logits = torch.from_numpy(random.normal(0, 2, (400, 5000))).float()
+    rounded = logits + torch.from_numpy(random.normal(0, 0.05, logits.shape)).float()
+    states = [at(SamplingParams(), seed, 0) for seed in range(len(logits))]
+    changed = (draw(logits, states) != draw(rounded, states)).float().mean()
+    apart = (logits.softmax(-1) - rounded.softmax(-1)).abs().sum(-1).mean() / 2
+    assert 0 < changed < 4 * apart
 
 
 def test_penalties_and_bias() -> None:
@@ -124,7 +186,7 @@ def test_only_allowed_tokens_come_and_no_bad_words() -> None:
     only = SamplingParams(temperature=0.0, allowed_token_ids=[0, 2])
     assert sample(row[None], [state(only)])[0].token_id == 2
     for output, expected in (([3], 3), ([2], 1), ([], 1)):
-        banning = SamplingState(params, [], output, Random(0), bad_words=[[3, 1], [0]])
+        banning = SamplingState(params, [], output, 0, bad_words=[[3, 1], [0]])
         assert sample(row[None], [banning])[0].token_id == expected
 
 

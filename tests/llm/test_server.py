@@ -83,6 +83,23 @@ def test_greedy_replies_are_those_of_the_library(server: RunningServer, model: s
         assert llm.generate_single(prompt, params)["token_ids"] == told
 
 
+def test_choice_i_of_n_has_the_seed_and_i(server: RunningServer) -> None:
+    asked = {"max_tokens": 12, "ignore_eos": True, "return_token_ids": True, "temperature": 1.0}
+    prompts = [[3, 14, 15], [92, 65]]
+
+    def tokens(seed: int, n: int, **fields: object) -> list[list[int]]:
+        body = asked | {"seed": seed, "n": n} | fields
+        answer = post(server.port, body) if fields else post(server.port, HELLO | body, CHATS)
+        return [choice["token_ids"] for choice in answer.json()["choices"]]
+
+    for prompt in prompts:
+        alone = [tokens(seed, 1, prompt=prompt)[0] for seed in (5, 6, 7)]
+        assert tokens(5, 3, prompt=prompt) == alone and len(set(map(tuple, alone))) == 3
+    together = tokens(6, 2, prompt=prompts)
+    assert together == [tokens(seed, 1, prompt=prompt)[0] for prompt in prompts for seed in (6, 7)]
+    assert tokens(5, 3) == [tokens(seed, 1)[0] for seed in (5, 6, 7)]
+
+
 def test_chats_whole_streamed_and_with_log_probabilities(server: RunningServer) -> None:
     with openai_client(server) as client:
         create = client.chat.completions.create
