@@ -38,7 +38,7 @@ from app.serving.http.route import Route, get, post
 from app.serving.middleware.stack import Middleware
 from app.text.base import Tokenizer
 from config import VERSION, VLLM_VERSION
-from config.settings import ServerSettings, Setting
+from config.settings import ServerSettings, Setting, Settings
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:
@@ -58,6 +58,15 @@ SETTINGS = (
 )
 """Request fields that a client has set; the others are the server's own."""
 ACTIONS = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache")
+MARKED = (
+    *(("pause", action, action[1:].replace("_", " ")) for action in ACTIONS),
+    ("pause", "/admin/drain", "drain"),
+    ("scale", "/scale_elastic_ep", "scale"),
+    ("setting", "/v1/load_lora_adapter", "load of an adapter"),
+    ("setting", "/v1/unload_lora_adapter", "unload of an adapter"),
+)
+MARKS = {path: (kind, text) for kind, own, text in MARKED for path in (own, f"{ROOT}{own}")}
+"""Kind and text of the mark that a request for a path makes on the time axis."""
 
 
 EVERY_S, PATIENCE_S = 0.25, 30.0
@@ -201,6 +210,18 @@ class Console(Middleware):
         self._lifecycle = lifecycle
         self._publishes = publisher is not None
         self.observer = Observer(engine, lifecycle, clock.now, time.time, delays, cache, publisher)
+        self._settings = live.current
+        live.subscribe(self.on_settings)
+
+    def on_settings(self, settings: Settings) -> None:
+        """Marks the settings that have changed."""
+        before, self._settings = self._settings, settings
+        for row in settings.table.rows:
+            if row.value(settings) != row.value(before):
+                kind = "fault" if row.name.startswith(("fault-", "failure-")) else "setting"
+                value = row.shown(row.value(settings))
+                text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+                self.observer.mark(kind, f"{row.name}: {text}")
 
     def begin(self, context: RequestContext) -> None:
         if context.method == "POST" and not context.path.startswith(OURS):
@@ -209,6 +230,8 @@ class Console(Middleware):
             context.observers = (*context.observers, partial(self.observer.bars.watch, origin))
 
     def end(self, context: RequestContext, response: Response) -> None:
+        if response.status < 400 and context.method == "POST" and (mark := MARKS.get(context.path)):
+            self.observer.mark(*mark)
         if response.status < 400 or context.method != "POST" or context.path.startswith(OURS):
             return
         origin = context.kept(Origin) or Origin.of(context)
@@ -292,7 +315,8 @@ class Console(Middleware):
         bar = self.observer.bars.of(int(number)) if number.isdecimal() and len(number) < 16 else None
         if bar is None:
             raise not_found(f"No request {number[:20]} is known any more.")
-        return json_response(describe(bar, self._tokenizer))
+        why = self.observer.explain_choice(bar, bar.sequence)
+        return json_response({**describe(bar, self._tokenizer), "why": why})
 
     def _why(self, context: RequestContext) -> Response:
         """Why a request took as long as it did: phases with their causes, and one sentence."""
@@ -302,14 +326,15 @@ class Console(Middleware):
         return json_response(report)
 
     def _knobs(self, context: RequestContext) -> Response:
-        """The settings that may change, as POST /admin/config takes them."""
-        return json_response(
-            [knob_of(row, self._live) for row in self._live.current.table.rows if row.about.live]
-        )
+        """The settings that may change, as POST /admin/config takes them, and all others that differ."""
+        knobs = (knob_of(row, self._live) for row in self._live.current.table.rows)
+        return json_response([it for it in knobs if it["live"] or it["value"] != it["default"]])
 
     def _begin_load(self, context: RequestContext) -> Response:
         """Starts to send requests to this server, in place of any earlier plan."""
-        self._generator.begin(self._decoded(context, LoadPlan))
+        plan = self._decoded(context, LoadPlan)
+        self._generator.begin(plan)
+        self.observer.mark("load", f"load of {plan.rate:g} requests/s for {plan.seconds:g} s")
         return json_response(self._generator.summary())
 
     def _compare(self, context: RequestContext) -> Response:
@@ -408,4 +433,5 @@ def knob_of(row: Setting, live: LiveSettings) -> dict[str, object]:
         "secret": row.about.secret,
         "value": row.shown(row.value(live.current)),
         "default": row.shown(row.default),
+        "live": row.about.live,
     }

@@ -42,6 +42,8 @@ StepRow = tuple[float, float, int, int, int] | tuple[float, float, int, int, int
 """Start, duration, prefill tokens, decode tokens, sequences; in a simulated fleet also the pod."""
 PodRow = tuple[int, int, float, float, str]
 """Running and waiting requests, used share of the KV cache, cached share of prompt tokens so far, state."""
+MarkRow = tuple[float, str, str]
+"""Time, kind (`setting`, `fault`, `pause`, `load`, `scale`), what began."""
 EventRow = tuple[str, int, int, int, str, str]
 """Kind, message number, blocks, tokens, hash of the first block, adapter."""
 
@@ -79,6 +81,7 @@ class Frame(Struct, kw_only=True, omit_defaults=True):
     """
     itl: list[int] = []
     """Pairs, flat: gap in tenths of a millisecond, how many tokens came after it."""
+    marks: list[MarkRow] = []
     adapters: dict[str, int] | None = None
     """Running requests by adapter, for adapters in memory."""
     load: Mapping[str, object] | None = None

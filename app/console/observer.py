@@ -12,13 +12,25 @@ from msgspec import Struct
 from app.base.clock.pause import Pace
 from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
 from app.base.metrics.recorder import Figures, LatencyTally
-from app.console.bars import FIGURES, BlockMap, EventRow, Frame, Picture, RequestBars, StepRow, in_ms
+from app.console.bars import (
+    FIGURES,
+    MOST_CHARACTERS,
+    Bar,
+    BlockMap,
+    EventRow,
+    Frame,
+    MarkRow,
+    Picture,
+    RequestBars,
+    StepRow,
+    in_ms,
+)
 from app.engine.core.batch import Phase
 from app.engine.core.delays import DelayLog, Step
 from app.engine.core.engine import Engine
 from app.engine.core.explanation import Explanation, explain
 from app.engine.core.lifecycle import Operations
-from app.engine.core.sequence import EngineClient
+from app.engine.core.sequence import EngineClient, Sequence
 from app.engine.core.step_loop import StepExecutor
 from app.engine.kvcache.cache import KVCacheManager
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
@@ -37,8 +49,8 @@ class RequestReport(Struct):
 
 MOST_CHOICES = 32
 """Most choices of a request that are explained; beam search has one for each beam and token."""
-MOST_STEPS, MOST_CHUNKS, MOST_EVENTS = 400, 2000, 100
-"""Most steps, numbers in `chunks`, and KV events of a frame; older steps and events are dropped."""
+MOST_STEPS, MOST_CHUNKS, MOST_EVENTS, MOST_MARKS = 400, 2000, 100, 200
+"""Most steps, numbers in `chunks`, and KV events of a frame, and marks in all; older ones are dropped."""
 
 
 def row_of(event: KVEvent, sequence: int) -> EventRow:
@@ -80,11 +92,20 @@ class Observer:
         self._steps_told = 0
         """Steps of the log that are over or were in a frame."""
         self._events: deque[EventRow] = deque(maxlen=MOST_EVENTS)
+        self._marks: deque[MarkRow] = deque(maxlen=MOST_MARKS)
+        self._new_marks: list[MarkRow] = []
         self._last: Figures | None = None
         self._last_ms = 0.0
         self.load: Callable[[], Mapping[str, object] | None] = lambda: None
         """Returns the state of the load generator."""
         self.is_open = False
+
+    def mark(self, kind: str, text: str) -> None:
+        """Marks this moment on the time axis, also for pages that are opened later."""
+        mark = in_ms(self._now() - self._began_s), kind, text[:MOST_CHARACTERS]
+        self._marks.append(mark)
+        if self.is_open:
+            self._new_marks.append(mark)
 
     def begin(self) -> None:
         self.is_open = True
@@ -106,6 +127,7 @@ class Observer:
         if self._publisher is not None:
             self._publisher.forget(self._take_events)
         self._events.clear()
+        self._new_marks.clear()
         self.bars.end()
         self._last = None
 
@@ -132,17 +154,22 @@ class Observer:
         choices, sentence, rest = [], "", Pace(self._now)
         for bar in bars:
             rest()
-            outcome, sequence = bar.outcome, live.get(id(bar.request))
-            if outcome is None and sequence is not None:
-                status = "waiting" if sequence.scheduled_s is None else "running"
-                outcome = sequence.outcome(status, self._now())
-            if outcome is not None:
-                choices.append(explain(bar.request, outcome, self.delays))
+            choice = self.explain_choice(bar, live.get(id(bar.request)))
+            if choice is not None:
+                choices.append(choice)
             elif bar.end is not None:
                 sentence = f"Refused with {bar.end[1]}"
         if choices:
             sentence = max(choices, key=lambda it: it.total_ms).sentence
         return RequestReport(bars[0].request.request_id, sentence, choices)
+
+    def explain_choice(self, bar: Bar, sequence: Sequence | None) -> Explanation | None:
+        """Explains a choice, which is `sequence` while it waits or runs; None if it was refused."""
+        outcome = bar.outcome
+        if outcome is None and sequence is not None:
+            status = "waiting" if sequence.scheduled_s is None else "running"
+            outcome = sequence.outcome(status, self._now())
+        return None if outcome is None else explain(bar.request, outcome, self.delays)
 
     def _tell_steps(self, frame: Frame, figures: Figures, last: Figures | None) -> None:
         """Writes the steps into `frame`; without shared steps, one that sums up all computed tokens."""
@@ -189,8 +216,9 @@ class Observer:
                 self._map.forget(ended[0])
             self._map.changes(frame)
         self._tell_steps(frame, figures, last)
-        frame.events = list(self._events)
+        frame.events, frame.marks = list(self._events), list(self._new_marks)
         self._events.clear()
+        self._new_marks.clear()
         recorder = self._engine.recorder
         if recorder.tally is not None:
             frame.ttft += pairs_of(recorder.tally.ttft)
@@ -212,6 +240,7 @@ class Observer:
         figures = self._last or self._engine.recorder.figures()
         frame = self._head(figures)
         self.bars.picture(frame)
+        frame.marks = list(self._marks)
         if self._map is not None:
             self._map.picture(frame)
         return Picture(

@@ -18,11 +18,12 @@ from app.serving.http.route import Route, get
 
 FOLDER = Path(__file__).with_name("page")
 SCRIPTS = (
-    "vendor/uPlot.iife.min.js", "model.js", "recorder.js", "draw.js", "bars.js", "steps.js", "blocks.js",
-    "charts.js", "detail.js", "knobs.js", "panels.js", "share.js", "compare.js", "main.js",
+    "model.js", "recorder.js", "draw.js", "axis.js", "density.js", "bars.js", "steps.js", "blocks.js",
+    "charts.js", "why.js", "detail.js", "knobs.js", "strip.js", "panels.js", "share.js", "compare.js",
+    "main.js",
 )  # fmt: skip
 """Scripts in the order of their dependencies."""
-STYLES = ("vendor/uPlot.min.css", "console.css")
+STYLES = ("console.css",)
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -43,8 +44,7 @@ HEADERS: Mapping[str, str] = {
 
 def routes() -> list[Route]:
     """Returns the routes of the page and its files: without a key, as they hold no secrets."""
-    names = ("index.html", *STYLES, *SCRIPTS)
-    files = {name.rpartition("/")[2]: FOLDER / name for name in names}
+    files = {name: FOLDER / name for name in ("index.html", *STYLES, *SCRIPTS)}
 
     def page(context: RequestContext) -> Response:
         """The page."""

@@ -68,7 +68,7 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
     """Requests that may wait for a place; beyond it the answer is 429. 0 lets none wait."""
     max_num_queued_reqs: Annotated[NotNegative | None, About(unit="sequences")] = None
     """Sequences that may run and wait together; beyond it the answer is 503. Empty is no limit."""
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    scheduling_policy: Annotated[Literal["fcfs", "priority"], About(live=True)] = "fcfs"
     """Order of requests: first come, first served, or lowest priority number first."""
 
 

@@ -50,11 +50,13 @@ class Line(RuleBasedStateMachine):
         self.running: list[Ticket] = []
         self.places: dict[Ticket, int] = {}
 
-    @precondition(lambda self: not self.line and not self.running)
     @rule()
     def is_by_the_other_policy(self) -> None:
         self.by_priority = not self.by_priority
-        self.begin()
+        self.queue.sort(self.by_priority)
+        line, self.line = self.line, []
+        for place, number, ticket in line:
+            self.stands(ticket, number, place == FIRST)
 
     @rule(adapter=st.sampled_from(ADAPTERS), priority=st.integers(0, 2))
     def comes(self, adapter: str | None, priority: int) -> None:

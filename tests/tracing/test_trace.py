@@ -7,7 +7,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from app.engine.core.delays import DelayLog
-from app.serving.middleware.traces import NANOSECONDS, RequestTrace
+from app.engine.core.request import EngineRequest, SequenceOutcome
+from app.serving.middleware.traces import MOST_EXPLAINING_S, NANOSECONDS, Explainer, RequestTrace
 from tests.engine.harness import START_S, Harness
 
 EPOCH_NS = 1_700_000_000 * NANOSECONDS
@@ -31,7 +32,7 @@ class Traced(Harness):
         start_ns = zero_ns + int(self.clock.now() * NANOSECONDS)
         told = {"http.route": "/v1/completions"}
         span = self.tracer.start_span("POST", attributes=told, start_time=start_ns)
-        return RequestTrace(self.tracer, span, zero_ns, self.delays)
+        return RequestTrace(self.tracer, span, zero_ns, Explainer(self.delays, self.clock.now))
 
     def end(self) -> ReadableSpan:
         self.trace.end(self.clock.now())
@@ -81,6 +82,25 @@ def test_a_sequence_is_queued_then_prefilled_then_decoded() -> None:
         "understudy.delay.seconds": pytest.approx(3.0, abs=0.01),
     }
     assert str(told(own)["understudy.delay"]).startswith("Waited 3.0 s for a place: 1 of 1 taken")
+
+
+def test_hundreds_of_explanations_at_once_end_with_their_time() -> None:
+    """Each call of this clock takes 2 ms, and so does an explanation."""
+    house, moment_s = Traced(), 0.0
+
+    def now() -> float:
+        nonlocal moment_s
+        moment_s += 0.002
+        return moment_s
+
+    explain, late = Explainer(house.delays, now), list[tuple[EngineRequest, SequenceOutcome]]()
+    house.observers.append(lambda request: lambda outcome: late.append((request, outcome)))
+    house.ask("late", max_tokens=2)
+    house.clock.advance(10)
+    for _ in range(2):
+        explained = [explain(*late[0]) is not None for _ in range(300)]
+        assert explained[0] and 0.002 * sum(explained) <= MOST_EXPLAINING_S + 0.002
+        moment_s += 100.0
 
 
 def test_the_request_tells_vllms_attributes() -> None:

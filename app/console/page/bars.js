@@ -1,21 +1,25 @@
 "use strict";
-// Requests as bars over time. Only the rows that can be seen are drawn, however many there are.
+// Requests as bars over time. Only the rows that can be seen are drawn, however many there are; hundreds are a density.
 
 const ROW = 17, HEAD = 20;
 
 class BarsView {
-  constructor(show) {
+  constructor(axis, show) {
+    this.axis = axis;
     this.place = $("requests");
     this.canvas = this.place.querySelector("canvas");
     this.spacer = this.place.querySelector(".spacer");
     this.show = show; // called with the number of a bar
     this.chosen = null;
+    this.moment = null; // of which rows were asked for
     this.rows = [];
+    this.density = new Density();
+    axis.attach($("requests-time"), { labels: true, tell: (at, event) => this.hint(at, event) });
     this.place.addEventListener("scroll", () => this.draw());
     this.place.addEventListener("click", (event) => this.click(event));
-    this.place.addEventListener("mousemove", (event) => { const bar = this.under(event); if (bar) this.tell(bar); });
     this.place.addEventListener("keydown", (event) => this.key(event));
-    for (const id of ["filter", "show", "order", "span"]) $(id).addEventListener("input", () => { if (this.model) this.render(this.model); });
+    $("all-rows").addEventListener("click", () => this.list(null));
+    for (const id of ["filter", "show", "order", "as"]) $(id).addEventListener("input", () => { if (this.model) this.render(this.model); });
     legend($("requests-legend"), []);
   }
 
@@ -24,11 +28,9 @@ class BarsView {
     return bar.phase === QUEUED || bar.phase === PREEMPTED ? 1 : 0;
   }
 
-  get gutter() { return this.canvas.clientWidth < 520 ? 74 : 132; }
-
   render(model) {
     this.model = model;
-    const text = $("filter").value.trim().toLowerCase(), show = $("show").value, from = model.at - Number($("span").value) * 1000;
+    const text = $("filter").value.trim().toLowerCase(), show = $("show").value, { from, to } = this.axis.range;
     const rows = [];
     let live = 0, failed = 0;
     for (const bar of model.bars.values()) {
@@ -36,51 +38,50 @@ class BarsView {
       live += !over;
       failed += broken;
       if (over && show === "live" || show === "failed" && !broken) continue;
-      if (over && bar.end < from && !text) continue;
+      if ((over && bar.end < from || bar.arrival > to) && !text) continue;
+      if (this.moment !== null && (bar.arrival > this.moment || over && bar.end < this.moment)) continue;
       if (text && !`${bar.id} ${bar.path} ${bar.adapter || ""} ${bar.reason}`.toLowerCase().includes(text)) continue;
       rows.push(bar);
     }
+    this.dense = this.moment === null && ($("as").value === "density" || $("as").value === "auto" && rows.length > MOST_ROWS);
     this.rows = $("order").value === "new" ? rows.reverse() : rows.sort((a, b) => this.rank(a) - this.rank(b) || b.number - a.number);
-    this.spacer.style.height = `${Math.max(0, rows.length * ROW + HEAD + 6 - this.place.clientHeight)}px`;
+    this.spacer.style.height = `${this.dense ? 0 : Math.max(0, rows.length * ROW + HEAD + 6 - this.place.clientHeight)}px`;
     $("requests-count").textContent = `${whole(live)} under way, ${whole(rows.length)} shown${failed ? `, ${whole(failed)} failed` : ""}`;
+    $("all-rows").hidden = this.moment === null;
+    if (this.moment !== null) $("all-rows").textContent = `of ${this.axis.label(this.moment)}: show all`;
     legend($("requests-legend"), [...PHASES.map((name) => [COLOURS[name], name]), [COLOURS.failed, "failed"]]);
     this.draw();
   }
 
+  list(moment) {
+    // Rows of the requests that were there at a moment; null for all.
+    this.moment = moment;
+    this.place.scrollTop = 0;
+    this.render(this.model);
+  }
+
   draw() {
-    const model = this.model;
+    const model = this.model, axis = this.axis;
     if (!model) return;
-    const [pen, width, height] = surface(this.canvas, this.place.clientHeight);
-    const seconds = Number($("span").value), gutter = this.gutter, wide = width - gutter - 8;
-    const x = (at) => gutter + wide * (1 - (model.at - at) / (seconds * 1000));
-    this.grid(pen, x, seconds, width, height);
+    const [pen, width, height] = surface(this.canvas, this.place.clientHeight), gutter = axis.left;
+    axis.grid(pen, width, HEAD - 4, height, 8);
+    if (this.dense) {
+      this.density.draw(pen, this.rows, model, axis, width, height, HEAD);
+      return;
+    }
     const top = this.place.scrollTop, first = Math.floor(top / ROW), last = Math.min(this.rows.length, first + Math.ceil((height - HEAD) / ROW) + 1);
     pen.save();
     pen.beginPath();
     pen.rect(0, HEAD, width, height - HEAD);
     pen.clip();
-    for (let k = first; k < last; k++) this.row(pen, this.rows[k], HEAD + k * ROW - top, x, gutter, width);
+    for (let k = first; k < last; k++) this.row(pen, this.rows[k], HEAD + k * ROW - top, (at) => axis.x(at, width), gutter, width);
     pen.restore();
-    if (!this.rows.length) {
-      pen.fillStyle = COLOURS.muted;
-      pen.textAlign = "center";
-      pen.fillText("No requests in this time. The tab Load makes some.", width / 2, height / 2);
-    }
-  }
-
-  grid(pen, x, seconds, width, height) {
-    const step = seconds <= 10 ? 2 : seconds <= 30 ? 5 : seconds <= 60 ? 10 : 60, every = width < 520 ? 2 : 1;
-    pen.strokeStyle = COLOURS.line;
     pen.fillStyle = COLOURS.muted;
-    pen.lineWidth = 1;
-    for (let back = 0; back <= seconds; back += step * every) {
-      const at = Math.round(x(this.model.at - back * 1000)) + 0.5;
-      pen.beginPath();
-      pen.moveTo(at, HEAD - 4);
-      pen.lineTo(at, height);
-      pen.stroke();
-      pen.textAlign = back ? "center" : "right";
-      if (!back || at < width - 90) pen.fillText(back ? `-${back} s` : moment(this.model), at, 8);
+    pen.textAlign = "right";
+    pen.fillText("took", width - 4, 8);
+    if (!this.rows.length) {
+      pen.textAlign = "center";
+      pen.fillText("No requests in this time. Load, above, sends some.", width / 2, height / 2);
     }
   }
 
@@ -92,8 +93,8 @@ class BarsView {
     }
     bar.parts.forEach(([phase, since], k) => {
       const until = k + 1 < bar.parts.length ? bar.parts[k + 1][1] : end;
-      const left = Math.max(gutter, x(since)), right = Math.min(width - 8, x(until));
-      if (right < gutter || right < left) return;
+      const left = Math.max(gutter, x(since)), right = Math.min(width - RIGHT, x(until));
+      if (right < left) return;
       pen.globalAlpha = bar.end === null ? 1 : 0.62;
       pen.fillStyle = phaseColour(phase);
       const thin = phase === QUEUED || phase === PREEMPTED;
@@ -101,8 +102,8 @@ class BarsView {
     });
     pen.globalAlpha = 1;
     pen.fillStyle = COLOURS.panel;
-    for (const at of bar.chunks) if (x(at) > gutter) pen.fillRect(x(at), y + 3, 1, ROW - 6); // where a chunk of a prompt ended
-    if (failed && x(end) > gutter) {
+    for (const at of bar.chunks) if (x(at) > gutter && x(at) < width - RIGHT) pen.fillRect(x(at), y + 3, 1, ROW - 6); // where a chunk of a prompt ended
+    if (failed && x(end) > gutter && x(end) < width - RIGHT) {
       pen.fillStyle = COLOURS.failed;
       pen.fillRect(x(end) - 2, y + 2, 4, ROW - 4);
     }
@@ -115,15 +116,29 @@ class BarsView {
     pen.textAlign = "right";
     pen.fillStyle = failed ? COLOURS.failed : COLOURS.muted;
     if (gutter > 100) pen.fillText(failed ? cause(bar) : bar.phase === PREFILL && bar.end === null ? `${short(bar.computed)}/${short(bar.prompt)}` : `${short(bar.prompt)}+${short(bar.tokens)}`, gutter - 8, y + ROW / 2);
+    pen.fillStyle = bar.end === null ? COLOURS.text : COLOURS.muted;
+    pen.fillText(brief(end - bar.arrival), width - 4, y + ROW / 2);
   }
 
   under(event) {
     const y = event.clientY - this.place.getBoundingClientRect().top - HEAD + this.place.scrollTop;
-    return y < 0 ? null : this.rows[Math.floor(y / ROW)] || null;
+    return y < 0 || this.dense ? null : this.rows[Math.floor(y / ROW)] || null;
+  }
+
+  hint(at, event) {
+    // What is under the pointer: a request and its phase then, or how many are in which phase.
+    if (this.dense) return this.density.tell(at, this.axis);
+    const bar = this.under(event);
+    if (!bar) return [];
+    this.tell(bar);
+    const end = bar.end === null ? this.model.at : bar.end, k = bar.parts.findLastIndex(([, since]) => since <= at), part = bar.parts[k];
+    const phase = part && at <= end ? `${PHASES[part[0]]} for ${ms((k + 1 < bar.parts.length ? bar.parts[k + 1][1] : end) - part[1])}` : "";
+    return [`${bar.id}${bar.of > 1 ? `, choice ${bar.choice + 1}` : ""}${bar.adapter ? `, ${bar.adapter}` : ""}`, phase, bar.end === null ? "" : `${bar.reason} after ${ms(end - bar.arrival)}`].filter(Boolean);
   }
 
   click(event) {
     const bar = this.under(event);
+    if (this.dense && this.axis.cursor) this.list(this.axis.cursor);
     if (!bar) return;
     this.choose(bar);
     this.show(bar.number);
@@ -136,6 +151,10 @@ class BarsView {
   }
 
   key(event) {
+    if (this.dense && (event.key === "Enter" || event.key === "ArrowDown")) {
+      $("as").value = "rows";
+      this.render(this.model);
+    }
     const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15, Home: -1e9, End: 1e9 }[event.key];
     if (event.key === "Enter" && this.chosen !== null) {
       event.preventDefault(); // else it would press the button that gets the focus

@@ -4,6 +4,7 @@
 class BlocksView {
   constructor() {
     this.canvas = $("blocks");
+    axis.attachTip(this.canvas, (event) => this.hint(event));
     $("blocks-by").addEventListener("input", () => { if (this.model) this.render(this.model); });
   }
 
@@ -21,8 +22,21 @@ class BlocksView {
     const each = Math.max(1, Math.ceil(cells / (across * 170))); // of very large caches a cell is several blocks
     const rows = Math.ceil(cells / each / across);
     const [pen] = surface(this.canvas, rows * size + 2);
+    this.cells = { size, across, each, owners: [] };
     if (server.numbered) this.numbered(pen, model, size, across, each);
     else this.counted(pen, model, size, across, each, cells);
+  }
+
+  hint(event) {
+    // The block under the pointer: its state, and whose it is.
+    if (!this.cells || !this.model.server.blocks) return [];
+    const { size, across, each, owners } = this.cells, column = Math.floor(event.offsetX / size), cell = Math.floor(event.offsetY / size) * across + column, { model } = this;
+    if (column >= across) return [];
+    const block = cell * each, state = model.blocks[block], bar = model.bars.get(model.server.numbered ? model.owners[block] : owners[cell]);
+    if (!model.server.numbered) return bar ? [`held by ${bar.id}`] : [];
+    if (state === undefined || !block) return [];
+    const whose = state === FREE || !model.owners[block] ? "" : `${state === HELD ? "held by" : "last taken by"} ${bar ? `${bar.id}${bar.adapter ? `, ${bar.adapter}` : ""}` : "a request of before"}`;
+    return [`block ${whole(block)}${each > 1 ? ` to ${whole(block + each - 1)}` : ""}: ${["free", "cached", "held", "shared"][state]}`, whose].filter(Boolean);
   }
 
   empty(text) {
@@ -73,11 +87,11 @@ class BlocksView {
   counted(pen, model, size, across, each, cells) {
     const gap = size > 4 ? 1 : 0, by = $("blocks-by").value;
     let cell = 0, held = 0;
-    const put = (colour) => { pen.fillStyle = colour; pen.fillRect((cell % across) * size, Math.floor(cell / across) * size, size - gap, size - gap); cell++; };
+    const put = (colour, owner) => { this.cells.owners.push(owner); pen.fillStyle = colour; pen.fillRect((cell % across) * size, Math.floor(cell / across) * size, size - gap, size - gap); cell++; };
     for (const bar of model.bars.values()) {
       if (bar.end !== null || !bar.held || bar.phase === PREEMPTED || bar.phase === QUEUED) continue;
       held += bar.held;
-      while (cell * each < held) put(by === "state" ? COLOURS.decode : by === "adapter" ? (bar.adapter ? hue(textNumber(bar.adapter)) : COLOURS.queued) : hue(bar.number));
+      while (cell * each < held) put(by === "state" ? COLOURS.decode : by === "adapter" ? (bar.adapter ? hue(textNumber(bar.adapter)) : COLOURS.queued) : hue(bar.number), bar.number);
     }
     const found = model.began === null ? Math.max(0, Math.round(model.figures.cache_usage * model.server.blocks) - held) : 0;
     while (cell * each < held + found && cell * each < cells) put(COLOURS.transfer);

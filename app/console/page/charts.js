@@ -1,5 +1,5 @@
 "use strict";
-// Figures: tiles with their last minute, curves over time (uPlot), distributions against an SLO.
+// Figures: tiles with their last minute, curves over time, distributions against an SLO.
 
 const SPARK_MS = 60000;
 
@@ -58,6 +58,7 @@ class Tiles {
   }
 }
 
+// Of each curve: name, colour, value of a point; a third place: a scale of its own, at the right.
 const CURVES = [
   { title: "sequences", series: [["running", "decode", (p) => p.figures.running], ["waiting", "preempted", (p) => p.figures.waiting]] },
   { title: "tokens a second", series: [["output", "decode", (p) => p.rates.generated], ["prompts", "prefill", (p) => p.rates.prompt, "right"]] },
@@ -65,38 +66,59 @@ const CURVES = [
   { title: "% of the KV cache", series: [["used", "transfer", (p) => p.figures.cache_usage * 100]] },
 ];
 
-function axis() { return { stroke: () => COLOURS.muted, grid: { stroke: () => COLOURS.line, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" }; }
-
-class Curves {
-  constructor() { this.plots = null; }
-
-  make() {
-    const width = this.width(), range = (u, low, high) => [0, Math.max(1, high * 1.1)], values = (u, ticks) => ticks.map(short);
-    this.plots = CURVES.map(({ title, series }) => {
-      const place = el("div", { class: "chart" }, el("h3", {}, title));
-      $("charts").append(place);
-      return new uPlot({
-        width, height: 120, cursor: { sync: { key: "time" }, drag: { x: false, y: false }, points: { size: 5 } }, legend: { live: true },
-        scales: { x: { time: false }, y: { range }, right: { range } },
-        axes: [{ ...axis(), size: 22, values: (u, ticks) => ticks.map((tick) => `${tick} s`) }, { ...axis(), size: 46, values },
-          ...series.filter(([, , , scale]) => scale).map(([, colour, , scale]) => ({ ...axis(), scale, side: 1, size: 46, values, grid: { show: false }, stroke: () => COLOURS[colour] }))],
-        series: [{ label: "s", value: (u, v) => (v === null ? "" : v.toFixed(1)) }, ...series.map(([label, colour, , scale = "y"]) => ({ label, scale, stroke: () => COLOURS[colour], width: 1.5, points: { show: false }, value: (u, v, k) => short(v === null || v === undefined ? u.data[k][u.data[k].length - 1] || 0 : v) }))],
-      }, [[], ...series.map(() => [])], place);
-    });
+class Chart {
+  // Curves over the time of an axis. A point has its moment, `at`, in milliseconds.
+  constructor(axis, { title, series }) {
+    Object.assign(this, { axis, series, points: [] });
+    this.canvas = el("canvas", { class: "plain" });
+    this.values = series.map(() => el("b"));
+    this.spots = series.map(() => el("span", { class: "spot" }));
+    const time = el("div", {}, this.canvas);
+    this.place = el("div", { class: "chart" }, el("div", { class: "legend" }, el("h3", {}, title), ...series.map(([label], k) => el("span", { class: "item" }, this.spots[k], label, this.values[k]))), time);
+    $("charts").append(this.place);
+    axis.attach(time);
   }
 
-  width() { return Math.max(200, $("charts").clientWidth); }
-
-  render(model, points) {
-    if (!this.plots) this.make();
-    const times = points.map((p) => Math.round((p.at - model.at) / 100) / 10);
-    this.plots.forEach((plot, k) => {
-      if (plot.width !== this.width()) plot.setSize({ width: this.width(), height: 120 });
-      plot.setData([times, ...CURVES[k].series.map(([, , value]) => points.map(value))]);
-    });
+  render(points) {
+    const { axis, series } = this, [pen, width, height] = surface(this.canvas, 92), low = height - 16, { from, to } = axis.range;
+    this.points = points.slice(Math.max(0, after(points, from) - 1), after(points, to) + 1);
+    axis.grid(pen, width, 4, low, low + 9);
+    for (const side of [undefined, "right"]) this.side(pen, series.filter((it) => it[3] === side), side, width, low);
+    this.point(axis.cursor);
   }
 
-  recolour() { if (this.plots) this.plots.forEach((plot) => plot.redraw(false, true)); }
+  side(pen, series, side, width, low) {
+    if (!series.length) return;
+    const { axis } = this, most = Math.max(1, ...series.flatMap(([, , value]) => this.points.map(value))) * 1.08, y = (value) => low - (low - 6) * value / most;
+    const ten = 10 ** Math.floor(Math.log10(most / 2)), step = [5, 2, 1].find((k) => k * ten <= most / 2) * ten;
+    pen.textAlign = side ? "left" : "right";
+    for (let value = 0; value <= most; value += step) {
+      pen.fillStyle = side ? COLOURS[series[0][1]] : COLOURS.muted;
+      pen.fillText(short(value), side ? width - RIGHT + 6 : axis.left - 8, y(value));
+      if (!side) { pen.fillStyle = COLOURS.line; pen.fillRect(axis.left, Math.round(y(value)), width - axis.left - RIGHT, 1); }
+    }
+    pen.save();
+    pen.beginPath();
+    pen.rect(axis.left, 0, width - axis.left - RIGHT, low + 2);
+    pen.clip();
+    pen.lineWidth = 1.5;
+    for (const [, colour, value] of series) {
+      pen.beginPath();
+      for (const p of this.points) pen.lineTo(axis.x(p.at, width), y(value(p)));
+      pen.strokeStyle = COLOURS[colour];
+      pen.stroke();
+    }
+    pen.restore();
+  }
+
+  point(at) {
+    // The values at the cursor, or the last ones, in the legend.
+    const { points } = this, p = points[at === at && at !== undefined ? Math.min(points.length - 1, Math.max(0, after(points, at) - 1)) : points.length - 1];
+    this.series.forEach(([, colour, value], k) => {
+      this.spots[k].style.background = COLOURS[colour];
+      this.values[k].textContent = p ? short(value(p)) : "";
+    });
+  }
 }
 
 class Spreads {

@@ -1,7 +1,7 @@
 "use strict";
 // Two runs on one time axis: a sentence, figures, requests as densities, curves over each other, where they part.
 
-const BINS = 300, APART_MS = 5, APART = 0.1, LATE_MS = 100;
+const BINS = 300, LEFT = 46, APART_MS = 5, APART = 0.1, LATE_MS = 100;
 const OVERLAID = [
   ["requests waiting", (p) => p.figures.waiting],
   ["first token, ms (median of 3 s)", (p) => p.rates.ttft],
@@ -56,9 +56,9 @@ class Run {
     return { name: this.name, figures: Object.fromEntries(Object.entries(figures).filter(FINITE)) };
   }
 
-  density(step) {
+  density(from, step) {
     // At each moment of the grid: requests that wait, prefill or decode; the last two; the last.
-    const counts = [0, 0, 0].map(() => Array(BINS + 1).fill(0)), slot = (at) => Math.min(BINS, Math.max(0, Math.ceil((at - this.zero) / step)));
+    const counts = [0, 0, 0].map(() => Array(BINS + 1).fill(0)), slot = (at) => Math.min(BINS, Math.max(0, Math.ceil((at - this.zero - from) / step)));
     for (const { arrival, running, first, end } of this.rows) {
       const over = slot(end ?? Infinity);
       [arrival, running ?? end, first ?? end].forEach((at, k) => { counts[k][slot(at ?? Infinity)] += this.per; counts[k][over] -= this.per; });
@@ -67,9 +67,9 @@ class Run {
     return counts.map((row) => row.slice(0, BINS));
   }
 
-  curve(step, value) {
+  curve(from, step, value) {
     return Array.from({ length: BINS }, (_, place) => {
-      const at = this.zero + place * step;
+      const at = this.zero + from + place * step;
       return at > this.last + step ? null : value(this.points[Math.max(0, after(this.points, at) - 1)]);
     });
   }
@@ -94,8 +94,8 @@ function parting(a, b) {
 
 class CompareView {
   constructor(verdict, runs) {
-    Object.assign(this, { verdict, runs, plots: [], shown: false, part: parting(...runs) });
-    this.step = Math.max(...runs.map((run) => run.last - run.zero), 1) / (BINS - 1);
+    Object.assign(this, { verdict, runs, charts: [], shown: false, cursor: null, part: parting(...runs) });
+    this.length = Math.max(...runs.map((run) => run.last - run.zero), 1);
   }
 
   text() {
@@ -141,38 +141,78 @@ class CompareView {
       el("div", { class: "columns" }, el("div", { class: "column" }, ...this.places), el("section", { class: "panel", "aria-label": "Figures" }, table(["figure", ...runs.map((run) => run.name), "difference"], el("tbody", {}, ...rows)))));
   }
 
-  plot() {
-    const { runs, step } = this, grid = Array.from({ length: BINS }, (_, k) => k * step / 1000), [above, below] = this.places.map((place) => place.lastChild);
-    const densities = runs.map((run) => run.density(step)), most = Math.max(...densities.map((rows) => Math.max(...rows[0])));
-    this.plots = runs.map((run, k) => this.chart(above, run.name, 150, [grid, ...densities[k]], ["queued", "prefill", "decode"].map((label) => ({ label, width: 0, fill: () => COLOURS[label], value: (u, v, s, at) => whole(v - (s < 3 ? u.data[s + 1][at] : 0)) })), most));
+  plot(from = 0, to = this.length) {
+    // All parts show the same time, with one cursor; dragging zooms all, a double click resets.
+    const step = (to - from) / (BINS - 1), densities = this.runs.map((run) => run.density(from, step)), most = Math.max(...densities.map((rows) => Math.max(...rows[0])));
+    this.range = { from, to, step };
+    this.charts = this.runs.map((run, k) => ({ title: run.name, high: 150, most, place: 0, series: ["queued", "prefill", "decode"].map((label, row) => ({ label, colour: label, fill: true, values: densities[k][row], less: densities[k][row + 1] })) }));
     for (const [title, value] of OVERLAID) {
-      const curves = runs.map((run) => run.curve(step, value)), series = runs.map((run, k) => ({ label: run.name, width: 1.5, stroke: () => COLOURS[["accent", "preempted"][k]], value: (u, v) => short(v) }));
-      if (curves.some((curve) => curve.some(Boolean))) this.plots.push(this.chart(below, title, 120, [grid, ...curves], series));
+      const series = this.runs.map((run, k) => ({ label: run.name, colour: ["accent", "preempted"][k], values: run.curve(from, step, value) }));
+      if (this.charts.length > 6 || from || series.some(({ values }) => values.some(Boolean))) this.charts.push({ title, high: 112, place: 1, series, most: Math.max(1, ...series.flatMap(({ values }) => values)) });
     }
+    for (const place of this.places) place.lastChild.replaceChildren();
+    for (const chart of this.charts) this.add(chart);
+    this.redraw();
   }
 
-  chart(parent, title, height, data, series, most) {
-    const place = el("div", { class: "chart" }, el("h3", {}, title));
-    parent.append(place);
-    return new uPlot({
-      width: place.clientWidth, height, cursor: { sync: { key: "comparison" }, drag: { x: true, y: false }, points: { size: 5 } }, hooks: { draw: [(u) => this.mark(u)] },
-      scales: { x: { time: false }, y: { range: (u, low, high) => [0, Math.max(1, (most || high) * 1.1)] } },
-      axes: [{ ...axis(), size: 22, values: (u, ticks) => ticks.map((tick) => `${tick} s`) }, { ...axis(), size: 46, values: (u, ticks) => ticks.map(short) }],
-      series: [{}, ...series.map(({ value, ...each }) => ({ ...each, points: { show: false }, value: (u, v, ...at) => (v === null || v === undefined ? "" : value(u, v, ...at)) }))],
-    }, data, place);
+  add(chart) {
+    const canvas = chart.canvas = el("canvas", { class: "plain" });
+    chart.values = chart.series.map(() => el("span", { class: "mono" }));
+    this.places[chart.place].lastChild.append(el("div", {}, el("div", { class: "legend" }, el("h3", {}, chart.title), ...chart.series.map(({ label, colour }, k) => { const spot = el("span", { class: "spot" }); spot.style.background = `var(--${colour})`; return el("span", { class: "item" }, spot, label, chart.values[k]); })), canvas));
+    const at = ({ offsetX }) => this.range.from + Math.max(0, Math.min(1, (offsetX - LEFT) / (canvas.clientWidth - LEFT))) * (this.range.to - this.range.from);
+    canvas.onpointerdown = (event) => { this.begun = at(event); canvas.setPointerCapture(event.pointerId); };
+    canvas.onpointermove = (event) => { this.cursor = at(event); this.redraw(); };
+    canvas.onpointerleave = () => { this.cursor = null; this.redraw(); };
+    canvas.onpointerup = (event) => {
+      const ends = [this.begun, at(event)].sort((one, two) => one - two);
+      this.begun = null;
+      if (ends[1] - ends[0] > (this.range.to - this.range.from) / 50) this.plot(...ends); else this.redraw();
+    };
+    canvas.ondblclick = () => this.plot();
   }
 
-  mark({ ctx, bbox: { top, height, left, width }, valToPos }) {
-    // Where they part.
-    const x = this.part && valToPos(this.part.at / 1000, "x", true);
-    if (!this.part || x < left || x > left + width) return;
-    ctx.fillStyle = COLOURS.failed;
-    for (let y = 0; y < height; y += 14) ctx.fillRect(x - 1, top + y, 2, 8);
+  redraw() {
+    if (!this.shown) return;
+    for (const chart of this.charts) this.render(chart);
   }
 
-  resize() { for (const plot of this.plots) plot.setSize({ width: plot.root.parentElement.clientWidth, height: plot.height }); }
+  render({ canvas, high, most, series, values }) {
+    const { from, to, step } = this.range, [pen, width, height] = surface(canvas, high), low = height - 18, x = (at) => LEFT + (width - LEFT) * (at - from) / (to - from), y = (value) => low - (low - 8) * value / most;
+    const line = (at, colour, wide) => { pen.fillStyle = COLOURS[colour]; pen.fillRect(x(at) - wide / 2, 4, wide, low - 4); }, tick = nice((to - from) * 90 / width);
+    pen.textAlign = "right";
+    for (let value = 0; value <= most; value += nice(most / 3)) {
+      pen.fillStyle = COLOURS.line;
+      pen.fillRect(LEFT, Math.round(y(value)), width, 1);
+      pen.fillStyle = COLOURS.muted;
+      pen.fillText(short(value), LEFT - 6, y(value));
+    }
+    for (let at = Math.ceil(from / tick) * tick; at <= to; at += tick) {
+      line(at, "line", 1);
+      pen.fillStyle = COLOURS.muted;
+      pen.textAlign = x(at) > width - 24 ? "right" : "center";
+      pen.fillText(`${Number((at / 1000).toFixed(3))} s`, x(at), height - 6);
+    }
+    for (const { values: its, colour, fill } of series) {
+      pen.beginPath();
+      if (fill) pen.moveTo(LEFT, low);
+      its.forEach((value, k) => { if (value !== null) pen.lineTo(x(from + k * step), y(value)); });
+      if (fill) pen.lineTo(width, low);
+      pen.fillStyle = pen.strokeStyle = COLOURS[colour];
+      pen.lineWidth = 1.5;
+      if (fill) pen.fill(); else pen.stroke();
+    }
+    if (this.part && this.part.at >= from && this.part.at <= to) for (let top = 4; top < low; top += 10) { pen.fillStyle = COLOURS.failed; pen.fillRect(x(this.part.at) - 1, top, 2, 6); }
+    if (this.begun && this.cursor !== null) { pen.globalAlpha = 0.2; pen.fillStyle = COLOURS.accent; pen.fillRect(x(this.begun), 4, x(this.cursor) - x(this.begun), low - 4); pen.globalAlpha = 1; }
+    if (this.cursor) line(this.cursor, "text", 1);
+    const place = this.cursor && Math.min(BINS - 1, Math.round((this.cursor - from) / step));
+    series.forEach(({ values: its, less }, k) => { values[k].textContent = this.cursor && its[place] !== null ? short(its[place] - (less ? less[place] : 0)) : ""; });
+  }
+}
 
-  redraw() { for (const plot of this.plots) plot.redraw(false, true); }
+function nice(least) {
+  // 1, 2 or 5 times a power of ten.
+  const ten = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].find((k) => k * ten >= least * 0.999) * ten;
 }
 
 function openComparison({ comparison, runs }, text) {

@@ -2,8 +2,8 @@
 // All that is known of one request. What clients have sent is put in as text, never as markup.
 
 class Detail {
-  constructor(ask) {
-    this.ask = ask;
+  constructor() {
+    this.ask = null;
     this.place = $("detail");
     this.number = null;
   }
@@ -39,9 +39,11 @@ class Detail {
   begin() {
     this.over = false;
     this.title = el("h2", { class: "mono" });
+    this.why = el("div");
     this.facts = el("div");
     this.texts = new Map();
-    this.place.replaceChildren(el("div", { class: "bar" }, this.title, el("span", { class: "grow" }), el("button", { type: "button", onclick: () => this.hide() }, "Close")), this.facts);
+    this.place.replaceChildren(el("div", { class: "bar" }, this.title, el("span", { class: "grow" }), el("button", { type: "button", onclick: () => this.hide() }, "Close"),
+      el("button", { type: "button", title: "Zoom to the time of this request", onclick: () => this.zoom() }, "Zoom to it")), this.why, this.facts);
   }
 
   text(name, value) {
@@ -58,28 +60,35 @@ class Detail {
     if (pre.textContent !== text) pre.textContent = text;
   }
 
+  zoom() {
+    const bar = shown().bars.get(this.number), end = bar && (bar.end === null ? shown().at : bar.end);
+    if (bar) axis.zoom(bar.arrival - (end - bar.arrival) * 0.05, end + (end - bar.arrival) * 0.05);
+  }
+
   hide() {
-    if (this.place.hidden) return;
+    // Returns whether it was shown.
+    if (this.place.hidden) return false;
     this.place.hidden = true;
     this.number = null;
     if (this.from) this.from.focus();
+    return true;
   }
 
   fill(bar, answer, model) {
     const known = answer && answer.status === 200 ? answer.body : null;
     const row = (name, value) => (value === null || value === undefined || value === "" ? null : el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, String(value))));
     this.title.textContent = bar.id;
+    if (answer && !known) this.why.replaceChildren(el("p", { class: "muted" }, answer.error || "More is not known any more."), whyView(bar, model, null));
+    else this.why.replaceChildren(whyView(bar, model, known && known.why));
     this.facts.replaceChildren(...[
       el("dl", { class: "facts-list" },
         row("state", bar.end === null ? PHASES[bar.phase] : bar.reason), row("choice", bar.of > 1 ? `${bar.choice + 1} of ${bar.of}` : ""),
         row("path", bar.path), row("client", known && known.client), row("trace id", known && known.trace_id), row("adapter", bar.adapter),
-        row("prompt", `${whole(bar.prompt)} tokens${bar.cached ? `, ${whole(bar.cached)} cached` : ""}`), row("reply", `${whole(bar.tokens)} of at most ${whole(bar.most)} tokens`),
+        row("prompt", `${whole(bar.prompt)} tokens${bar.cached ? `, ${whole(bar.cached)} cached` : ""}${known && known.why && known.why.fetched_tokens ? `, ${whole(known.why.fetched_tokens)} fetched` : ""}`), row("reply", `${whole(bar.tokens)} of at most ${whole(bar.most)} tokens`),
         row("waited", this.waited(bar)), row("first token", bar.first === null ? "" : `after ${ms(bar.first - bar.arrival)}`), row("between tokens", bar.itl ? ms(bar.itl) : ""),
         row("took", bar.end === null ? "" : ms(bar.end - bar.arrival)), row("preempted", bar.preempted ? `${bar.preempted} times` : ""),
         row("arrived", model.began === null ? `after ${ago(bar.arrival)}` : new Date((model.began + bar.arrival / 1000) * 1000).toLocaleTimeString())),
-      this.phases(bar, model),
       known && Object.keys(known.settings).length ? el("section", {}, el("h3", {}, "Settings"), el("dl", { class: "facts-list" }, ...Object.entries(known.settings).map(([name, value]) => row(name, typeof value === "object" ? JSON.stringify(value) : value)))) : null,
-      answer && !known ? el("p", { class: "muted" }, answer.error || "More is not known any more.") : null,
     ].filter(Boolean));
     if (!known) return;
     this.text("Prompt", known.prompt);
@@ -90,16 +99,6 @@ class Detail {
   waited(bar) {
     const next = bar.parts.find(([phase]) => phase !== QUEUED);
     return next ? ms(next[1] - bar.arrival) : "";
-  }
-
-  phases(bar, model) {
-    const end = bar.end === null ? model.at : bar.end, whole = Math.max(0.1, end - bar.arrival);
-    return el("div", { class: "phases" }, ...bar.parts.map(([phase, since], k) => {
-      const until = k + 1 < bar.parts.length ? bar.parts[k + 1][1] : end, part = el("span", { title: `${PHASES[phase]} ${ms(until - since)}` });
-      part.style.background = phaseColour(phase);
-      part.style.width = `${Math.max(0.5, (until - since) / whole * 100)}%`;
-      return part;
-    }));
   }
 }
 

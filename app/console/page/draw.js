@@ -63,6 +63,11 @@ function ms(value) {
   return value >= 100 ? `${value.toFixed(0)} ms` : `${value.toFixed(1)} ms`;
 }
 
+function brief(value) {
+  // Milliseconds in six characters.
+  return value >= 100000 ? `${Math.round(value / 1000)} s` : value >= 1000 ? `${(value / 1000).toFixed(value >= 10000 ? 1 : 2)} s` : `${Math.round(value)} ms`;
+}
+
 function ago(milliseconds) {
   const seconds = Math.max(0, milliseconds / 1000);
   if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;

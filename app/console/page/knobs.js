@@ -7,27 +7,43 @@ class Knobs {
     this.all = ranks > 1 ? el("input", { type: "checkbox", checked: true }) : null;
   }
 
-  async make() {
+  async make(name = "") {
     const answer = await this.ask("GET", "knobs");
     if (answer.status !== 200) return el("p", { class: "bad" }, answer.error);
     const groups = new Map();
     for (const knob of answer.body) {
-      if (!groups.has(knob.group)) groups.set(knob.group, []);
-      groups.get(knob.group).push(knob);
+      const group = knob.live ? knob.group : "set at the start";
+      if (!groups.has(group)) groups.set(group, []);
+      groups.get(group).push(knob);
     }
-    const find = el("input", { type: "search", placeholder: "Find a setting", "aria-label": "Find a setting" });
+    const find = el("input", { type: "search", placeholder: "Find a setting", "aria-label": "Find a setting", value: name });
     const parts = [...groups].map(([group, knobs]) => el("fieldset", {}, el("legend", {}, group), ...knobs.map((knob) => this.knob(knob))));
-    find.addEventListener("input", () => {
+    const some = el("select", { "aria-label": "Which settings" }, el("option", { value: "" }, "all"), el("option", { value: "differs" }, "those that differ"));
+    const choose = () => {
       for (const part of parts) {
-        let some = false;
-        for (const row of part.querySelectorAll(".knob")) { row.hidden = !row.dataset.name.includes(find.value.trim().toLowerCase()); some = some || !row.hidden; }
-        part.hidden = !some;
+        for (const row of part.querySelectorAll(".knob")) row.hidden = !row.dataset.name.includes(find.value.trim().toLowerCase()) || some.value && !row.classList.contains("differs");
+        part.hidden = !part.querySelector(".knob:not([hidden])");
       }
-    });
-    return el("div", { class: "knobs" }, find, this.all ? el("label", { class: "check" }, this.all, " on all ranks") : null, ...parts);
+    };
+    for (const it of [find, some]) it.addEventListener("input", choose);
+    choose();
+    return el("div", { class: "knobs" }, el("div", { class: "row" }, find, some), this.all ? el("label", { class: "check" }, this.all, " on all ranks") : null, ...parts);
+  }
+
+  changed(knobs) {
+    // Another page, or a file, may have turned them; who types is not disturbed.
+    for (const row of document.querySelectorAll("#tab-body .knob")) {
+      const knob = knobs.get(row.dataset.name), input = row.querySelector("[id]");
+      if (!knob || !knob.live) continue;
+      row.classList.toggle("differs", differs(knob));
+      if (input === document.activeElement) continue;
+      const now = this.input(knob, input.id);
+      if (knob.kind === "switch") input.checked = now.checked; else input.value = now.value;
+    }
   }
 
   knob(knob) {
+    if (!knob.live) return el("div", { class: "knob differs", "data-name": knob.name }, el("span", { class: "mono", title: knob.help }, knob.name), el("span", { class: "mono" }, worth(knob.value)), el("small", { class: "muted" }, `default: ${worth(knob.default)}`));
     const id = `knob-${knob.name}`, told = el("small", { class: "muted" }), input = this.input(knob, id);
     const text = [knob.help, knob.unit && `Unit: ${knob.unit}.`, knob.limits && `It ${knob.limits}.`].filter(Boolean).join(" ");
     input.title = text;
@@ -42,7 +58,7 @@ class Knobs {
     };
     input.addEventListener("change", apply);
     input.setAttribute("aria-describedby", `${id}-help`);
-    return el("div", { class: "knob", "data-name": knob.name }, el("label", { htmlFor: id, title: text }, knob.name), input, told, el("small", { class: "muted help", id: `${id}-help` }, text));
+    return el("div", { class: `knob${differs(knob) ? " differs" : ""}`, "data-name": knob.name }, el("label", { htmlFor: id, title: text }, knob.name), input, told, el("small", { class: "muted help", id: `${id}-help` }, text));
   }
 
   input(knob, id) {

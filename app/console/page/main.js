@@ -3,7 +3,7 @@
 
 const SELDOM_MS = 10000; // between pictures of a server that does nothing
 
-let recorder = new Recorder(), model = null, views = null, panels = null, stopped = null, quiet = { rest: "", since: 0, drawn: 0 }, report = false, asked = 0, said = 0;
+let recorder = new Recorder(), model = null, axis = null, views = null, panels = null, strip = null, stopped = null, quiet = { rest: "", since: 0, drawn: 0 }, report = false, asked = 0, said = 0;
 
 const headers = () => (sessionStorage.getItem("key") ? { "X-Admin-Key": sessionStorage.getItem("key"), Authorization: `Bearer ${sessionStorage.getItem("key")}` } : {});
 
@@ -78,7 +78,7 @@ function take(kind, text) {
 
 function isStill(text) {
   // Whether it can wait: nothing has changed but the time, and what was drawn last is recent enough for its scale.
-  const rest = text.slice(text.indexOf(",")), span = Number($("span").value) * 1000;
+  const rest = text.slice(text.indexOf(",")), span = axis.length;
   if (rest !== quiet.rest || model.bars.size > model.over.length) Object.assign(quiet, { rest, since: model.at });
   const most = quiet.since === model.at ? 0 : model.at - quiet.since < span ? Math.min(SELDOM_MS, span / 40) : SELDOM_MS;
   return model.at - quiet.drawn < most;
@@ -86,8 +86,15 @@ function isStill(text) {
 
 function begin() {
   const { server } = model;
-  views = views || { bars: new BarsView((number) => views.detail.show(number, shown())), steps: new StepsView(), blocks: new BlocksView(), tiles: new Tiles(), curves: new Curves(), spreads: new Spreads(), detail: new Detail(report ? null : ask) };
+  views = views || { bars: new BarsView(axis, (number) => views.detail.show(number, shown())), steps: new StepsView(axis), blocks: new BlocksView(), overview: new Overview(axis), curves: [], spreads: new Spreads(), detail: new Detail() };
+  for (const id of ["tiles", "charts"]) $(id).replaceChildren();
+  axis.parts = axis.parts.filter((part) => part.place.isConnected);
+  axis.zoomed = null;
+  Object.assign(views, { tiles: new Tiles(), curves: CURVES.map((it) => new Chart(axis, it)) });
+  views.detail.ask = report ? null : ask;
+  views.bars.moment = null;
   panels = new Panels(report ? null : ask, model);
+  strip = new Strip(report ? null : ask, panels);
   $("model").textContent = server.model;
   $("facts").textContent = [server.plays && `plays vLLM ${server.plays}`, server.profile && `steps of ${server.profile}`, server.told].filter(Boolean).join(" · ");
   $("window").lastElementChild.hidden = !report;
@@ -112,20 +119,30 @@ function render() {
   const now = shown(), points = recorder.points.filter((point) => point.at <= now.at);
   if (!points.length) return;
   quiet.drawn = model.at;
-  const latency = views.spreads.latency(now, recorder.samples);
+  axis.follow(now, recorder.first, recorder.last);
+  const then = past(now), latency = views.spreads.latency(now, recorder.samples);
   if (performance.now() > said) {
     $("state").textContent = report ? "a report" : stopped === null ? now.state : "recorded";
     $("state").className = `pill ${report || stopped !== null ? "still" : now.state}`;
   }
   views.tiles.render(now, points, latency);
-  views.bars.render(now);
-  views.steps.render(now, points);
+  views.bars.render(then);
+  views.steps.render(then, points);
   views.blocks.render(now);
   views.spreads.render(latency);
-  views.curves.render(now, points);
+  for (const chart of views.curves) chart.render(points);
+  views.overview.render(recorder.points);
+  axis.render();
+  strip.render(model);
   panels.render(now);
   if (stopped === null) views.detail.render(now);
   slide(now);
+}
+
+function past(now) {
+  // What is zoomed into and has been forgotten since is shown as it was then.
+  const zoom = axis.zoomed;
+  return zoom && now.since > zoom.from && zoom.to < now.at ? recorder.at(zoom.to) : now;
 }
 
 function slide(now) {
@@ -160,7 +177,6 @@ function askKey() {
 function theme(next) {
   document.documentElement.dataset.theme = next;
   readColours();
-  if (views) views.curves.recolour();
   if (compared) compared.redraw();
   soon();
 }
@@ -169,8 +185,6 @@ function openReport(file, name = "this recording") {
   // A recording, or a page with one or two in it. What cannot be shown changes nothing.
   const before = { recorder, model, report }, use = (it) => {
     ({ recorder, model, report } = it);
-    views = null;
-    for (const id of ["tiles", "charts"]) $(id).replaceChildren();
     if (model) begin();
   };
   try {
@@ -179,7 +193,7 @@ function openReport(file, name = "this recording") {
     takeNotes(head);
     if (head.comparison) return;
     use({ recorder: next, model: next.read(text), report: name });
-    $("window").value = "0";
+    $("window").value = $("span").value = "0";
     stop(null);
     render();
   } catch (error) {
@@ -196,9 +210,11 @@ function key(event) {
   }
   const digit = "1234567890".indexOf(event.key);
   if (event.key === " " && event.target.tagName !== "BUTTON") { event.preventDefault(); stop(stopped === null ? model.at : null); }
+  else if (event.key === "+" || event.key === "-") axis.scale(event.key === "+" ? 0.5 : 2);
+  else if (event.shiftKey && /^Arrow(Left|Right)$/.test(event.key)) axis.pan(event.key === "ArrowLeft" ? -0.25 : 0.25);
   else if (event.key === "ArrowLeft" || event.key === "ArrowRight") { if (stopped !== null) stop(stopped + (event.key === "ArrowLeft" ? -250 : 250)); }
   else if (event.key === "/") { event.preventDefault(); $("filter").focus(); }
-  else if (event.key === "Escape") { if (views) views.detail.hide(); }
+  else if (event.key === "Escape" && views) { if (!views.detail.hide() && !axis.reset() && views.bars.moment !== null) views.bars.list(null); }
   else if (event.key === "t") $("theme").click();
   else if (event.key === "?") $("help").showModal();
   else if (event.key === "p" && !report && model) ask("POST", model.state === "paused" ? "resume" : "pause?mode=keep");
@@ -207,12 +223,18 @@ function key(event) {
 
 function start() {
   const dark = matchMedia("(prefers-color-scheme: dark)");
+  axis = new TimeAxis(() => { if (model && views) render(); });
   theme(localStorageGet("theme") || (dark.matches ? "dark" : "light"));
   dark.addEventListener("change", () => { if (!localStorageGet("theme")) theme(dark.matches ? "dark" : "light"); });
   $("theme").addEventListener("click", () => { const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; localStorageSet("theme", next); theme(next); });
   $("help-button").addEventListener("click", () => $("help").showModal());
   $("live").addEventListener("click", () => stop(stopped === null && !report ? model && model.at : null));
-  $("slider").addEventListener("input", () => stop(Number($("slider").value)));
+  $("slider").addEventListener("input", () => {
+    const at = Number($("slider").value);
+    if (axis.zoomed && (at < axis.zoomed.from || at > axis.zoomed.to)) axis.zoomed = null;
+    stop(at);
+  });
+  $("span").addEventListener("input", () => { axis.zoomed = null; soon(); });
   $("save").addEventListener("click", () => { if (model || compared) save(); });
   $("notes-button").addEventListener("click", () => { showNotes($("notes-panel").hidden); $("notes").focus(); });
   $("compare").addEventListener("click", () => { if (compared && !compared.shown) compared.show(); else $("compare-files").click(); });
@@ -227,7 +249,7 @@ function start() {
   $("window").addEventListener("input", soon);
   $("rank").addEventListener("change", () => { location.port = $("rank").value; });
   addEventListener("keydown", key);
-  addEventListener("resize", () => { if (compared && compared.shown) compared.resize(); soon(); });
+  addEventListener("resize", () => { if (compared && compared.shown) compared.redraw(); soon(); });
   if (recorded) openReport(recorded.text);
   else follow();
 }

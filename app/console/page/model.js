@@ -4,7 +4,7 @@
 const VERSION = 2; // of pictures and frames
 const PHASES = ["queued", "prefill", "transfer", "decode", "preempted"];
 const QUEUED = 0, PREFILL = 1, TRANSFER = 2, DECODE = 3, PREEMPTED = 4;
-const MOST_OVER = 2500, MOST_STEPS = 6000, MOST_EVENTS = 200, FLASH_MS = 1000, MOST_BLOCKS = 65536;
+const MOST_OVER = 2500, MOST_STEPS = 6000, MOST_EVENTS = 200, MOST_MARKS = 200, FLASH_MS = 1000, MOST_BLOCKS = 65536;
 const FREE = 0, CACHED = 1, HELD = 2, SHARED = 3;
 
 class Model {
@@ -23,6 +23,8 @@ class Model {
     this.failures = new Map(); // reason -> requests
     this.adapters = {};
     this.load = null;
+    this.marks = []; // [moment, kind, text]: what began
+    this.since = -Infinity; // what was before is not all known any more
     const blocks = this.server.numbered ? Math.min(this.server.blocks + 1, MOST_BLOCKS) : 0;
     this.blocks = new Uint8Array(blocks);
     this.owners = new Uint32Array(blocks);
@@ -44,7 +46,9 @@ class Model {
     for (const row of frame.ended || []) this.finish(row);
     this.paint(frame);
     this.pods = frame.pods || []; // of a simulated fleet
-    keep(this.steps, frame.steps, MOST_STEPS * Math.max(1, this.pods.length));
+    const forgotten = keep(this.steps, frame.steps, MOST_STEPS * Math.max(1, this.pods.length));
+    if (forgotten) this.since = Math.max(this.since, forgotten[0]);
+    keep(this.marks, (frame.marks || []).filter(([at, , text]) => !this.marks.some((own) => own[0] === at && own[2] === text)).map(([at, kind, text]) => [at, kind, calm(text)]), MOST_MARKS);
     keep(this.events, (frame.events || []).map((row) => [frame.at, ...row]), MOST_EVENTS);
     this.adapters = frame.adapters || {};
     this.load = frame.load || null;
@@ -81,7 +85,10 @@ class Model {
     }
     if (last !== null && first !== null && tokens > 1) bar.itl = (last - first) / (tokens - 1);
     this.over.push(number);
-    if (this.over.length > MOST_OVER) for (const old of this.over.splice(0, this.over.length - MOST_OVER)) this.bars.delete(old);
+    if (this.over.length > MOST_OVER) for (const old of this.over.splice(0, this.over.length - MOST_OVER)) {
+      this.since = Math.max(this.since, this.bars.get(old).end);
+      this.bars.delete(old);
+    }
   }
 
   paint(frame) {
@@ -108,7 +115,7 @@ class Model {
     // As the server would tell this moment: what a saved recording begins with.
     const frame = {
       at: this.at, state: this.state, figures: this.names.map((name) => this.figures[name]), new: [], phases: [], tokens: [],
-      computed: [], chunks: [], held: [], firsts: [], ended: [], steps: this.steps, pods: this.pods, blocks: [], adapters: this.adapters,
+      computed: [], chunks: [], held: [], firsts: [], ended: [], steps: this.steps, pods: this.pods, blocks: [], adapters: this.adapters, marks: this.marks,
     };
     for (const bar of this.bars.values()) {
       const n = bar.number;
@@ -136,6 +143,7 @@ class Model {
     copy.over = this.over.slice();
     copy.steps = this.steps.slice();
     copy.events = this.events.slice();
+    copy.marks = this.marks.slice();
     copy.blocks = this.blocks.slice();
     copy.owners = this.owners.slice();
     copy.flashes = new Map(this.flashes);
@@ -154,7 +162,7 @@ function pairs(row, take) {
 
 function keep(list, more, most) {
   if (more && more.length) list.push(...more);
-  if (list.length > most) list.splice(0, list.length - most);
+  return list.length > most ? list.splice(0, list.length - most).pop() : null; // the last one that is forgotten
 }
 
 function calm(text) {

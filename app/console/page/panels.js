@@ -1,5 +1,5 @@
 "use strict";
-// The tabs: what an operator does, settings, load, faults, events, the index of pods, clients and scripts, ranks.
+// The tabs, by task: send load, break it, tune, operate, see who waits, watch the cache, check clients, compare ranks.
 
 const FAULTS = {
   "no fault": "",
@@ -17,12 +17,13 @@ class Panels {
     this.ask = ask;
     this.model = model;
     this.server = model.server;
-    const queue = ["Queue", () => this.queue()], adapters = ["Adapters", () => this.adapters()], events = ["Events", () => this.events()];
-    this.tabs = [["Control", () => this.control()], ["Load", () => this.loads()], ["Faults", () => this.faults()], ["Knobs", () => new Knobs(ask, Object.keys(this.server.ranks).length).make()],
-      queue, events, ["Index", () => this.index()], ["Clients", () => this.clients()], adapters, ["Ranks", () => this.ranks()]];
-    if (this.server.scripts) this.tabs.push(["Scripts", () => this.scripts()]);
-    if (!ask) this.tabs = [queue, adapters, events];
-    $("tabs").replaceChildren(...this.tabs.map(([name], k) => el("button", { type: "button", role: "tab", id: `tab-${name.toLowerCase()}`, tabIndex: k ? -1 : 0, onclick: () => this.open(k) }, name)));
+    this.plan = { rate: 10, seconds: 30, prompt_tokens: 200, output_tokens: 100, groups: 4, shared: 96 };
+    this.knobs = new Knobs(ask, Object.keys(this.server.ranks || {}).length);
+    const waits = ["wait", "Who waits", () => this.both(this.queue(), this.adapters())], cache = ["cache", "Watch the cache", async () => this.both(this.events(), ask && await this.index())];
+    this.tabs = [["load", "Send load", () => this.loads()], ["break", "Break it", () => this.faults()], ["tune", "Tune", () => this.knobs.make(this.wanted)], ["operate", "Operate", () => this.control()],
+      waits, cache, ["check", "Check clients", async () => this.both(await this.clients(), this.server.scripts && await this.scripts())], ["ranks", "Compare ranks", () => this.ranks()]];
+    if (!ask) this.tabs = [waits, cache];
+    $("tabs").replaceChildren(...this.tabs.map(([id, name], k) => el("button", { type: "button", role: "tab", id: `tab-${id}`, tabIndex: k ? -1 : 0, onclick: () => this.open(k) }, name)));
     $("tabs").onkeydown = (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!step) return;
@@ -36,18 +37,31 @@ class Panels {
   async open(place, focus = false) {
     if (place >= this.tabs.length) return;
     this.now = place;
-    this.refresh = null;
-    clearInterval(this.timer);
+    this.refreshes = [];
+    for (const timer of this.timers || []) clearInterval(timer);
+    this.timers = [];
     [...$("tabs").children].forEach((tab, k) => { tab.setAttribute("aria-selected", k === place); tab.tabIndex = k === place ? 0 : -1; if (focus && k === place) tab.focus(); });
     $("tab-body").setAttribute("aria-labelledby", $("tabs").children[place].id);
-    const body = await this.tabs[place][1]();
+    const body = await this.tabs[place][2]();
+    this.wanted = "";
     if (this.now === place) $("tab-body").replaceChildren(body);
-    if (this.refresh) this.refresh(this.model);
+    this.render(this.model);
   }
+
+  both(...parts) { return el("div", { class: "parts" }, ...parts.map((part) => part && el("section", {}, part))); }
+
+  tune(name) {
+    // The setting of this name, to be changed.
+    this.wanted = name;
+    this.open(2, true);
+    $("tab-body").scrollIntoView({ block: "nearest" });
+  }
+
+  changed(knobs) { if (this.tabs[this.now][0] === "tune") this.knobs.changed(knobs); }
 
   render(model) {
     this.model = model;
-    if (this.refresh) this.refresh(model);
+    for (const refresh of this.refreshes) refresh(model);
   }
 
   act(told, method, path, body) {
@@ -62,7 +76,7 @@ class Panels {
 
   every(look) {
     // Now, and every two seconds as long as the tab is open.
-    this.timer = setInterval(look, 2000);
+    this.timers.push(setInterval(look, 2000));
     return look();
   }
 
@@ -93,17 +107,16 @@ class Panels {
   }
 
   loads() {
-    const field = (name, value, min, max, step = 1) => el("input", { type: "number", name, value, min, max, step });
-    const fields = { rate: field("rate", 10, 0.1, 500, 0.1), seconds: field("seconds", 30, 1, 600), prompt_tokens: field("prompt_tokens", 200, 1, 100000), output_tokens: field("output_tokens", 100, 1, 100000), groups: field("groups", 4, 0, 1000), shared: field("shared", 96, 0, 100000) };
+    const field = (name, min, max, step = 1) => el("input", { type: "number", name, value: this.plan[name], min, max, step, oninput: (event) => { this.plan[name] = Number(event.target.value); } });
+    const fields = { rate: field("rate", 0.1, 500, 0.1), seconds: field("seconds", 1, 600), prompt_tokens: field("prompt_tokens", 1, 100000), output_tokens: field("output_tokens", 1, 100000), groups: field("groups", 0, 1000), shared: field("shared", 0, 100000) };
     const names = { rate: "requests a second", seconds: "seconds", prompt_tokens: "prompt tokens", output_tokens: "output tokens", groups: "groups of prompts", shared: "tokens that a group shares" };
     const told = el("p", { role: "status", class: "muted" }, "Completions, sent by the server to itself as clients send them."), state = el("p", { class: "mono" });
-    const plan = () => Object.fromEntries(Object.entries(fields).map(([name, input]) => [name, Number(input.value)]));
-    this.refresh = (model) => {
+    this.refreshes.push((model) => {
       const load = model.load;
       state.textContent = load ? `${load.active ? "under way" : "over"}: ${whole(load.sent)} sent, ${whole(load.in_flight)} in flight, ${whole(load.answered)} answered, ${whole(load.failed)} failed${load.error ? ` (${load.error})` : ""}` : "";
-    };
+    });
     return el("div", {}, el("div", { class: "form" }, ...Object.entries(fields).map(([name, input]) => el("label", {}, names[name], input))),
-      el("div", { class: "row" }, this.button("Send", async () => { await this.act(told, "POST", "load", plan)(); if (told.className === "good") told.textContent = ""; }), this.button("Stop", this.act(told, "DELETE", "load"))), state, told);
+      el("div", { class: "row" }, this.button("Send", async () => { await this.act(told, "POST", "load", () => this.plan)(); if (told.className === "good") told.textContent = ""; }), this.button("Stop", this.act(told, "DELETE", "load"))), state, told);
   }
 
   faults() {
@@ -131,12 +144,12 @@ class Panels {
     const body = el("tbody"), place = table(["when", "message", "event", "blocks", "tokens", "first hash", "adapter"], body);
     if (!this.server.publishes) return el("p", { class: "muted" }, "No KV events are published. --zmq-endpoint, or --kv-index, with a KV cache publishes them.");
     let last = null;
-    this.refresh = (model) => {
+    this.refreshes.push((model) => {
       const rows = model.events.slice(-60).reverse();
       if (rows[0] === last && rows.length === body.children.length) return;
       last = rows[0];
       body.replaceChildren(...rows.map(([at, kind, number, blocks, tokens, hash, adapter]) => el("tr", {}, cell(`-${ago(model.at - at)}`), cell(number), cell(kind), cell(blocks), cell(tokens || ""), cell(hash), cell(adapter))));
-    };
+    });
     return place;
   }
 
@@ -190,19 +203,20 @@ class Panels {
 
   queue() {
     const body = el("tbody"), line = el("p", { class: "muted" }), place = table(["request", "waits", "for", "adapter", "prompt"], body);
-    this.refresh = (model) => {
+    this.refreshes.push((model) => {
       const waiting = [...model.bars.values()].filter((bar) => bar.end === null && (bar.phase === QUEUED || bar.phase === PREEMPTED));
       waiting.sort((a, b) => b.phase - a.phase || a.arrival - b.arrival);
       line.textContent = `${whole(model.figures.running)} of ${whole(model.server.places)} places are taken, ${whole(waiting.length)} wait${waiting.length > 100 ? "; the first 100 by arrival" : waiting.length ? ", by arrival" : ""}.`;
       place.hidden = !waiting.length;
       body.replaceChildren(...waiting.slice(0, 100).map((bar) => el("tr", {}, cell(bar.id), cell(ago(model.at - bar.parts[bar.parts.length - 1][1])), cell(why(model, bar)), cell(bar.adapter), cell(whole(bar.prompt)))));
-    };
+    });
     return el("div", {}, line, place);
   }
 
   adapters() {
+    if (!this.server.adapter_slots) return null;
     const body = el("tbody"), line = el("p", { class: "muted" });
-    this.refresh = (model) => {
+    this.refreshes.push((model) => {
       const rows = new Map(Object.entries(model.adapters).map(([name, running]) => [name, { running, waiting: 0, here: true }]));
       for (const bar of model.bars.values()) {
         if (bar.end !== null || !bar.adapter || bar.phase !== QUEUED && bar.phase !== PREEMPTED) continue;
@@ -211,7 +225,7 @@ class Panels {
       }
       line.textContent = `${Object.keys(model.adapters).length} of ${model.server.adapter_slots} adapter slots are taken.`;
       body.replaceChildren(...[...rows].map(([name, it]) => el("tr", {}, cell(name), cell(it.here ? "in memory" : "to be loaded"), cell(it.running), cell(it.waiting))));
-    };
+    });
     return el("div", {}, line, table(["adapter", "state", "running", "waiting"], body));
   }
 

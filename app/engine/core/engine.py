@@ -98,6 +98,7 @@ class Engine(EngineClient):
 
     def on_settings(self, settings: Settings) -> None:
         self.timing.use(settings.latency)
+        self.executor.sort(settings.scheduling.scheduling_policy == "priority")
 
     def _load(self) -> tuple[int, int, float]:
         executor, blocks = self.executor, self._blocks

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from heapq import nlargest
 from itertools import groupby, islice, takewhile
 from math import inf
 from typing import Any, TypeVar
@@ -99,7 +101,7 @@ def explain(request: EngineRequest, outcome: SequenceOutcome, log: DelayLog) -> 
     """Explains a choice by its outcome, final or as of now (`waiting`, `running`)."""
     case = _Case(request, outcome, log)
     phases, shared = list(case.phases()), [it for it in case.steps if it.start_s >= case.scheduled_s]
-    longest = sorted(sorted(shared, key=lambda it: it.start_s - it.end_s)[:MOST_SHOWN])
+    longest = sorted(nlargest(MOST_SHOWN, shared, key=lambda it: it.end_s - it.start_s))
     return Explanation(
         choice=request.index,
         status=outcome.reason,
@@ -126,6 +128,9 @@ class _Case:
         self._queued_s = queued_s = min(max(request.arrival_s, outcome.queued_s), end_s)
         self.scheduled_s = end_s if outcome.scheduled_s is None else outcome.scheduled_s
         self.steps = [it for it in since(log.steps, queued_s, 1) if it.start_s < end_s]
+        self._chunks = [
+            (it, chunk.tokens) for it in self.steps for chunk in it.chunks if chunk.key == self._key
+        ]
         self._admissions = [
             it for it in since(log.admissions, queued_s - SLACK_S) if queued_s <= it.at_s <= end_s
         ]
@@ -140,10 +145,9 @@ class _Case:
 
     def _phase(self, phase: str, from_s: float, to_s: float, cause: str = "", detail: str = "") -> PhaseTime:
         chunks = [
-            (self.ms(it.start_s), self.ms(it.end_s), chunk.tokens)
-            for it in self.steps
-            for chunk in it.chunks
-            if chunk.key == self._key and from_s <= it.start_s < to_s
+            (self.ms(it.start_s), self.ms(it.end_s), tokens)
+            for it, tokens in self._chunks
+            if from_s <= it.start_s < to_s
         ]
         return PhaseTime(phase, self.ms(from_s), self.ms(to_s), cause, detail, chunks[:MOST_SHOWN])
 
@@ -195,7 +199,7 @@ class _Case:
 
     def _pieces(self, from_s: float, to_s: float) -> Iterator[tuple[float, float, str, Wait]]:
         """Yields begin and end of each piece, its cause, and its entry of the log."""
-        overtakers = self._overtakers()
+        overtakers = self._overtakers
         over_s = overtakers[0].at_s if overtakers else inf
         waits = self._log.waits
         current = next((it for it in reversed(waits) if it.at_s <= from_s), Wait(-inf, ""))
@@ -223,10 +227,11 @@ class _Case:
             return content_of(max(self.steps, key=lambda it: min(it.end_s, to_s) - max(it.start_s, from_s)))
         detail = wait.detail + (self._longest_prefill(from_s, to_s) if wait.cause == "places" else "")
         if cause == "priority":
-            others = counted(len(self._overtakers()), "request")
+            others = counted(len(self._overtakers), "request")
             return f"{others} went first, {WAITED[wait.cause]} too: {detail}"
         return detail
 
+    @cached_property
     def _overtakers(self) -> Sequence[Admission]:
         """Returns later requests of higher priority that began first; none, if they were the lesser part."""
         begun = [it for it in self._admissions if it.at_s < self.scheduled_s]
@@ -236,6 +241,8 @@ class _Case:
 
     def _longest_prefill(self, from_s: float, to_s: float) -> str:
         """Names the request whose prompt held a slot for half of this time; only without steps."""
+        if self.steps:
+            return ""
         holders = [
             (min(it.first_s, to_s) - max(it.at_s, from_s), it)
             for it in islice(reversed(self._log.admissions), MOST_HOLDERS)
@@ -293,7 +300,8 @@ class _Case:
             (min(self.ms(it.end_s), phase.to_ms) - max(self.ms(it.start_s), phase.from_ms), it)
             for phase in run
             for it in self.steps
-            if sum(chunk.tokens for chunk in it.chunks if chunk.key != self._key) >= SLOW_TOKENS
+            if it.prefill_tokens >= SLOW_TOKENS
+            and sum(chunk.tokens for chunk in it.chunks if chunk.key != self._key) >= SLOW_TOKENS
         ]
         others = [it for it in others if it[0] > 0]
         took_ms, whole_ms = sum(it[0] for it in others), sum(it.took_ms for it in run)

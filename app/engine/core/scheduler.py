@@ -78,6 +78,15 @@ class WaitingQueue(Generic[W]):
         else:
             insort(line, (place, sequence))
 
+    def sort(self, by_priority: bool) -> None:
+        """Puts the waiting sequences in the order of another policy, but those before all others."""
+        if by_priority != self._by_priority:
+            self._by_priority = by_priority
+            firsts = {it for line in self._lines.values() for place, it in line if place < FIRST // 2}
+            self._lines, self._entries = {}, 0
+            for sequence in sorted(self.members, key=lambda it: it.arrived):
+                self.add(sequence, sequence in firsts)
+
     def remove(self, sequence: W) -> bool:
         """Removes a sequence; returns False if the sequence is not waiting."""
         if sequence not in self.members:

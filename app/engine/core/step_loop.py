@@ -22,6 +22,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.engine.core.batch import Batch, Blocks, Drafts, LoRASlots, S, SchedulerLimits
 from app.engine.core.scheduler import Scheduler, WaitingQueue
@@ -288,6 +289,11 @@ class StepExecutor(StepLoop["SteppedSequence"]):
     @property
     def waiting(self) -> int:
         return self._in_line + len(self._queue.members) + len(self.scheduler.fetching)
+
+    def sort(self, by_priority: bool) -> None:
+        """Sets the order of waiting sequences, and of preemptions."""
+        self._queue.sort(by_priority)
+        self.limits = self.scheduler.limits = replace(self.limits, by_priority=by_priority)
 
     def free(self, adapter: str | None = None) -> int:
         if self.scheduler.paused or adapter is not None and not self._queue.is_ready(adapter):

@@ -163,6 +163,9 @@ class SequencePool:
     def waiting(self) -> int:
         return len(self.queue.members)
 
+    def sort(self, by_priority: bool) -> None:
+        self.queue.sort(by_priority)
+
     queued = waiting
 
     def free(self, adapter: str | None = None) -> int:

@@ -154,6 +154,7 @@ class Film:
             (deque(sorted(range(len(its)), key=its.__getitem__)), its, handlers)
             for its, *handlers in self._events(out)
         ]
+        begun = deque(sorted((it.begun_s, pod) for pod, it in enumerate(out.lives) if it.begun_s > begin_s))
         chunks, lost_s = deque(sorted(self._chunks)), sorted(self._lost_s)
         lanes = [
             ((self._first_pod if it.prefills else out.pod)[it.request], it.steps)
@@ -179,6 +180,9 @@ class Film:
                 if pod < MOST_LANES:
                     took_ms = round(took_s * 1000, 3)
                     frame.steps.append((ms(start_s), took_ms, prompts, decodes, sequences, pod))
+            while begun and begun[0][0] <= at_s:
+                life_s, pod = begun.popleft()
+                frame.marks.append((ms(life_s), "scale", f"pod {pod} begins to load"))
             while chunks and chunks[0][0] <= at_s:
                 end_s, number = chunks.popleft()
                 frame.chunks += (number + 1, ms(end_s))

@@ -17,7 +17,7 @@ from opentelemetry.util.types import AttributeValue
 from app.base import Bounded
 from app.base.clock.clock import Clock
 from app.engine.core.delays import DelayLog
-from app.engine.core.explanation import explain
+from app.engine.core.explanation import Explanation, explain
 from app.engine.core.request import EngineRequest, SequenceOutcome, Watch
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response
@@ -36,7 +36,9 @@ CHOICE = "understudy.choice"
 DELAY = "understudy.delay"
 """Sentence that explains the latency, and prefix of the attributes of events."""
 NOTICED_S = 0.05
-"""Least time before a place, in seconds, that is explained: an explanation takes half a millisecond."""
+"""Least time before a place, in seconds, that is explained."""
+MOST_EXPLAINING_S, EXPLAINING_SHARE = 0.01, 0.1
+"""Most time of explanations in one go, in seconds, and their share of all time: each takes 1 to 2 ms."""
 
 UNTRACED = frozenset(("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version"))
 """Paths that probes and scrapers request many times a minute."""
@@ -61,7 +63,7 @@ class Traces(Middleware):
         caches: Mapping[str, Bounded] = MappingProxyType({}),
     ) -> None:
         self.caches, self._make_tracer = caches, make_tracer
-        self._clock, self._delays, self._unix_ns = clock, delays, unix_ns
+        self._clock, self._explain, self._unix_ns = clock, Explainer(delays, clock.now), unix_ns
         self._propagator = TraceContextTextMapPropagator()
 
     @cached_property
@@ -84,7 +86,7 @@ class Traces(Middleware):
             method + name, parent, SpanKind.SERVER, attributes, start_time=start_ns
         )
         if span.is_recording():
-            trace = RequestTrace(self._tracer, span, zero_ns, self._delays)
+            trace = RequestTrace(self._tracer, span, zero_ns, self._explain)
             context.keep(trace)
             context.observers = (*context.observers, trace.watch)
 
@@ -97,11 +99,29 @@ class Traces(Middleware):
             response.on_close(lambda: trace.end(self._clock.now()))
 
 
+class Explainer:
+    """Explains choices, within a limit of time: hundreds that end at once do not hold the loop."""
+
+    def __init__(self, delays: DelayLog, now: Callable[[], float]) -> None:
+        self._delays, self._now = delays, now
+        self._left_s, self._since_s = MOST_EXPLAINING_S, now()
+
+    def __call__(self, generation: EngineRequest, outcome: SequenceOutcome) -> Explanation | None:
+        """Returns None while the time is used up."""
+        begin_s = self._now()
+        self._left_s += EXPLAINING_SHARE * (begin_s - self._since_s)
+        self._left_s = min(self._left_s, MOST_EXPLAINING_S)
+        found = explain(generation, outcome, self._delays) if self._left_s > 0 else None
+        self._since_s = self._now()
+        self._left_s -= self._since_s - begin_s
+        return found
+
+
 class RequestTrace:
     """The trace of a request with its `span`. `unix_ns` is the Unix time of the clock's zero."""
 
-    def __init__(self, tracer: Tracer, span: Span, unix_ns: int, delays: DelayLog) -> None:
-        self.span, self._tracer, self._unix_ns, self._delays = span, tracer, unix_ns, delays
+    def __init__(self, tracer: Tracer, span: Span, unix_ns: int, explainer: Explainer) -> None:
+        self.span, self._tracer, self._unix_ns, self._explain = span, tracer, unix_ns, explainer
         self._below = set_span_in_context(span, Context())
         self._tokens = {PROMPT_TOKENS: 0, CACHED_TOKENS: 0, COMPLETION_TOKENS: 0}
         self._latency: dict[str, float] = {}
@@ -169,7 +189,9 @@ class RequestTrace:
         waited = begun_s - generation.arrival_s >= NOTICED_S
         if not (waited or outcome.preemptions or generation.remote_prefill):
             return
-        found = explain(generation, outcome, self._delays)
+        found = self._explain(generation, outcome)
+        if found is None:
+            return
         self.span.set_attribute(DELAY, found.sentence)
         for it in found.phases:
             if it.phase in ("queue", "transfer", "preempted"):

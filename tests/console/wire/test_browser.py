@@ -204,7 +204,7 @@ def test_scripts_are_told_rule_by_rule(browser: Browser, tmp_path: Path) -> None
         it = Seen(browser.new_page(), server)
         it.open()
         complete(server)
-        it.tab("scripts")
+        it.tab("check")
         until(lambda: re.search(r"greet <b>\s+1\s", it.page.inner_text("#tab-body")), "no rule is told")
         path.write_text("rules: [{then: {txt: a}}]")
         it.shows("unknown key 'txt'")
@@ -215,28 +215,28 @@ def test_scripts_are_told_rule_by_rule(browser: Browser, tmp_path: Path) -> None
 
 def test_knobs_faults_and_buttons_act(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    seen.tab("knobs")
+    seen.tab("tune")
     for rate, told, now in (("100", "set", 100), ("101", "must be between 0 and 100", 100), ("0", "set", 0)):
         seen.page.fill("#knob-failure-injection-rate", rate)
         seen.page.keyboard.press("Tab")
         seen.shows(told)
         until(lambda now=now: settings(server)["failure-injection-rate"] == now, f"it is not {now}")  # type: ignore[misc]
     seen.forgives("400")
-    seen.tab("faults")
+    seen.tab("break")
     seen.page.locator("#tab-body select").select_option("503 for every tenth request")
     seen.page.get_by_role("button", name="Apply").first.click()
     rules = [{"action": "error", "status": 503, "every": 10}]
     until(lambda: settings(server)["fault-rules"] == rules, "the rule is not set")
     seen.press("Clear")
     until(lambda: settings(server)["fault-rules"] is None, "the rule stays")
-    seen.tab("control")
+    seen.tab("operate")
     for button, state in (
         ("Pause", "paused"),
         ("Resume", "serving"),
         ("Sleep", "sleeping"),
         ("Wake up", "serving"),
     ):
-        seen.press(button)
+        seen.page.locator("#tab-body").get_by_role("button", name=button).click()
         seen.is_now(state)
     seen.press("Reset")
     until(lambda: seen.model("[...model.blocks].every(state => state === 0)"), "blocks stay cached")
@@ -246,13 +246,13 @@ def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
     seen.open()
     complete(server, prompt=LONG, max_tokens=30)
     for name, word in (
-        ("load", "requests a second"), ("faults", "Errors by chance"), ("events", "stored"),
-        ("index", "copies"), ("clients", "client"), ("adapters", "adapter slots"), ("ranks", "serving"),
-        ("queue", "places are taken"),
+        ("load", "requests a second"), ("break", "Errors by chance"), ("cache", "stored"),
+        ("cache", "copies"), ("check", "client"), ("wait", "adapter slots"), ("ranks", "serving"),
+        ("wait", "places are taken"), ("tune", "set at the start"),
     ):  # fmt: skip
         seen.tab(name)
         seen.shows(word)
-    seen.tab("index")
+    seen.tab("cache")
     seen.page.fill("#tab-body textarea", LONG)
     seen.press("Score")
     until(
@@ -280,8 +280,8 @@ def test_it_is_used_by_keyboard(seen: Seen, server: RunningServer) -> None:
     assert seen.page.input_value("#filter") == "cmpl"
     seen.page.fill("#filter", "")
     seen.page.keyboard.press("Escape")
-    seen.page.keyboard.press("4")
-    assert seen.page.get_attribute("#tab-knobs", "aria-selected") == "true"
+    seen.page.keyboard.press("3")
+    assert seen.page.get_attribute("#tab-tune", "aria-selected") == "true"
     seen.page.keyboard.press("p")
     seen.is_now("paused")
     seen.page.keyboard.press("p")
@@ -346,7 +346,10 @@ def test_a_simulation_is_looked_through(browser: Browser, tmp_path: Path) -> Non
     assert page.evaluate("model.over.length") == page.evaluate("model.bars.size") > 150
     page.evaluate("stop(10000)")
     until(lambda: page.evaluate("shown().figures.running") > 5, "nothing runs in the midst of it")
-    assert [tab.inner_text() for tab in page.locator("#tabs button").all()] == ["Queue", "Adapters", "Events"]
+    assert [tab.inner_text() for tab in page.locator("#tabs button").all()] == [
+        "Who waits",
+        "Watch the cache",
+    ]
     assert "places are taken" in page.inner_text("#tab-body")
     assert page.inner_text("#steps-title") == "Pods" and page.evaluate("shown().pods.length") == 2
     page.close()
@@ -365,7 +368,7 @@ def test_it_fits_its_window_and_axe_finds_nothing(
     assert it.model("document.documentElement.scrollWidth") <= width
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     it.show(complete(server, prompt=LONG, max_tokens=30)["id"])
-    for tab in ("", "control", "knobs", "faults", "events", "clients", "adapters", "ranks"):
+    for tab in ("", "load", "break", "tune", "operate", "wait", "cache", "check", "ranks"):
         if tab:
             it.model("views.detail.hide()")
             it.tab(tab)

@@ -66,6 +66,17 @@ def saved(page: Page, file: Path) -> Path:
     return file
 
 
+def drag(page: Page, begin: float, end: float) -> None:
+    """Drags on the first chart, from one share of its time to another."""
+    box = page.locator("#comparison canvas").first.bounding_box()
+    assert box is not None
+    left, y = box["x"] + 46, box["y"] + box["height"] / 2
+    page.mouse.move(left + begin * (box["width"] - 46), y)
+    page.mouse.down()
+    page.mouse.move(left + end * (box["width"] - 46), y, steps=4)
+    page.mouse.up()
+
+
 def load(server: RunningServer) -> None:
     plan = {"rate": 20, "seconds": 2, "output_tokens": 20, "groups": 2, "shared": 64}
     assert requests.post(f"{server.url}/admin/console/load", json=plan, timeout=20).status_code == 200
@@ -96,10 +107,17 @@ def test_the_page_says_in_one_sentence_which_router_is_better(
         for name in ("TTFT p50", "TTFT p99", "ITL p99", "E2E p90", "mean wait in the queue", "mean prefill"):
             shown = float(next(row[column] for row in rows if row[0] == name).split()[0].replace(",", ""))
             assert own[name] == pytest.approx(shown, rel=0.01, abs=0.5), name
-    densities = "compared.plots.slice(0, 2).map(plot => plot.data)"
-    grids = page.evaluate(f"{densities}.map(data => data[0].length)")
-    assert grids == [300, 300] and page.evaluate("compared.plots.length") == 7
-    assert page.evaluate(f"{densities}.every(data => data[3].every((n, k) => n <= data[2][k]))")
+    assert page.evaluate("compared.charts.length") == 7
+    for number, requests_of_run in ((0, 200), (1, 200)):
+        rows_of = f"compared.charts[{number}].series.map(row => row.values)"
+        queued, prefill, decode = page.evaluate(rows_of)
+        assert 0 < max(queued) < requests_of_run and len(queued) == 300
+        assert all(a >= b >= c for a, b, c in zip(queued, prefill, decode, strict=True))
+    drag(page, 0.25, 0.5)
+    shown = page.evaluate("[compared.range.from / compared.length, compared.range.to / compared.length]")
+    assert shown == pytest.approx([0.25, 0.5], abs=0.02)
+    page.locator("#comparison canvas").first.dblclick()
+    assert page.evaluate("compared.range.to === compared.length")
     page.get_by_role("button", name="Show alone").last.click()
     until(lambda: page.inner_text("#state") == "a report", "the run is not shown alone")
     assert "prefix-aware" in page.inner_text("#model") and page.inner_text("#steps-title") == "Pods"
