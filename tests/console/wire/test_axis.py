@@ -162,7 +162,7 @@ def test_what_is_dragged_on_one_part_is_zoomed_in_all(report: Page) -> None:
 def test_hundreds_of_requests_are_a_density_with_the_rows_of_a_moment(report: Page) -> None:
     assert report.evaluate("model.bars.size") >= 240
     assert report.evaluate("views.bars.dense")
-    at_ms = 12_000.0
+    at_ms = 12_120.0
     count = report.evaluate(UNDER_WAY.replace("AT", str(at_ms)) + ".length")
     density = report.evaluate(
         "(({counts, failed}) => counts.reduce((sum, row) => sum + row[Math.floor("
