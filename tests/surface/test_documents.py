@@ -97,6 +97,24 @@ def test_the_readme_leads_to_every_page_and_to_nothing_that_is_not_there() -> No
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= LINKS
 
 
+def test_links_from_outside_of_docs_lead_to_headings_that_are_there() -> None:
+    """Links between pages of docs/ are looked at by `make docs`."""
+    pages = [ROOT / "README.md", ROOT / "clients/js/README.md", *(ROOT / "tests").glob("**/README.md")]
+    links = [
+        (page, *link)
+        for page in pages
+        for link in re.findall(r"\]\(([\w./-]+\.md)#([\w-]+)\)", page.read_text())
+    ]
+    missing = [link for page, *link in links if link[1] not in anchors((page.parent / link[0]).read_text())]
+    assert missing == [] and len(links) > 8
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    headings = re.findall(r"(?m)^#+ (.+)$", CODE.sub("", text))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_the_readme_s_five_jobs_are_those_of_the_first_page() -> None:
     linked = re.findall(r"\[([\w ]+)\]\(docs/index\.md#([\w-]+)\)", README)
     assert [job for job, _ in linked] == JOBS and len(JOBS) == 5
