@@ -377,7 +377,9 @@ class Assembly:
         pipeline = RequestPipeline(
             settings=settings,
             body=BodyLimits.of(self.server),
-            models=models.ServedModels(model.served_names, model.model, model.max_model_len, self.adapters),
+            models=models.ServedModels(
+                model.served_names, model.model, model.max_model_len, self.adapters, model.takes_any_name
+            ),
             tokenizer=self.tokenizer,
             identity=self.identity,
             responder=responder,

@@ -15,6 +15,8 @@ from config.declaration import (
     Section,
 )
 
+ANY = "*"
+"""Item of served-model-name that stands for every name."""
 OWN_LENGTH = 2**31 - 1
 """Provisional max-model-len, in tokens, until a real engine reports its model's context length."""
 
@@ -25,7 +27,8 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     model: NonEmpty = "understudy-tiny"
     """Name of the base model."""
     served_model_name: NonEmptyItems = ()
-    """Names that requests may use, the first is shown in replies; the model's own name when empty."""
+    """Names that requests may use, the first is shown in replies; the model's own name when empty. With * a
+    request may use any name, which its reply shows."""
     max_model_len: Annotated[Count, About(unit="tokens", also=("max-seq-length",))] = 32_768
     """Length of the context: prompt and completion together. With engine llm the model's own when it is not
     given."""
@@ -51,8 +54,12 @@ class ModelSettings(Section, frozen=True, kw_only=True):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Names for the model in requests, never empty; replies have the first name."""
-        return self.served_model_name or (self.model,)
+        """Names for the model in requests, never empty and without *; replies have the first name."""
+        return tuple(name for name in self.served_model_name if name != ANY) or (self.model,)
+
+    @property
+    def takes_any_name(self) -> bool:
+        return ANY in self.served_model_name
 
 
 class LoraSettings(Section, frozen=True, kw_only=True):

@@ -252,7 +252,7 @@ class RequestPipeline:
             reasoning=thinks != "no",
             only_thoughts=thinks == "all",
             thinking_budget=None if chat is None else chat.thinking_token_budget,
-            adapter=None if asked.model == self.models.names[0] else asked.model,
+            adapter=self.models.adapter_of(asked.model),
             priority=priority,
             cache_salt=request.cache_salt,
             media=() if prompt.features is None else placeholders(prompt.features),
