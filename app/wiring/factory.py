@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -142,29 +141,26 @@ def prepare(settings: Settings) -> None:
         recording, upstream = open_recording(settings)
         recording.close()
         if upstream is not None:
-            upstream.close()
+            upstream.file.close()
     if settings.PLUGINS:
         build(settings, tokenizer_of(settings))  # validates the plugins' hooks once for all workers
 
 
-def open_recording(
-    settings: Settings, has_keys: Callable[[], bool] = lambda: False
-) -> tuple[Recording, Upstream | None]:
+def open_recording(settings: Settings) -> tuple[Recording, Upstream | None]:
     """Opens the recording of the settings, and the upstream of their targets, which adds to the file.
 
     ConfigError for a file that cannot be read or written, and for a wrong target.
     """
+    from app.serving.http.client import Target
     from app.serving.recording.exchange import Recording, RecordingError
+    from app.serving.recording.recorder import RecordingFile, Upstream
 
     at, upstream = settings.replay, None
     try:
         if at.target:
-            from app.serving.http.client import Target  # imports a server, which other settings do not need
-            from app.serving.recording.recorder import RecordingFile, Upstream
-
             targets = Target.by_model(at.target)
             file = RecordingFile(Path(at.replay), ", ".join(it.url for it in targets.values()), adds=True)
-            upstream = Upstream(targets, file, at.target_timeout, has_keys=has_keys)
+            upstream = Upstream(targets, file, at.target_timeout)
         return Recording(at.replay, at.replay_miss == "nearest"), upstream
     except RecordingError as error:
         raise ConfigError(f"setting replay: {error}") from None
@@ -403,9 +399,10 @@ class Assembly:
         from app.serving.recording.replay import Replay
 
         clock = LiveClock()  # a clock has one alarm; the engine uses the other one
-        recording, upstream = open_recording(self.settings, lambda: bool(self.live.current.access.api_key))
-        body, miss = BodyLimits.of(self.server), self.settings.replay.replay_miss
-        return Replay(recording, body, self.faults, TimerWheel(clock), clock.now, miss, upstream)
+        recording, upstream = open_recording(self.settings)
+        at, wheel = self.settings.replay, TimerWheel(clock)
+        body, has_keys = BodyLimits.of(self.server), lambda: bool(self.live.current.access.api_key)
+        return Replay(recording, body, self.faults, wheel, clock.now, at.replay_miss, upstream, has_keys)
 
     def _console(self) -> Console | None:
         if not self.settings.api.console:
@@ -467,7 +464,7 @@ class Assembly:
             app.services.append(publisher)
         app.services += [] if self.remote is None else [self.remote]
         if self.replay is not None and self.replay.upstream is not None:
-            app.services.append(self.replay.upstream)
+            app.services.append(self.replay.upstream.file)
         if scripts is not None:
             app.services.append(scripts)
             app.add_routes("script", admin.script_routes(scripts, self.peers))

@@ -39,7 +39,8 @@ class Recorder:
         most_held = given.pop("most_held_bytes", 1 << 20)
         self._path = path
         self._file = RecordingFile(path, address, most_held_bytes=most_held, warn=self.told.append)
-        self._proxy = RecordingProxy(Upstream({"": Target.of(f"http://{address}")}, self._file, **given))
+        targets = given.pop("targets", {"": Target.of(f"http://{address}")})
+        self._proxy = RecordingProxy(Upstream(targets, self._file, **given))
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -245,6 +246,23 @@ def test_a_body_that_breaks_off_or_becomes_garbage_breaks_off_and_is_kept_as_suc
             response.read()
         [kept] = recorder.kept(1)
     assert kept.answer.is_broken and body_of(kept) in (b"hello", b"")
+
+
+def test_targets_by_model_get_their_requests_and_keys(tmp_path: Path) -> None:
+    first, second = stubs.Pod("first"), stubs.Pod("second")
+    with stubs.serving(first) as one, stubs.serving(second) as two:
+        targets = Target.by_model([f"a/b:c=http://K%21@{one}/v1", f"http://{two}"])
+        with recording(tmp_path, one, targets=targets) as (proxy, recorder):
+            asked = [{"model": "a/b:c"}, {"model": "other"}, {"prompt": "Hi"}]
+            names = []
+            for body in asked:
+                with stubs.posted(proxy, body, Authorization="Bearer K2") as response:
+                    names.append(response.read().decode())
+            assert names == ["first", "second", "second"]
+            kept = recorder.kept(3)
+    assert sorted(str(each.request.body) for each in kept) == sorted(json.dumps(body) for body in asked)
+    assert [pod.headers[0]["HTTP_AUTHORIZATION"] for pod in (first, second)] == ["Bearer K!", "Bearer K2"]
+    assert first.asked[0][2] == json.dumps(asked[0]).encode()
 
 
 class FullDisk:

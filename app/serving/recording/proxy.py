@@ -8,7 +8,7 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from wsgiref.types import StartResponse, WSGIEnvironment
@@ -20,7 +20,7 @@ from app.base.clock.pause import share_loop
 from app.serving.http import client as http
 from app.serving.http.errors import ApiError
 from app.serving.recording import exchange as recordings
-from app.serving.recording.recorder import KeptExchange, RecordingFile, Upstream
+from app.serving.recording.recorder import RecordingFile, RelayedExchange, Upstream
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser, whole_number
@@ -41,34 +41,32 @@ class RecordingProxy:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         """Answers 502 or 504 without an answer; ConnectionResetError if the server breaks its answer off."""
-        upstream, headers = self._upstream, http.request_headers(environ)
-        kept = upstream.keep(environ["REQUEST_METHOD"], environ[http.TARGET], headers)
-        body, model = self._body(kept, environ), None
-        if body is not None and len(upstream.targets) > 1:
-            start = environ["wsgi.input"].read(recordings.MOST_BODY_BYTES)
-            kept.take("request", start)
-            body, model = chain((start,), body), recordings.model_of(start)
-        if length := environ.get("CONTENT_LENGTH"):
+        asked, headers, model = environ["wsgi.input"], http.request_headers(environ), None
+        length, client = environ.get("CONTENT_LENGTH"), environ[http.CLIENT]
+        exchange = RelayedExchange(
+            self._upstream, environ["REQUEST_METHOD"], environ[http.TARGET], headers, client
+        )
+
+        def pieces(size: int) -> Iterator[bytes]:
+            while piece := asked.read(size):
+                exchange.take("request", piece)
+                yield piece
+
+        body = pieces(PIECE) if length or "HTTP_TRANSFER_ENCODING" in environ else None
+        if body is not None and len(self._upstream.targets) > 1:
+            start = next(pieces(recordings.MOST_BODY_BYTES), b"")
+            model, body = recordings.model_of(start), chain((start,), body)
+        if length:
             headers["content-length"] = length
-        with ExitStack() as ends:
+        with closing(exchange):
             try:
-                target, client = upstream.target_of(model), environ[http.CLIENT]
-                response = ends.enter_context(upstream.asked(target, kept, headers, body, client))
+                exchange.ask(model, body)
             except ApiError as error:
                 yield from http.refuse(start_response, f"{error.status} {error.type}", error.message)
                 return
-            write = start_response(f"{response.status} {response.reason}", kept.headers)
+            write = start_response(f"{exchange.status} {exchange.reason}", exchange.headers)
             write(b"")  # status line and headers leave now
-            yield from upstream.pieces(kept, response)
-
-    def _body(self, kept: KeptExchange, environ: WSGIEnvironment) -> Iterator[bytes] | None:
-        def pieces() -> Iterator[bytes]:
-            while piece := environ["wsgi.input"].read(PIECE):
-                kept.take("request", piece)
-                yield piece
-
-        has_body = environ.get("CONTENT_LENGTH") or "HTTP_TRANSFER_ENCODING" in environ
-        return pieces() if has_body else None
+            yield from exchange
 
 
 def run(argv: Sequence[str]) -> int:

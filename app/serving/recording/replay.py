@@ -1,8 +1,8 @@
 """Replays a recording: sends the recorded bytes at the recorded times."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING
+from contextlib import closing
+from weakref import WeakValueDictionary
 
 from gevent.event import Event as Bell
 
@@ -10,23 +10,15 @@ from app.base.clock.clock import TimerWheel
 from app.base.clock.pause import Slices, call_long
 from app.serving.faults.fault import Fault, break_off, damage
 from app.serving.faults.injector import FaultInjector
+from app.serving.http.client import KEYS, NOT_FORWARDED
 from app.serving.http.connection import Connection
 from app.serving.http.context import BodyLimits, RequestContext
-from app.serving.http.errors import bad_request, internal, not_found, timed_out
-from app.serving.http.response import (
-    CLIENT_GONE,
-    UNBUFFERED,
-    Response,
-    StreamingBody,
-    error_event,
-    json_response,
-)
+from app.serving.http.errors import bad_request, internal, not_found
+from app.serving.http.response import CLIENT_GONE, UNBUFFERED, Response, StreamingBody, json_response
 from app.serving.middleware.masking import MASK
 from app.serving.middleware.stack import Middleware
 from app.serving.recording import exchange as recordings
-
-if TYPE_CHECKING:
-    from app.serving.recording.recorder import KeptExchange, Upstream
+from app.serving.recording.recorder import RelayedExchange, Upstream
 
 MISS = "X-Replay-Miss"
 """Header with another `replay-miss` for its request."""
@@ -37,6 +29,8 @@ ASKED = (*PREFIXES, "/tokenize", "/detokenize", "/pooling", "/classify", "/score
 PASSING = frozenset((401, 403, 407, 408, 425, 429))
 """Statuses that are not kept, nor are 500 and above: they concern a client's key or the target's load."""
 NEVER = ("/admin/", "/health", "/metrics", "/ready", "/ping")
+OWN_HEADERS = NOT_FORWARDED.union(("x-admin-key", "x-fault", "x-replay-miss", "x-return-error"))
+"""Headers for this server, which no target gets."""
 OURS = frozenset(
     (
         *("connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"),
@@ -62,17 +56,19 @@ class Replay(Middleware):
         wheel: TimerWheel,
         now: Callable[[], float],
         miss: str = "simulate",
-        upstream: "Upstream | None" = None,
+        upstream: Upstream | None = None,
+        has_keys: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`has_keys`: this server has API keys, so that a client's key is not for targets."""
         self.recording = recording
         self.equal = self.alike = self.missed = 0
         """Requests answered by an equal one, by a similar one, and by none."""
         self._body, self._faults, self._miss, self.upstream = body, faults, miss, upstream
-        self._wheel, self._now = wheel, now
+        self._wheel, self._now, self._has_keys = wheel, now, has_keys
         kinds = {"nearest": recording.alike, "record": upstream is not None}
         self._kinds = ["simulate", "not-found", *(kind for kind, is_possible in kinds.items() if is_possible)]
-        self._open: dict[bytes, Bell] = {}
-        """Requests that a target answers now, by their keys; set when they are over."""
+        self._open: WeakValueDictionary[bytes, RelayedExchange] = WeakValueDictionary()
+        """Exchanges with targets by the keys of their requests."""
 
     def report(self) -> dict[str, object]:
         if self.upstream is not None:
@@ -131,11 +127,11 @@ class Replay(Middleware):
             response.headers = headers
         return damage(response, context.kept(Fault), context)
 
-    def _read_on(self, form: recordings.RequestForm, upstream: "Upstream") -> float:
+    def _read_on(self, form: recordings.RequestForm, upstream: Upstream) -> float:
         """Waits for an equal request that is under way, reads new lines, and returns the seconds."""
         began_s = self._now()
-        if (bell := self._open.get(form.key)) is not None:
-            bell.wait()
+        if (exchange := self._open.get(form.key)) is not None:
+            exchange.over.wait()
         upstream.file.wait()
         try:
             self.recording.read_on()
@@ -155,39 +151,26 @@ class Replay(Middleware):
         return None
 
     def _relayed(
-        self,
-        context: RequestContext,
-        path: str,
-        form: recordings.RequestForm | None,
-        upstream: "Upstream",
+        self, context: RequestContext, path: str, form: recordings.RequestForm | None, upstream: Upstream
     ) -> Response:
         """Asks the target, whose answer passes as it comes, and is kept. ApiError 404, 502 or 504."""
         model = None if form is None else form.model
         if model is not None:
             self._faults.inject(context, model)
-        target, headers, body = upstream.target_of(model), upstream.forwarded(context), context.body or b""
-        kept = upstream.keep(context.method, path, headers)
-        kept.take("request", body)
-        with ExitStack() as ends:
-            if form is not None:
-                self._open[form.key] = bell = Bell()
-                ends.callback(self._over, form.key, bell)
-            asked = upstream.asked(target, kept, headers, body or None, context.connection)
-            answer = ends.enter_context(asked)
-            if kept.status in PASSING or kept.status >= 500:
-                kept.give_up(f"status {kept.status} may pass")
-            if self.recording.is_full:
-                kept.give_up("the recording is full")
-            pieces = upstream.pieces(kept, answer)
-            relayed = RelayedBody(kept, pieces, ends.pop_all(), context.connection)
-        response = Response(relayed, kept.status, _headers(kept.headers))
-        response.on_close(relayed.close)
+        left_out = OWN_HEADERS.union(KEYS if self._has_keys() else ())
+        headers = {name: value for name, value in context.headers.items() if value and name not in left_out}
+        exchange = RelayedExchange(upstream, context.method, path, headers, context.connection)
+        if form is not None:
+            self._open[form.key] = exchange
+        exchange.take("request", context.body or b"")
+        exchange.ask(model, context.body or None)
+        if exchange.status in PASSING or exchange.status >= 500:
+            exchange.give_up(f"status {exchange.status} may pass")
+        if self.recording.is_full:
+            exchange.give_up("the recording is full")
+        response = Response(exchange, exchange.status, _headers(exchange.headers))
+        response.on_close(exchange.close)  # also where the body is left out, as for HEAD
         return damage(response, context.kept(Fault), context)
-
-    def _over(self, key: bytes, bell: Bell) -> None:
-        bell.set()
-        if self._open.get(key) is bell:
-            del self._open[key]
 
 
 class RecordedBody(StreamingBody):
@@ -250,40 +233,6 @@ class RecordedBody(StreamingBody):
 
     def fail(self, error: Exception) -> None:
         self._end()
-
-
-class RelayedBody(StreamingBody):
-    """Yields the pieces of a target's answer as they come. Iterate once, in a greenlet; always close."""
-
-    def __init__(
-        self,
-        kept: "KeptExchange",
-        pieces: Iterator[bytes],
-        ends: ExitStack,
-        connection: Connection | None,
-    ) -> None:
-        """`ends` close the target's connection and keep the exchange."""
-        super().__init__()
-        self._kept, self._pieces, self._ends, self._connection = kept, pieces, ends, connection
-        content_type = recordings.header_of(kept.headers, "content-type")
-        self._is_stream = content_type.startswith("text/event-stream")
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield b""  # status line and headers leave now
-        try:
-            for piece in self._pieces:
-                self.bytes_sent += len(piece)
-                yield piece
-        except ConnectionResetError as error:
-            if self._kept.client_left:
-                return
-            if isinstance(error.__cause__, TimeoutError) and self._is_stream:
-                yield error_event(timed_out("The target's answer did not go on in time."))
-            break_off(self._connection)
-
-    def close(self) -> None:
-        self._ends.close()
-        self.gone = self._kept.client_left
 
 
 def _headers(given: recordings.Headers) -> dict[str, str]:

@@ -149,7 +149,7 @@ def test_a_target_that_gives_no_answer_is_one_clear_error(tmp_path: Path) -> Non
                     finally:
                         assert heard.startswith(b'data: 1\n\ndata: {"error"'), heard
             assert post(server.port, {"prompt": "Hi"}, "/tokenize").status == 404
-            assert server.log().count("not kept: ") == 4
+            assert server.log().count("not kept: ") == 6
     assert exchanges_of(file) == []
 
 
