@@ -21,7 +21,6 @@ IGNORED_SWITCHES = frozenset(
     + ("skip-headers", "skip-log-headers")
 )
 RETIRED = {
-    "engine-threads": "OMP_NUM_THREADS sets the threads of engine llm",
     "kv-cache-full": "a request waits for free blocks",
     "kv-index-fetch-tokenizers": "name hub in kv-index-tokenizers",
     "kv-index-memory-mb": "kv-index-size is in MiB where kv-index-backend is cost-aware",

@@ -26,6 +26,7 @@ from app.llm.model_runner import ModelRunner
 from app.llm.sampler import NO_NUMBERS, SamplingState, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
 from app.llm.sequence import Detokenizer, PagedBlocks, Sequence
+from app.llm.step_times import StepTimes
 from app.text.huggingface import LocalTokenizer
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ class LLMEngine:
         )
         self._waiting: WaitingQueue[Sequence] = WaitingQueue(by_priority=True)
         self.scheduler: Scheduler[Sequence] = Scheduler(limits, self.cache, self._waiting)
+        self.scheduler.prefill_limit = self._prefill_limit
+        self._times = StepTimes(options.step_time_s)
         self._choices: dict[Hashable, list[Sequence]] = {}
         """Unfinished choices by request id."""
         self.halted = False
@@ -256,7 +259,7 @@ class LLMEngine:
         decodes, chunks = self._parts(batch)
         prompts = sum(it.prompt_tokens - it.cached_tokens for it in batch.prefilled if not it.output_ids)
         self.step_tokens = prompts + len(batch.decodes) + len(batch.prefilled)
-        outputs += self._compute(batch, decodes, chunks)
+        outputs += self._timed(batch, decodes, chunks)
         self.stats.steps += 1
         self.stats.step_s += self._now() - started
         return outputs
@@ -285,6 +288,29 @@ class LLMEngine:
                     Chunk(it, ids[start : it.computed], start, it.block_numbers(), it in sampling, logits)
                 )
         return decodes, chunks
+
+    def _prefill_limit(self) -> int:
+        """Returns the prompt tokens of the next step, which fit into `step_time_s`."""
+        scheduler = self.scheduler
+        start = scheduler.prefilling[0].computed if scheduler.prefilling else 0
+        decodes = [it.stored for it in scheduler.running if it.decodes]
+        most = self._times.most_tokens(len(decodes), sum(decodes), start)
+        return self.options.max_num_batched_tokens if most is None else most
+
+    def _timed(self, batch: Batch[Sequence], decodes: list[Chunk], chunks: list[Chunk]) -> list[Output]:
+        """Computes a step, on as many threads as help, and learns from its time."""
+        governor, kind = self.runner.device.governor, 0 if chunks else len(decodes).bit_length()
+        pairs, begun_s = batch.attention + batch.context, self._now()
+        expected_s = self._times.seconds(batch.tokens, pairs) if chunks else 1.0
+        if governor is not None:
+            self.runner.device.use_threads(governor.threads(kind))
+        outputs = self._compute(batch, decodes, chunks)
+        took_s = self._now() - begun_s
+        if governor is not None and expected_s:
+            governor.add(kind, took_s / expected_s)
+        if chunks:
+            self._times.add(batch.tokens, pairs, took_s)
+        return outputs
 
     def _compute(self, batch: Batch[Sequence], decodes: list[Chunk], chunks: list[Chunk]) -> list[Output]:
         logits = self.runner.run(decodes, chunks)

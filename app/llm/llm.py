@@ -9,6 +9,7 @@ Several threads may generate and stream at the same time; each step serves all r
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,7 @@ from tqdm import tqdm
 from app.llm.errors import LLMError, RequestError
 from app.llm.model_files import find_model, load_tokenizer
 from app.llm.sampling_params import Priority, SamplingParams
+from app.llm.threads import wait_shortly
 from app.text.base import ChatOptions, Message, TokenizerInputError
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def make_engine(
 
     `options` have the names of `EngineOptions`.
     """
+    wait_shortly(os.environ)
     from app.llm.engine import EngineOptions  # and torch
     from app.llm.loader import load_checkpoint
 
@@ -64,7 +67,7 @@ def assemble(
     from app.llm.engine import LLMEngine  # and torch
     from app.llm.model_runner import DeviceManager, ModelRunner
 
-    manager = DeviceManager(device, dtype)
+    manager = DeviceManager(device, dtype, options.num_threads)
     runner = ModelRunner(checkpoint, manager, options.num_blocks, options.block_size, options.max_seq_length)
     return LLMEngine(runner, load_tokenizer(path, checkpoint.file), options, checkpoint.eos_token_ids)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Listed
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -14,6 +15,7 @@ from app.llm.attention import Chunk, DecodeWorkspace, PagedStore, StepAttention
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.decoder import Decoder, packing_works
 from app.llm.errors import ModelLoadError
+from app.llm.threads import ThreadGovernor, usable_cores
 
 if TYPE_CHECKING:
     from app.llm.sequence import Sequence
@@ -32,10 +34,17 @@ class DeviceManager:
     """`device` is auto, cuda, mps or cpu; an unavailable device becomes the CPU, with a warning.
 
     `dtype` None is float32 on a CPU and bfloat16 elsewhere. `info` returns the chosen device and dtype.
+    `num_threads` 0 lets `governor` choose the threads of each step on a CPU, unless OMP_NUM_THREADS is set.
     """
 
-    def __init__(self, device: str = "auto", dtype: str | None = None) -> None:
+    def __init__(self, device: str = "auto", dtype: str | None = None, num_threads: int = 0) -> None:
         self.device = torch.device(self.detect_device(device))
+        self.governor: ThreadGovernor | None = None
+        if num_threads:
+            torch.set_num_threads(num_threads)
+        elif self.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            cores = usable_cores()
+            self.governor = ThreadGovernor(cores, first=round(cores - os.getloadavg()[0]))
         if dtype is None or dtype == "auto":
             dtype = "float32" if self.device.type == "cpu" else "bfloat16"
         dtype = dtype.removeprefix("torch.")
@@ -61,6 +70,12 @@ class DeviceManager:
 
     def optimize_for_device(self, model: torch.nn.Module) -> torch.nn.Module:
         return model.to(self.device, self.dtype)
+
+    @staticmethod
+    def use_threads(count: int) -> None:
+        """Sets the threads of the caller's next steps."""
+        if count != torch.get_num_threads():
+            torch.set_num_threads(count)
 
     def free_bytes(self) -> int | None:
         """Returns the available memory; None if unknown."""

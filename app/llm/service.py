@@ -23,6 +23,7 @@ import zmq
 from app.engine.core.remote import TELL_WHERE, Heartbeat
 from app.engine.core.wire import CommandResult, EngineProcessOptions
 from app.llm.errors import LLMError
+from app.llm.threads import wait_shortly
 from config.declaration import install
 
 LOOK_S: Final = 0.5
@@ -79,6 +80,7 @@ def serve(options: EngineProcessOptions) -> int:
     """Loads the model, while orders of workers wait, and serves it until SIGTERM."""
     started = time.monotonic()
     with zmq.Context() as context, bind(context, options.endpoint) as socket:
+        wait_shortly(os.environ)
         from app.llm.serving import start  # torch, which takes a second
 
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable, Collection
@@ -99,6 +100,7 @@ class EngineService:
         self._events, self._heartbeat, self._now = events, heartbeat, now
         self._ready = Ready(
             boot=secrets.token_hex(8),
+            pid=os.getpid(),
             max_model_len=engine.max_tokens,
             num_blocks=engine.options.num_blocks,
             block_size=engine.options.block_size,

@@ -53,6 +53,8 @@ def engine_options(settings: Settings, kv_events: PublisherSettings) -> EnginePr
         max_model_len=None if length == OWN_LENGTH else length,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=settings.steps.max_num_batched_tokens,
+        step_time_s=settings.engine.engine_step_time,
+        num_threads=settings.engine.engine_threads or 0,
         # Each rank applies the limit to its latest count; the engine must accept what all ranks send at once.
         max_queue_size=(limits.max_num_seqs + limits.max_waiting_queue_length) * len(settings.server.ranks),
         enable_prefix_caching=cache.enable_kvcache,

@@ -97,7 +97,7 @@ TABLE: list[tuple[EngineError, int, str]] = [
     (errors.CallerLeft(), 499, "ClientClosedRequest"),
     (errors.PauseNotComplete(), 500, INTERNAL),
     (errors.MemoryNotResident(), 500, INTERNAL),
-    (errors.EngineDead(), 500, INTERNAL),
+    (errors.EngineDead(), 503, UNAVAILABLE),
     (errors.EngineFailed("No numbers."), 500, INTERNAL),
     (errors.CommandFailed("No memory."), 500, INTERNAL),
 ]

@@ -1,5 +1,6 @@
 """A worker's door to an engine in a process of its own: what it orders, admits, counts, and survives."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ class Worker:
         until(lambda: wire.Hello() in self.peer.orders)
 
     def greet(self, boot: str = BOOT) -> None:
-        self.peer.say(wire.Ready(boot=boot, max_model_len=4096, num_blocks=64, block_size=16))
+        self.peer.say(wire.Ready(boot=boot, pid=os.getpid(), max_model_len=4096, num_blocks=64, block_size=16))
         until(lambda: self.engine.healthy)
 
     def ask(self, name: str = "a", choices: int = 1, **fields: Any) -> Any:

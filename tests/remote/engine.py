@@ -116,6 +116,7 @@ class Engine:
     def ready(self) -> wire.Ready:
         return wire.Ready(
             boot=self.boot,
+            pid=os.getpid(),
             max_model_len=self.options.max_model_len or 2048,
             num_blocks=64,
             block_size=self.options.block_size,

@@ -112,6 +112,23 @@ class HeartbeatMonitor:
         return self._silent_s
 
 
+EXITING, KILLED = 1 << 2, 1 << signal.SIGKILL - 1
+"""Linux's flag of a process that exits, and the bit of a SIGKILL that a process still has to take."""
+
+
+def is_ending(pid: int) -> bool:
+    """Returns whether the process was killed or exits, on Linux; its sockets last until its memory is freed.
+
+    False where that cannot be known: then the connection says it later.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    fields = stat[stat.rindex(b")") + 2 :].split()  # from field 3 on, see proc_pid_stat(5)
+    return bool(int(fields[6]) & EXITING or int(fields[28]) & KILLED)
+
+
 log = logging.getLogger(__name__)
 
 Names = Callable[[Listed[int]], Listed[str]]
@@ -314,8 +331,11 @@ class RemoteEngine(EngineClient):
 
     @property
     def healthy(self) -> bool:
-        """True while the engine is connected, has loaded its model, and is not silent."""
-        return self._ready is not None and not self._heartbeat.is_silent(self._longest_silence_s)
+        """True while the engine is connected, has loaded its model, is not killed, and is not silent."""
+        ready = self._ready
+        if ready is None or is_ending(ready.pid):
+            return False
+        return not self._heartbeat.is_silent(self._longest_silence_s)
 
     @property
     def running(self) -> int:

@@ -175,6 +175,10 @@ class Scheduler(Generic[S]):
         self._speculation = speculation
         self._in_bulk = speculation is None
         self._limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
+        self.prefill_limit: Callable[[], int] | None = None
+        """Returns the most prompt tokens of the next step; None: only `limits` hold."""
+        self._prefill_left = 0
+        """Prompt tokens that the step being made may still get."""
         self._places = count()
         self._step = 0
         self._under_way = 0
@@ -232,6 +236,8 @@ class Scheduler(Generic[S]):
         if not (self._decoding or self.prefilling or self.waiting.members):
             return None
         batch: Batch[S] = Batch()
+        limit = self.prefill_limit
+        self._prefill_left = self.limits.max_num_batched_tokens if limit is None else limit()
         preempted = bool(self.running) and self._continue(batch)
         if not preempted and not self.paused and self.waiting.members:
             self._admit(batch)
@@ -284,7 +290,7 @@ class Scheduler(Generic[S]):
         budget, blocks = self.limits.max_num_batched_tokens - len(self._decoding), len(needs)
         allotted: list[tuple[S, int]] = []
         """Unfinished prompts, each with the tokens that it computes next."""
-        left = budget
+        left = min(budget, self._prefill_left)
         for sequence in self.prefilling:
             unknown = sequence.prompt_tokens + sequence.written - sequence.computed
             tokens = min(unknown, left, self._limit)
@@ -340,7 +346,7 @@ class Scheduler(Generic[S]):
         self._leads = 0
         self._singly = True
         preempted, place = False, 0
-        budget = self.limits.max_num_batched_tokens
+        budget, prefill_left = self.limits.max_num_batched_tokens, self._prefill_left
         allotted: dict[S, int] = {}
         while budget > 0 and place < len(self.running):
             sequence = self.running[place]
@@ -350,6 +356,8 @@ class Scheduler(Generic[S]):
                 left = sequence.output_tokens - sequence.written - 1
                 wanted += min(self._speculation.drafts, left)
             tokens = 0 if sequence.last else min(wanted, budget, self._limit)
+            if not sequence.decodes:
+                tokens = min(tokens, prefill_left)
             if tokens <= 0:
                 continue
             while sequence.running and self._lacks(sequence, sequence.computed + tokens) > self.blocks.free:
@@ -358,7 +366,9 @@ class Scheduler(Generic[S]):
                 if self.limits.by_priority:
                     victim = max(self.running, key=lambda it: (it.priority, it.arrived))
                 if victim in allotted:  # lower priority, but admitted earlier
-                    budget += allotted.pop(victim)
+                    freed = allotted.pop(victim)
+                    budget += freed
+                    prefill_left += 0 if victim.decodes else freed
                     place -= 1
                 self._preempt(victim, sequence)
             if not sequence.running:
@@ -366,6 +376,8 @@ class Scheduler(Generic[S]):
             self._grow(sequence, sequence.computed + tokens)
             allotted[sequence] = tokens
             budget -= tokens
+            if not sequence.decodes:
+                prefill_left -= tokens
         self._compute(allotted, batch)
         return preempted
 
@@ -410,7 +422,7 @@ class Scheduler(Generic[S]):
         """Admits waiting sequences (rule 3b)."""
         limits, blocks, size = self.limits, self.blocks, self._block_size
         while self.waiting.members and len(self.running) < limits.max_num_seqs:
-            budget = limits.max_num_batched_tokens - batch.tokens
+            budget = min(limits.max_num_batched_tokens - batch.tokens, self._prefill_left)
             sequence = self.waiting.head() if budget > 0 else None
             if sequence is None:
                 return
@@ -445,6 +457,7 @@ class Scheduler(Generic[S]):
         """Computes the next `tokens` of a prompt; blocks are assigned already."""
         batch.tokens += tokens
         batch.sequences += 1
+        self._prefill_left -= tokens
         if fetched:  # its last token alone, which costs what a decode costs
             batch.context += sequence.computed
         else:

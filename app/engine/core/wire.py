@@ -29,6 +29,10 @@ class EngineSizes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     block_size: int = 16
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
+    step_time_s: float = 0.2
+    """Seconds that a step with a part of a prompt should take; 0: prompts are cut by tokens alone."""
+    num_threads: int = 0
+    """Threads on a CPU; 0: as many as help, chosen step by step."""
     max_queue_size: int = 1000
     """Most waiting choices, of all workers together."""
     enable_prefix_caching: bool = True
@@ -162,6 +166,7 @@ class Ready(Struct, frozen=True, kw_only=True, tag="ready"):
     """The engine is ready. A changed `boot` means a new engine, which knows no older keys."""
 
     boot: str
+    pid: int
     max_model_len: int
     num_blocks: int
     block_size: int

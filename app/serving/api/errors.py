@@ -23,7 +23,7 @@ KNOWN_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = MappingProxy
         engine.QueueFull: http.too_many,
         engine.PromptExceedsCache: bad_request,
         engine.Aborted: http.unavailable,
-        engine.EngineDead: internal,
+        engine.EngineDead: http.unavailable,
         engine.EngineFailed: internal,
         engine.CommandFailed: internal,
         engine.RequestRefused: bad_request,
@@ -55,6 +55,8 @@ def as_api_error(error: Exception) -> ApiError:
 
 def as_stream_error(error: Exception) -> ApiError:
     """Converts `error`, which ended a generation that had begun, for the client."""
+    if isinstance(error, engine.EngineDead):
+        return internal(str(error))
     if isinstance(error, ApiError | EngineError):
         return as_api_error(error)
     return internal("The generation failed.")

@@ -1,0 +1,83 @@
+"""How many prompt tokens fit into the time of a step, learned from the steps before."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import sqrt
+from typing import Final
+
+FIRST_TOKENS: Final = 64
+"""Most prompt tokens of the first step, before anything is measured."""
+LEAST_TOKENS: Final = 16
+"""Prompt tokens that a step always has room for, so that a prompt goes on beside many decodes."""
+GROWTH: Final = 4
+"""Most times that a step exceeds the largest one measured."""
+WINDOW: Final = 16
+"""Steps that count; the machine may be faster or slower than before."""
+OUTLIER: Final = 2.0
+"""Most times that a step counts for longer than expected: the process may have been stopped meanwhile."""
+ROUNDS: Final = 8
+
+
+class StepTimes:
+    """Fits `seconds = base + per_token * tokens + per_pair * pairs` to the latest steps with prompts.
+
+    `tokens` are all tokens of a step, those of decodes too. `pairs` counts for each token those before it in
+    its sequence. The constants are not negative; each round improves them one by one, from their last values.
+    """
+
+    def __init__(self, target_s: float) -> None:
+        """`target_s`: seconds of a step with prompts; 0 for no limit."""
+        self._target_s = target_s
+        self._steps: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
+        """Base, tokens and pairs of each step, divided by its seconds: so errors are relative."""
+        self._constants = [0.0, 0.0, 0.0]
+        self._largest = 0
+
+    def seconds(self, tokens: int, pairs: float) -> float:
+        """Returns the expected time of a step; 0 before the first one."""
+        base, per_token, per_pair = self._constants
+        return base + per_token * tokens + per_pair * pairs
+
+    def most_tokens(self, decodes: int, context: int, start: int) -> int | None:
+        """Returns the prompt tokens that fit, from position `start`; None without a limit.
+
+        The step also has `decodes`, with `context` tokens before them.
+        """
+        if not self._target_s:
+            return None
+        if not self._steps:
+            return FIRST_TOKENS
+        _, per_token, per_pair = self._constants
+        left_s = self._target_s - self.seconds(decodes, context)
+        if left_s <= 0:
+            return LEAST_TOKENS
+        # per_pair / 2 * tokens² + slope * tokens = left_s
+        slope = per_token + per_pair * start
+        root = slope + sqrt(slope * slope + 2 * per_pair * left_s)
+        most = GROWTH * self._largest
+        return max(LEAST_TOKENS, most if 2 * left_s >= most * root else int(2 * left_s / root))
+
+    def add(self, tokens: int, pairs: float, seconds: float) -> None:
+        """Learns from a step with prompts."""
+        expected_s = self.seconds(tokens, pairs)
+        if len(self._steps) > 1:
+            seconds = min(seconds, OUTLIER * expected_s)
+        elif not self._steps:
+            self._constants[1] = seconds / tokens
+        seconds = max(seconds, 1e-9)
+        self._largest = max(self._largest, tokens)
+        self._steps.append((1 / seconds, tokens / seconds, pairs / seconds))
+        self._fit()
+
+    def _fit(self) -> None:
+        constants = self._constants
+        for _ in range(ROUNDS):
+            for place in range(len(constants)):
+                slope = square = 0.0
+                for row in self._steps:
+                    error = 1 - sum(value * constant for value, constant in zip(row, constants, strict=True))
+                    slope += error * row[place]
+                    square += row[place] * row[place]
+                if square:
+                    constants[place] = max(0.0, constants[place] + slope / square)
