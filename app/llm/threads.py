@@ -1,4 +1,4 @@
-"""Threads of torch on a CPU: how many are there to use, and how many help beside what else runs."""
+"""Threads of torch on a CPU: how many there are, and how many help beside other processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statistics import median
 from typing import Final
 
 SHORT_WAIT: Final = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
-"""Variables of OpenMP, by which threads wait for each other some 20 us long and sleep then.
+"""Variables of OpenMP: a thread waits for others for some 20 us, then it sleeps.
 
 Threads that wait longer take the core from the thread that they wait for, when another process runs beside.
 """
@@ -65,7 +65,7 @@ def _quota(folder: Path) -> float:
 
 
 class KindOfSteps:
-    """The best count for steps that are alike, and what they cost with it."""
+    """The best count for steps that are alike, and their cost."""
 
     def __init__(self, best: int) -> None:
         self.best, self.trial = best, best

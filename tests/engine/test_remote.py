@@ -87,7 +87,9 @@ class Worker:
         until(lambda: wire.Hello() in self.peer.orders)
 
     def greet(self, boot: str = BOOT) -> None:
-        self.peer.say(wire.Ready(boot=boot, pid=os.getpid(), max_model_len=4096, num_blocks=64, block_size=16))
+        self.peer.say(
+            wire.Ready(boot=boot, pid=os.getpid(), max_model_len=4096, num_blocks=64, block_size=16)
+        )
         until(lambda: self.engine.healthy)
 
     def ask(self, name: str = "a", choices: int = 1, **fields: Any) -> Any:

@@ -119,7 +119,7 @@ EXITING, KILLED = 1 << 2, 1 << signal.SIGKILL - 1
 def is_ending(pid: int) -> bool:
     """Returns whether the process was killed or exits, on Linux; its sockets last until its memory is freed.
 
-    False where that cannot be known: then the connection says it later.
+    False where that cannot be known; the connection ends later.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()

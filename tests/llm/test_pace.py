@@ -1,0 +1,154 @@
+"""How much of a prompt a step computes, and on how many threads, on a machine that the tests make up."""
+
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.llm.engine import EngineOptions, LLMEngine
+from app.llm.loader import load_checkpoint
+from app.llm.model_runner import DeviceManager, ModelRunner
+from app.llm.step_times import FIRST_TOKENS, LEAST_TOKENS, StepTimes
+from app.llm.threads import SHORT_WAIT, ThreadGovernor, cgroup_cores, usable_cores, wait_shortly
+from tests.llm.tiny import GREEDY
+
+pytestmark = pytest.mark.engine
+TARGET_S = 0.2
+
+
+class Machine:
+    """A clock, and a model whose steps take the time that `seconds` says of tokens and pairs."""
+
+    def __init__(self, folder: Path, seconds: Callable[[int, float], float], **options: float) -> None:
+        self.now_s, self.steps = 0.0, list[tuple[int, int, float]]()
+        sizes = EngineOptions(num_blocks=256, max_seq_length=1024, step_time_s=TARGET_S, **options)  # type: ignore[arg-type]
+        checkpoint, device = load_checkpoint(folder), DeviceManager("cpu", "float32")
+        runner = ModelRunner(checkpoint, device, sizes.num_blocks, sizes.block_size, sizes.max_seq_length)
+        self.engine = LLMEngine(runner, None, sizes, now=lambda: self.now_s)
+        run = runner.run
+
+        def slow(decodes: list, chunks: list) -> object:  # type: ignore[type-arg]
+            parts = [*decodes, *chunks]
+            pairs = sum(len(it.tokens) * (it.start + len(it.tokens) / 2) for it in parts)
+            took_s = seconds(sum(len(it.tokens) for it in parts), pairs)
+            self.now_s += took_s
+            self.steps.append((len(decodes), sum(len(it.tokens) for it in chunks), took_s))
+            return run(decodes, chunks)
+
+        runner.run = slow  # type: ignore[method-assign, assignment]
+
+    def run(self, *prompts: int) -> None:
+        for number, tokens in enumerate(prompts):
+            self.engine.add_request(number, [1 + number] * tokens, GREEDY)
+        while self.engine.has_work:
+            self.engine.step()
+
+
+def test_a_long_prompt_holds_no_stream_and_its_chunks_fill_the_time(folder: Path) -> None:
+    machine = Machine(folder, lambda tokens, pairs: 0.03 + 0.002 * tokens + 5e-6 * pairs)
+    machine.run(8, 8, 8, 900)
+    mixed = [took_s for decodes, prompt, took_s in machine.steps if decodes and prompt]
+    assert len(mixed) > 5 and max(took_s for _, _, took_s in machine.steps) < 1.2 * TARGET_S
+    assert min(mixed[2:-1]) > 0.8 * TARGET_S
+    assert all(decodes == 3 for decodes, prompt, _ in machine.steps[1:] if prompt)  # each gets its token
+
+
+def test_without_a_target_prompts_are_cut_by_tokens(folder: Path) -> None:
+    machine = Machine(folder, lambda tokens, pairs: 1.0, max_num_batched_tokens=300)
+    machine.engine._times = StepTimes(0.0)
+    machine.run(900)
+    assert [prompt for _, prompt, _ in machine.steps if prompt] == [300] * 3
+
+
+def test_a_step_that_was_stopped_for_long_changes_little() -> None:
+    times = StepTimes(TARGET_S)
+    for number in range(20):
+        times.add(150, 1e4 * number, 0.2 + 1e-7 * number)
+    before = times.most_tokens(0, 0, 1000)
+    times.add(150, 1e5, 60.0)
+    after = times.most_tokens(0, 0, 1000)
+    assert before and after and 0.7 * before < after <= before
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    base=st.floats(0, 0.1),
+    per_token=st.floats(1e-5, 0.004),
+    per_pair=st.floats(0, 1e-5),
+    seed=st.integers(0, 9),
+)
+def test_the_time_of_steps_is_learned_whatever_the_machine(
+    base: float, per_token: float, per_pair: float, seed: int
+) -> None:
+    times, random, place, steps = StepTimes(TARGET_S), Random(seed), 0, []
+    assert times.most_tokens(0, 0, 0) == FIRST_TOKENS
+    while place < 2000:
+        tokens = min(512, times.most_tokens(4, 400, place) or 0)
+        pairs = tokens * (place + tokens / 2) + 400
+        took_s = (base + per_token * (tokens + 4) + per_pair * pairs) * random.uniform(0.95, 1.05)
+        times.add(tokens + 4, pairs, took_s)
+        steps.append((tokens, took_s))
+        place += tokens
+    most_s = max(TARGET_S, 2 * (base + per_token * 4 + per_pair * 400))
+    for tokens, took_s in steps[6:]:
+        assert took_s < 1.25 * most_s or tokens == LEAST_TOKENS
+        assert took_s > 0.75 * TARGET_S or tokens == 512 or place - tokens < 512
+
+
+def played(governor: ThreadGovernor, costs: dict[int, float], steps: int, random: Random) -> float:
+    """The cost of some steps, each with a noise of a tenth."""
+    whole = 0.0
+    for _ in range(steps):
+        cost = costs[governor.threads(1)] * random.uniform(0.9, 1.1)
+        governor.add(1, cost)
+        whole += cost
+    return whole
+
+
+def test_threads_step_down_beside_a_busy_core_and_up_again() -> None:
+    governor, random = ThreadGovernor(most=2, first=2), Random(1)
+    assert played(governor, {1: 1.0, 2: 0.6}, 400, random) < 1.05 * 0.6 * 400
+    assert played(governor, {1: 1.0, 2: 1.8}, 400, random) < 400 / 0.9
+    assert governor.threads(1) == 1
+    played(governor, {1: 1.0, 2: 0.6}, 600, random)
+    assert governor.threads(1) == 2
+
+
+def test_on_many_cores_the_best_count_is_found_and_each_kind_of_step_has_its_own() -> None:
+    governor, random = ThreadGovernor(most=8, first=8), Random(2)
+    played(governor, {1: 1.0, 4: 0.5, 7: 0.3, 8: 0.9}, 200, random)
+    assert governor.threads(1) == 7
+    assert ThreadGovernor(most=1, first=3).threads(1) == 1
+    governor.add(2, 1.0) if governor.threads(2) == 7 else pytest.fail(
+        "a new kind begins with the last choice"
+    )
+
+
+def test_cores_are_those_of_affinity_and_of_both_versions_of_cgroups(tmp_path: Path) -> None:
+    assert usable_cores() >= 1
+    own = tmp_path / "cgroup"
+    own.write_text("4:cpu,cpuacct:/a/b\n2:memory:/a\n0::/unit\n")
+    assert cgroup_cores(tmp_path, own) == inf
+    for name, text in {
+        "cpu,cpuacct/a/cpu.cfs_quota_us": "350000",
+        "cpu,cpuacct/a/cpu.cfs_period_us": "100000",
+        "cpu,cpuacct/a/b/cpu.cfs_quota_us": "-1",
+        "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000",
+        "unit/cpu.max": "max 100000",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cgroup_cores(tmp_path, own) == 3.5
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert cgroup_cores(tmp_path, own) == 1.5
+    assert cgroup_cores(tmp_path, tmp_path / "nowhere") == inf
+
+
+def test_what_the_user_says_of_waiting_stays() -> None:
+    environ = {"OMP_WAIT_POLICY": "ACTIVE"}
+    wait_shortly(environ)
+    assert environ == {**SHORT_WAIT, "OMP_WAIT_POLICY": "ACTIVE"}
