@@ -1,4 +1,4 @@
-"""The comparison of two runs: rows of figures, and one sentence on which run is better, and why.
+"""Compares two runs: rows of figures, and one sentence on which run is better, and why.
 
 `simulate --compare` and the console page both get their rows and their sentence here.
 """
@@ -50,14 +50,12 @@ class Measure(NamedTuple):
     def change(self, first: float | None, second: float | None) -> str:
         if first is None or second is None or self.text(first) == self.text(second):
             return ""
-        if self.text is _share:
-            return f"{100 * (second - first):+.1f} points"
-        return f"{100 * (second / first - 1):+,.0f} %" if first else f"+{self.text(second)}"
+        if self.text is _share or not first:
+            return f"{100 * (second - first):+.1f} points" if self.text is _share else f"+{self.text(second)}"
+        return f"{100 * (second / first - 1):+,.0f} %"
 
 
 def _ms(value: float) -> str:
-    if value >= 10_000:
-        return f"{value / 1000:,.1f} s"
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms"
 
 
@@ -65,18 +63,15 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-TIMES = ("TTFT", "ITL", "E2E")
+TIMES, PARTS = ("TTFT", "ITL", "E2E"), ("p50", "p90", "p99")
 FAILED, CACHED, QUEUE, PREFILL = "failed", "prompt tokens cached", "mean wait in the queue", "mean prefill"
 LOAD = REQUESTS, PROMPTS = "requests", "prompt tokens"
 GPU_HOURS, OUTPUT = "GPU-hours", "output tokens/s"
 MEASURES: Mapping[str, Measure] = {
-    **{f"{time} {part}": Measure(_ms, 1.0, 1) for time in TIMES for part in ("p50", "p90", "p99")},
-    OUTPUT: Measure("{:,.0f}".format, 0.1, -1),
-    FAILED: Measure(_share, 0.005, 1),
-    CACHED: Measure(_share, 0.01, -1),
-    QUEUE: Measure(_ms, 1.0, 1),
-    PREFILL: Measure(_ms, 1.0, 1),
-    GPU_HOURS: Measure("{:,.2f}".format, 0.001, 1),
+    **{f"{time} {part}": Measure(_ms) for time in TIMES for part in PARTS},
+    **{OUTPUT: Measure("{:,.0f}".format, 0.1, -1), FAILED: Measure(_share, 0.005)},
+    **{CACHED: Measure(_share, 0.01, -1), QUEUE: Measure(_ms), PREFILL: Measure(_ms)},
+    **{GPU_HOURS: Measure("{:,.2f}".format, 0.001)},
     **{name: Measure("{:,.0f}".format) for name in LOAD},
 }
 """Rows of the comparison, in this order. `mean prefill` is from the end of the queue to the first token."""
@@ -89,66 +84,62 @@ REASONS = {
 
 def compare(a: RunFigures, b: RunFigures) -> Comparison:
     """Compares `b` with `a`. Raises ValueError, in one line, for a run without a request that ended."""
-    rows = []
     for its in (a, b):
-        if its.figures.get("E2E p50") is None:
+        if "E2E p50" not in its.figures:
             raise ValueError(f"{its.name} has no request that ended: there is nothing to compare")
+    rows = []
     for name, measure in MEASURES.items():
-        if (values := (a.figures.get(name), b.figures.get(name))) != (None, None):
-            first, second = ("–" if value is None else measure.text(value) for value in values)
-            gain = 0.0 if name in LOAD else measure.gain(*values)
+        if (pair := (a.figures.get(name), b.figures.get(name))) != (None, None):
+            first, second = ("–" if value is None else measure.text(value) for value in pair)
+            gain = 0.0 if name in LOAD else measure.gain(*pair)
             mark = "better" if gain > 0 else "worse" if gain < 0 else ""
-            rows.append((name, first, second, measure.change(*values), mark))
+            rows.append((name, first, second, measure.change(*pair), mark))
     return Comparison(*_verdict(a, b), rows)
 
 
 def _verdict(a: RunFigures, b: RunFigures) -> tuple[str | None, str]:
     """Returns the name of the better run, or None, and the sentence."""
-    pairs = {name: (a.figures.get(name), b.figures.get(name)) for name in MEASURES}
     tail = "p99" if min(its.figures.get(REQUESTS, 0.0) for its in (a, b)) >= P99_REQUESTS else "p90"
-    first = {*(f"{time} {tail}" for time in TIMES), FAILED, OUTPUT, GPU_HOURS}
-    medians = {f"{time} p50" for time in TIMES}
-    gains = {name: MEASURES[name].gain(*pair) for name, pair in pairs.items() if name in first | medians}
-
-    def strongest(sign: int) -> str:
-        """Returns the figure with the most gain for one run; a median only where nothing else has any."""
-        its = [name for name, gain in gains.items() if gain * sign > 0]
-        return max(its, key=lambda name: (name in first, abs(gains[name])), default="")
-
-    differ = [name for name in LOAD if MEASURES[name].gain(*pairs[name])]
-    loads = f"; but the loads differ in {' and '.join(differ)}" if differ else ""
-    head, cost, winner, loser = strongest(1), strongest(-1), b, a
-    if abs(gains.get(cost, 0)) > gains.get(head, 0):
+    names = [*(f"{time} {part}" for part in (tail, "p50") for time in TIMES), FAILED, OUTPUT, GPU_HOURS]
+    gains = {name: MEASURES[name].gain(a.figures.get(name), b.figures.get(name)) for name in (*names, *LOAD)}
+    differ = " and ".join(name for name in LOAD if gains[name])
+    loads = f"; but the loads differ in {differ}" if differ else ""
+    head, cost = (_leading({name: gains[name] * sign for name in names}) for sign in (1, -1))
+    winner, loser = b, a
+    if -gains[cost] > gains[head]:
         head, cost, winner, loser = cost, head, a, b
-    if not head:
+    if not gains[head]:
         return None, f"Neither is better: no figure that decides differs by 5 %{loads}."
-    by = _against(head, winner, loser)
-    if cost and 2 * abs(gains[cost]) > abs(gains[head]):
+    by, other, is_cost = _against(head, winner, loser), "", gains[cost] * gains[head] < 0
+    if is_cost and 2 * abs(gains[cost]) > abs(gains[head]):
         other = _against(cost, loser, winner)
         return None, f"Neither is better in all: {winner.name} has {by}, {loser.name} has {other}{loads}."
-    trade_off = f"; but {_against(cost, winner, loser)}" if cost else ""
+    trade_off = f"; but {_against(cost, winner, loser)}" if is_cost else ""
     return winner.name, f"{winner.name} is better: {by}{_reason(head, winner, loser)}{trade_off}{loads}."
+
+
+def _leading(gains: Mapping[str, float]) -> str:
+    """Returns the first figure with at least half of the greatest gain."""
+    most = max(gains.values())
+    return next(name for name, gain in gains.items() if gain >= most / 2 or gain == most)
 
 
 def _against(name: str, its: RunFigures, other: RunFigures) -> str:
     """Returns, for example, `TTFT p99 212 ms against 840 ms (75 % less)`."""
-    text, value, before = MEASURES[name].text, its.figures[name], other.figures[name]
-    by = (
-        f" ({abs(100 * (value / before - 1)):.0f} % {'less' if value < before else 'more'})" if before else ""
-    )
-    return f"{name} {text(value)} against {text(before)}{'' if text is _share else by}"
+    measure, value, before = MEASURES[name], its.figures[name], other.figures[name]
+    by = f"{measure.change(before, value)[1:]} {'less' if value < before else 'more'}"
+    return f"{name} {measure.text(value)} against {measure.text(before)} ({by})"
 
 
 def _reason(head: str, winner: RunFigures, loser: RunFigures) -> str:
-    """Returns why `winner` is better, as far as the figures show it."""
+    """Returns why `winner` is better in figure `head`, as far as other figures show it."""
     reasons = []
-    for name, form in REASONS.items():
-        its, other = winner.figures.get(name), loser.figures.get(name, 0.0 if name == CACHED else None)
-        if its is None or other is None or (name != CACHED and head.startswith("ITL")):
-            continue
+    for name in (CACHED,) if head.startswith("ITL") else REASONS:
+        other = loser.figures.get(name, 0.0)
+        its = winner.figures.get(name, other)
         longer = other > its * LONGER and other - its > LONGER_MS
         if its - other >= NOTABLE if name == CACHED else longer:
-            reasons.append(form.format(*map(MEASURES[name].text, (its, other))))
+            reasons.append(REASONS[name].format(*map(MEASURES[name].text, (its, other))))
     if head in (FAILED, GPU_HOURS):
         return ""
     return f", because {' and '.join(reasons[:2])}" if reasons else "; these figures do not show why"

@@ -57,7 +57,7 @@ def test_the_router_that_finds_prompts_is_better_and_the_sentence_says_why(
     assert told["runs"] == {"random": random, "prefix": prefix}
     shares = [f"{100 * its['cached_tokens'] / its['input_tokens']:.1f} %" for its in (prefix, random)]
     because = f"because {shares[0]} of its prompt tokens were found in a cache instead of {shares[1]}"
-    assert first.startswith("prefix is better: ITL p99 ") and first.endswith(f", {because}.")
+    assert first.startswith("prefix is better: TTFT p99 ") and f", {because} and " in first
     rows = {line.split("|")[1].strip(): line for line in heads if line.startswith("|")}
     itl = [f"{its['itl_s']['p50'] * 1000:.1f} ms" for its in (random, prefix)]
     assert [cell.strip() for cell in rows["ITL p50"].split("|")[2:4]] == itl
@@ -96,7 +96,7 @@ def test_what_costs_more_is_named_with_what_it_gains() -> None:
         "Neither is better in all: a has GPU-hours 0.50 against 1.00 (50 % less), "
         "b has TTFT p99 50.0 ms against 100 ms (50 % less)."
     )
-    assert sentence(failed=0.25)[1] == "a is better: failed 0.0 % against 25.0 %."
+    assert sentence(failed=0.25)[1] == "a is better: failed 0.0 % against 25.0 % (25.0 points less)."
 
 
 def test_what_does_not_explain_is_not_named() -> None:

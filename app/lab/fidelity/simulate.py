@@ -14,23 +14,17 @@ from pathlib import Path
 
 import msgspec
 
+from app.console.compare import RunFigures, compare
 from app.lab.fidelity import pictures, simulation
 from app.lab.fidelity import summary as summaries
 from app.lab.fidelity.disaggregation import Disaggregation
 from app.lab.fidelity.goodput import check_classes, read_limits
 from app.lab.fidelity.pod import Watch
 from app.lab.fidelity.traces import read_trace
-from app.lab.load import autoscale, loads
+from app.lab.load import autoscale, loads, report
 from app.lab.load.loads import LONGEST_S, MOST_TOKENS, LoadTrace
 from app.lab.load.policies import POLICIES, RANDOM
-from app.lab.load.report import (
-    check_picture,
-    check_targets,
-    markdown,
-    picture_file,
-    progress_of,
-    whole_file,
-)
+from app.lab.load.report import check_picture, check_targets, picture_file, progress_of, whole_file
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.declaration import COMMAND, check_installed
@@ -473,36 +467,34 @@ def _run_once(job: Job, given: Namespace) -> None:
 
 def _run_both(given: Namespace, job_of: Callable[[Sequence[str]], Job]) -> None:
     """Simulates two runs of one load seed; each YAML file adds options to the command line."""
-    from app.console import compare, page
-    from app.lab.fidelity.film import Film
+    from app.console.page import comparison_of
+    from app.lab.fidelity.film import Film  # and the console
 
-    for name in ("sweep", "requests", "plot"):
-        if getattr(given, name) is not None:
-            raise UsageError(f"--{name} is of one run, not of --compare")
+    paths: list[Path] = given.compare
+    if wrong := [name for name in ("sweep", "requests", "plot") if getattr(given, name) is not None]:
+        raise UsageError(f"--{wrong[0]} is of one run, not of --compare")
+    if paths[0].resolve() == paths[1].resolve():
+        raise UsageError(f"--compare: {paths[1]} is named twice")
     check_targets((given.html, None if given.json == STDOUT else given.json), given.compare)
-    if given.compare[0].resolve() == given.compare[1].resolve():
-        raise UsageError(f"--compare: {given.compare[1]} is named twice")
-    jobs = {path: _job_of_file(path, job_of) for path in given.compare}
-    seeds = [job.plan.seed for job in jobs.values()]
-    if seeds[0] != seeds[1]:
-        raise ConfigError(f"--compare needs one seed for both runs, not {seeds[0]} and {seeds[1]}")
-    runs, summaries_of, figures, heads = {}, {}, [], []
-    for path, job in jobs.items():
-        name = path.stem if len({its.stem for its in jobs}) == len(jobs) else str(path)
+    jobs = [_job_of_file(path, job_of) for path in paths]
+    if len(seeds := {job.plan.seed for job in jobs}) > 1:
+        raise ConfigError(f"--compare needs one seed for both runs, not {' and '.join(map(str, seeds))}")
+    runs, figures, own, heads = {}, [], {}, []
+    names = [path.stem if paths[0].stem != paths[1].stem else str(path) for path in paths]
+    for name, job in zip(names, jobs, strict=True):
         load = read_load(job)
         film = Film(load, job.plan, job.title(load))
         with progress_of(sys.stderr, name, len(load), "requests") as progress:
-            outcome, summary = job.run(load, progress, film.watch)
-        runs[name], summaries_of[name] = (film.picture(outcome), film.frames(outcome)), summary
-        figures.append(compare.RunFigures(name, summaries.figures_of(summary, film.waits_s(outcome))))
+            outcome, own[name] = job.run(load, progress, film.watch)
+        runs[name] = film.picture(outcome), film.frames(outcome)
+        figures.append(RunFigures(name, summaries.figures_of(own[name], film.waits_s(outcome))))
         heads.append(f"{name}: {job.head('')}")
-    its = compare.compare(*figures)
-    rows = [("", *runs, "difference"), *(row[:4] for row in its.rows)]
-    text = "\n".join([its.sentence, *heads, markdown(rows)])
-    document = {"better": its.better, "sentence": its.sentence, "runs": summaries_of}
-    with written(given, document, text) as parts:
+    its = compare(*figures)
+    table = report.markdown([("", *runs, "difference"), *(row[:4] for row in its.rows)])
+    document = {"better": its.better, "sentence": its.sentence, "runs": own}
+    with written(given, document, "\n".join([its.sentence, *heads, table])) as parts:
         if given.html is not None:
-            parts.enter_context(whole_file(given.html)).write_text(page.comparison_of(its, runs), "utf-8")
+            parts.enter_context(whole_file(given.html)).write_text(comparison_of(its, runs), "utf-8")
 
 
 def _job_of_file(path: Path, job_of: Callable[[Sequence[str]], Job]) -> Job:

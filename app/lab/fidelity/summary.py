@@ -334,20 +334,14 @@ def table(its: RunSummary, judgement: Judgement = Judgement()) -> str:
 
 
 def figures_of(its: RunSummary, waits_s: tuple[float, float]) -> dict[str, float]:
-    """Returns the figures that comparisons show; times in milliseconds."""
-    ms = {
-        f"{name.upper()} {part}": getattr(its.latency(name), part)
-        for name in LATENCIES
-        for part in STATISTICS[1:]
-    }
-    ms |= zip((compare.QUEUE, compare.PREFILL), waits_s, strict=True)
+    """Returns the figures that a comparison shows; `waits_s` are mean times of queue and prefill."""
+    names = [(name, part) for name in LATENCIES for part in compare.PARTS]
+    ms = {f"{name.upper()} {part}": getattr(its.latency(name), part) for name, part in names}
+    ms |= {compare.QUEUE: waits_s[0], compare.PREFILL: waits_s[1]}
+    counts = {compare.REQUESTS: its.requests, compare.PROMPTS: its.input_tokens, compare.FAILED: 0.0}
     cached = {compare.CACHED: its.cached_tokens / its.input_tokens} if its.cached_tokens else {}
-    return {
-        **{name: value * 1000 for name, value in ms.items() if value is not None},
-        **{compare.OUTPUT: its.output_tokens_per_s, compare.GPU_HOURS: its.gpu_hours},
-        **{compare.REQUESTS: its.requests, compare.PROMPTS: its.input_tokens, compare.FAILED: 0.0},
-        **cached,
-    }
+    rates = {compare.OUTPUT: its.output_tokens_per_s, compare.GPU_HOURS: its.gpu_hours}
+    return {name: value * 1000 for name, value in ms.items() if value is not None} | counts | cached | rates
 
 
 def _transfer_lines(its: Transferred) -> list[str]:
