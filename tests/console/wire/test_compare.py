@@ -87,7 +87,7 @@ def live(browser: Browser, server: RunningServer, complaints: list[str]) -> Page
     page = opened(browser, f"{server.url}/console", complaints, "serving")
     before = page.evaluate("model.over.length")
     load(server)
-    until(lambda: page.evaluate(f"!model.load.active && model.over.length > {before} + 20"), "no load")
+    until(lambda: page.evaluate(f"model.load && !model.load.active && model.over.length > {before} + 20"), "no load")
     until(lambda: page.evaluate("model.figures.running === 0"), "it never ends")
     return page
 
