@@ -12,7 +12,7 @@ import requests
 
 from app.lab.fidelity.simulate import run
 from tests.console.conftest import until
-from tests.running_server import RunningServer, running_server
+from tests.running_server import ROOT, RunningServer, running_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -87,7 +87,10 @@ def live(browser: Browser, server: RunningServer, complaints: list[str]) -> Page
     page = opened(browser, f"{server.url}/console", complaints, "serving")
     before = page.evaluate("model.over.length")
     load(server)
-    until(lambda: page.evaluate(f"model.load && !model.load.active && model.over.length > {before} + 20"), "no load")
+    until(
+        lambda: page.evaluate(f"model.load && !model.load.active && model.over.length > {before} + 20"),
+        "no load",
+    )
     until(lambda: page.evaluate("model.figures.running === 0"), "it never ends")
     return page
 
@@ -219,6 +222,19 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
         page.set_input_files("#file", str(wrong))
         until(lambda: "no recording of the console" in page.inner_text("#state"), "it is taken")
     assert page.evaluate("model.over.length") > 20 and page.is_visible("#tiles"), "the run is shown on"
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "state"), [("console-example", "a report"), ("compare-routing", "a comparison")]
+)
+def test_the_pages_of_the_documents_open(
+    browser: Browser, name: str, state: str, complaints: list[str]
+) -> None:
+    file = ROOT / "docs" / f"{name}.html"
+    assert file.stat().st_size < 400_000
+    page = opened(browser, file.as_uri(), complaints, state)
+    assert page.is_visible("#notes") and page.input_value("#notes")
     page.close()
 
 
