@@ -47,6 +47,7 @@ from app.serving.faults.injector import FaultAudit, FaultInjector
 from app.serving.flask.application import Understudy
 from app.serving.gunicorn import ranks
 from app.serving.http.context import BodyLimits
+from app.serving.http.errors import bad_request
 from app.serving.http.response import json_response
 from app.serving.http.route import get
 from app.serving.middleware import access, http_metrics
@@ -334,7 +335,9 @@ class Assembly:
         return model
 
     def open_scripts(self) -> ScriptSet:
-        """Opens the scripts of the settings, or none: then rules may be added at run time."""
+        """Opens the scripts of the settings, or none: then rules may be added at run time. ApiError 400."""
+        if not self.can_script:
+            raise bad_request("Rules for replies need the simulated engine, and a model that generates text.")
         call_off_hub(import_module, "app.serving.scripts.script_set")  # imports YAML and Jinja
         if self.scripts is None:
             from app.serving.scripts.script_set import open_scripts
@@ -530,9 +533,8 @@ class Assembly:
         app.add_routes("reports", admin.report_routes(self.audit, report, *told))
         app.add_routes("admin", admin.routes(self.live, self.lifecycle, self.engine, body, self.peers))
         app.add_routes("journal", testing.journal_routes(self.journal, self.peers))
-        if self.can_script:
-            rules = testing.rule_routes(self.open_scripts, self._use_scripts, body, self.peers)
-            app.add_routes("rules", rules)
+        rules = testing.rule_routes(self.open_scripts, self._use_scripts, body, self.peers)
+        app.add_routes("rules", rules)
         app.add_routes("memory", admin.memory_routes(app.caches))
         if replay is not None:
             app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])

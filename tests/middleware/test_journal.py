@@ -6,8 +6,9 @@ from urllib.parse import urlencode
 
 from flask.testing import FlaskClient
 
+from app.serving.http.response import Response
 from app.serving.middleware.journal import Journal, masked_json
-from tests.application import app_of
+from tests.application import app_of, request
 
 CHAT = "/v1/chat/completions"
 
@@ -80,6 +81,20 @@ def test_it_is_bounded_by_number_and_by_bytes() -> None:
     size = kept["caches"]["journal"]
     assert 9_000_000 < size["size_bytes"] < size["limit_bytes"] == 16 << 20
     assert [each["request"]["messages"][0]["content"][:3] for each in entries(client)][-1] == "29 "
+
+
+def test_a_hundred_thousand_entries_stay_within_the_bytes_and_are_searched() -> None:
+    journal = Journal(100_000)
+    for number in range(100_000):
+        context = request(CHAT, "POST", body=b'{"number":%d}' % number)
+        journal.begin(context)
+        journal.end(context, Response())
+    assert 0 < journal.size_bytes <= journal.limit_bytes
+    [last] = journal.rows(None, "99999", None)
+    assert b'"number":99999' in bytes(last) and journal.rows(None, '"number":0}', None) == []
+    assert 10_000 < len(journal.rows(CHAT, "", None)) < 20_000
+    journal.clear()
+    assert journal.size_bytes == 0
 
 
 def test_without_one_nothing_is_kept_and_the_route_says_how_to_have_one() -> None:

@@ -105,6 +105,11 @@ def test_plain_requests_take_the_fast_path_only_without_rules() -> None:
         ({"rules": []}, "rules: Expected `array` of length >= 1."),
         ({"then": {"text": "{{ x"}}, "rule 1: then.text: template '{{ x': unexpected end of template"),
         ({"when": {"message": {"regex": "("}}, "then": "pass"}, "rule 1: the regex '(' is not understood"),
+        (
+            {"then": {"text": "{% for _ in range(9) %}{% endfor %}"}},
+            "For (line 1) is not possible in a script.",
+        ),
+        ({"then": {"text": "{% macro f() %}{{ f() }}{% endmacro %}"}}, "Macro (line 1) is not possible"),
         ({"then": {"json": [[[]] * 3] * 3, "delays": {"first_token": "25h"}}}, "must be from 0 to 24h."),
         (
             {"rules": [{"then": {"text": "x" * 250_000}}] * 9},
@@ -135,3 +140,19 @@ def test_a_regex_that_never_ends_is_passed_over(client: FlaskClient) -> None:
     rules(client, "", "PUT", {"rules": [slow, rule("next")]})
     assert said(client, "a" * 2000 + "!") == "next"
     assert [each["too_slow"] for each in rules(client)] == [1, 0]
+
+
+def test_a_text_that_grows_without_end_is_one_line(client: FlaskClient) -> None:
+    template = "{{ " + "|".join(["message", *["replace('a', 'aaaaaaaa')"] * 20]) + " }}"
+    rules(client, "", "POST", {"then": {"text": template}})
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    answer: Any = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 500
+    assert answer.json["error"]["message"].endswith("replace makes more than 262144 characters.")
+
+
+def test_a_server_without_a_simulated_text_refuses_rules() -> None:
+    client = app_of("--mm-encoder-only").test_client()
+    for method in ("GET", "PUT", "POST", "DELETE"):
+        told: Any = client.open(RULES, method=method, json=rule("one")).json
+        assert told["error"]["message"].startswith("Rules for replies need the simulated engine")
