@@ -240,9 +240,9 @@ class Assembly:
         host = settings.kvcache.kv_side_channel_host or self.server.pod_ip or socket.gethostname()
         self.identity = Identity(settings, host, self.streams("ids"))
         self.pipeline = self._pipeline()
-        self.replay, self.console = self._replay(), self._console()
         api, kept = settings.api, 1000 if settings.api.console or settings.scripts.script else 0
         self.journal = Journal(kept if api.journal is None else api.journal)
+        self.replay, self.console = self._replay(), self._console()
         self.audit = FaultAudit(self.faults, self.clock.now)
         self.http_metrics, self.limits = http_metrics.HttpMetrics(self.clock.now), RateLimits(self.clock)
         self.middleware = self._middleware()
@@ -403,9 +403,10 @@ class Assembly:
 
         clock = LiveClock()  # a clock has one alarm; the engine uses the other one
         recording, upstream = open_recording(self.settings)
-        at, wheel = self.settings.replay, TimerWheel(clock)
+        at, wheel, now, journal = self.settings.replay, TimerWheel(clock), clock.now, self.journal
         body, has_keys = BodyLimits.of(self.server), lambda: bool(self.live.current.access.api_key)
-        return Replay(recording, body, self.faults, wheel, clock.now, at.replay_miss, upstream, has_keys)
+        more = at.replay_miss, upstream, has_keys
+        return Replay(recording, body, self.faults, wheel, now, journal, *more)
 
     def _console(self) -> Console | None:
         if not self.settings.api.console:

@@ -15,6 +15,7 @@ from app.serving.faults.injector import FaultInjector
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import Response
+from app.serving.middleware.journal import Journal
 from app.serving.recording.exchange import Exchange, Recording
 from app.serving.recording.replay import Replay
 from config.settings import ServerSettings
@@ -34,7 +35,9 @@ def replaying(
     recording = Recording(file, given.get("replay_miss") == "nearest")
     faults = FaultInjector(Random(1), clock.now)
     body, miss = BodyLimits.of(ServerSettings()), given.get("replay_miss", "simulate")
-    replay = Replay(recording, body, faults, TimerWheel(clock), clock.now, miss)
+    replay = Replay(
+        recording, body, faults, TimerWheel(clock), clock.now, given.get("journal", Journal(0)), miss
+    )
     try:
         yield replay
     finally:
@@ -134,6 +137,39 @@ def test_the_nearest_answer_is_given_where_that_is_asked_for(tmp_path: Path) -> 
         assert response.body == b"1"
         report = replay.report()
     assert (report["equal"], report["nearest"], report["answers"]) == (0, 1, [{"line": 2, "times": 1}])
+
+
+def test_the_journal_has_the_text_and_usage_of_recorded_answers(tmp_path: Path) -> None:
+    journal, usage = Journal(10), {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    parts: list[dict[str, Any]] = [
+        {"delta": {"content": "One "}},
+        {"delta": {"content": "two."}},
+        {"delta": {}},
+    ]
+    parts[-1]["finish_reason"] = "stop"
+    events = [{"choices": [part], "usage": None} for part in parts] + [{"choices": [], "usage": usage}]
+    stream = b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in events) + b"data: [DONE]\n\n"
+    whole = {"choices": [{"text": "Whole.", "finish_reason": "stop"}], "usage": usage | {"more": None}}
+    recorded = [
+        exchange(chat("stream"), (0, stream[:50]), (0, stream[50:])),
+        exchange(chat("whole"), (0, json.dumps(whole).encode()), headers=JSON_HEADERS),
+        exchange(chat("other"), (0, b"[1]"), headers=JSON_HEADERS),
+    ]
+    with replaying(tmp_path, recorded, VirtualClock(), journal=journal) as replay:
+        for text in ("stream", "whole", "other"):
+            context = asking(chat(text))
+            journal.begin(context)
+            response = replay.begin(context)
+            assert response is not None
+            journal.end(context, response)
+            response.close()
+    rows = [json.loads(bytes(row)) for row in journal.rows(None, "", None)]
+    assert [(row["text"], row["usage"]) for row in rows] == [
+        ("One two.", usage),
+        ("Whole.", usage),
+        (None, None),
+    ]
+    assert rows[0]["model"] == "m"
 
 
 def test_an_answer_that_broke_off_breaks_off(tmp_path: Path) -> None:

@@ -99,6 +99,16 @@ class Journal(Middleware):
         self._count(request.entry, "completion_tokens", outcome.tokens)
         self._grow(request, CHOICE_BYTES + getsizeof(text))
 
+    def note(
+        self, context: RequestContext, model: str | None, text: str, usage: dict[str, int] | None
+    ) -> None:
+        """Completes the entry of a request that a recording answers."""
+        if (request := context.kept(JournaledRequest)) is not None:
+            names = "prompt_tokens", "completion_tokens", "total_tokens"
+            request.entry.model, request.texts = model, {0: text[:MOST_TEXT]}
+            request.entry.usage = usage and {name: usage.get(name, 0) for name in names}
+            self._grow(request, CHOICE_BYTES + getsizeof(request.texts[0]))
+
     def _count(self, entry: Entry, name: str, tokens: int) -> None:
         if entry.usage is None:
             entry.usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}

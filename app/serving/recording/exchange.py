@@ -23,7 +23,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from itertools import count
 from operator import eq
-from typing import Annotated, BinaryIO, TypeAlias
+from typing import Annotated, Any, BinaryIO, TypeAlias
 from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
@@ -416,3 +416,58 @@ def digest(value: object, place: bytes = b"") -> bytes:
 
 def hash_of(content: bytes, place: bytes = b"") -> bytes:
     return blake2b(content, digest_size=DIGEST_BYTES, key=place).digest()
+
+
+BROKEN = (msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError)
+
+
+class RecordedReply(Struct):
+    """The first choice of an answer; `moments` are of events with a part of the reply."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[list[str]] = []
+    finish: str = ""
+    usage: dict[str, int] | None = None
+    events: int = 0
+    moments: list[float] = []
+
+    def take(self, event: dict[str, Any], at_s: float) -> None:
+        self.events += 1
+        self.usage = event.get("usage") or self.usage
+        says = False
+        for choice in event.get("choices") or ():
+            if choice.get("index"):
+                continue
+            self.finish = choice.get("finish_reason") or self.finish
+            part = choice.get("message") or choice.get("delta") or {}
+            text = (choice.get("text") or "") + (part.get("content") or "")
+            reasoning = part.get("reasoning") or part.get("reasoning_content") or ""
+            calls = part.get("tool_calls") or ()
+            self.text += text
+            self.reasoning += reasoning
+            for place, call in enumerate(calls):
+                function, index = call.get("function") or {}, call.get("index")
+                number = min(place if index is None else index, len(self.calls))
+                if number == len(self.calls):
+                    self.calls.append(["", ""])
+                self.calls[number][0] += function.get("name") or ""
+                self.calls[number][1] += function.get("arguments") or ""
+            says = says or bool(text or reasoning or calls)
+        if says:
+            self.moments.append(at_s)
+
+
+def reply_of(answer: RecordedAnswer) -> RecordedReply:
+    """Parses an answer, whole or streamed. Raises one of `BROKEN` for a body that is not a reply."""
+    reply, decode = RecordedReply(), msgspec.json.Decoder(dict[str, Any]).decode
+    if not header_of(answer.headers, "content-type").lower().startswith("text/event-stream"):
+        reply.take(decode(answer.body()), answer.end_s)
+        return reply
+    rest = b""
+    for chunk in answer.chunks:
+        *lines, rest = (rest + bytes_of(chunk.data)).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                reply.take(decode(data), chunk.at_s)
+    return reply

@@ -1,7 +1,7 @@
 """Replays a recording: sends the recorded bytes at the recorded times."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from weakref import WeakValueDictionary
 
 from gevent.event import Event as Bell
@@ -15,6 +15,7 @@ from app.serving.http.connection import Connection
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import bad_request, internal, not_found
 from app.serving.http.response import CLIENT_GONE, UNBUFFERED, Response, StreamingBody, json_response
+from app.serving.middleware.journal import Journal
 from app.serving.middleware.masking import MASK
 from app.serving.middleware.stack import Middleware
 from app.serving.recording import exchange as recordings
@@ -55,6 +56,7 @@ class Replay(Middleware):
         faults: FaultInjector,
         wheel: TimerWheel,
         now: Callable[[], float],
+        journal: Journal,
         miss: str = "simulate",
         upstream: Upstream | None = None,
         has_keys: Callable[[], bool] = lambda: False,
@@ -64,7 +66,7 @@ class Replay(Middleware):
         self.equal = self.alike = self.missed = 0
         """Requests answered by an equal one, by a similar one, and by none."""
         self._body, self._faults, self._miss, self.upstream = body, faults, miss, upstream
-        self._wheel, self._now, self._has_keys = wheel, now, has_keys
+        self._wheel, self._now, self._has_keys, self._journal = wheel, now, has_keys, journal
         kinds = {"nearest": recording.alike, "record": upstream is not None}
         self._kinds = ["simulate", "not-found", *(kind for kind, is_possible in kinds.items() if is_possible)]
         self._open: WeakValueDictionary[bytes, RelayedExchange] = WeakValueDictionary()
@@ -114,6 +116,8 @@ class Replay(Middleware):
             answer = recording.next_answer(key)
         except recordings.RecordingError as error:
             raise internal(str(error)) from None
+        if self._journal.active and answer.status == 200:
+            self._note(context, form.model, answer)
         body = RecordedBody(answer, self._wheel, self._now, asked_s, context.connection)
         headers = _headers(answer.headers)
         response = Response(body, answer.status, headers)
@@ -126,6 +130,14 @@ class Replay(Middleware):
                 headers["Content-Length"] = str(body.bytes_sent)
             response.headers = headers
         return damage(response, context.kept(Fault), context)
+
+    def _note(self, context: RequestContext, model: str | None, answer: recordings.RecordedAnswer) -> None:
+        """Notes text and usage of a chat or completion in the journal."""
+        with suppress(*recordings.BROKEN):
+            size = sum(len(chunk.data) for chunk in answer.chunks if isinstance(chunk.data, str))
+            reply = call_long(size, recordings.reply_of, answer)
+            if reply.finish:
+                self._journal.note(context, model, reply.text, reply.usage)
 
     def _read_on(self, form: recordings.RequestForm, upstream: Upstream) -> float:
         """Waits for an equal request that is under way, reads new lines, and returns the seconds."""

@@ -12,9 +12,17 @@ from typing import Any, TypeAlias
 
 import msgspec
 import yaml
-from msgspec import Struct, convert
+from msgspec import convert
 
-from app.serving.recording.exchange import Exchange, RecordedAnswer, bytes_of, header_of, recorded, text_of
+from app.serving.recording.exchange import (
+    BROKEN,
+    Exchange,
+    RecordedAnswer,
+    bytes_of,
+    recorded,
+    reply_of,
+    text_of,
+)
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser
@@ -31,7 +39,6 @@ LEAST_PAUSE_S, PAUSE_GAPS = 0.1, 4
 _MARK = re.compile(r"\{[{%#]")
 FAMILIES = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 Json: TypeAlias = dict[str, Any]
-BROKEN = (msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -126,56 +133,6 @@ def _then(answer: RecordedAnswer) -> Json:
     if answer.is_broken:
         then["fault"] = {"action": "disconnect", "after": reply.events}
     return then | {"delays": _delays(reply.moments, answer.end_s)}
-
-
-class RecordedReply(Struct):
-    """The first choice of an answer; `moments` are of events with a part of the reply."""
-
-    text: str = ""
-    reasoning: str = ""
-    calls: list[list[str]] = []
-    finish: str = ""
-    events: int = 0
-    moments: list[float] = []
-
-    def take(self, event: Json, at_s: float) -> None:
-        self.events += 1
-        says = False
-        for choice in event.get("choices") or ():
-            if choice.get("index"):
-                continue
-            self.finish = choice.get("finish_reason") or self.finish
-            part = choice.get("message") or choice.get("delta") or {}
-            text = (choice.get("text") or "") + (part.get("content") or "")
-            reasoning = part.get("reasoning") or part.get("reasoning_content") or ""
-            calls = part.get("tool_calls") or ()
-            self.text += text
-            self.reasoning += reasoning
-            for place, call in enumerate(calls):
-                function, index = call.get("function") or {}, call.get("index")
-                number = min(place if index is None else index, len(self.calls))
-                if number == len(self.calls):
-                    self.calls.append(["", ""])
-                self.calls[number][0] += function.get("name") or ""
-                self.calls[number][1] += function.get("arguments") or ""
-            says = says or bool(text or reasoning or calls)
-        if says:
-            self.moments.append(at_s)
-
-
-def reply_of(answer: RecordedAnswer) -> RecordedReply:
-    """Parses an answer, whole or streamed. Raises one of `BROKEN` for a body that is not a reply."""
-    reply, decode = RecordedReply(), msgspec.json.Decoder(Json).decode
-    if not header_of(answer.headers, "content-type").lower().startswith("text/event-stream"):
-        reply.take(decode(answer.body()), answer.end_s)
-        return reply
-    rest = b""
-    for chunk in answer.chunks:
-        *lines, rest = (rest + bytes_of(chunk.data)).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                reply.take(decode(data), chunk.at_s)
-    return reply
 
 
 def _call(name: str, arguments: str) -> Json:

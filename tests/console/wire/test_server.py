@@ -102,6 +102,34 @@ def test_of_fifty_consoles_most_are_refused_in_one_line(watched: RunningServer) 
     until(has_room, "places of consoles that have gone stay taken")
 
 
+def test_two_consoles_that_turn_one_knob_both_see_each_turn_in_one_line(watched: RunningServer) -> None:
+    def turn(value: str) -> dict[str, Any]:
+        knobs = {"failure-injection-rate": value}
+        answer = requests.post(f"{watched.url}/admin/config", json=knobs, headers=KEY, timeout=LIMIT_S)
+        assert answer.status_code == 200
+        changed: dict[str, Any] = answer.json()
+        return changed
+
+    with look(watched) as one, look(watched) as two, ThreadPoolExecutor(2) as both:
+        streams = [events(one), events(two)]
+        assert [next(stream)[0] for stream in streams] == ["picture", "picture"]
+        turned = [each["failure-injection-rate"] for each in both.map(turn, ["1", "2"])]
+        assert turned == [1, 2]
+        seen = []
+        for stream in streams:
+            marks: list[str] = []
+            while len(marks) < 2:
+                marks += [mark[2] for mark in next(stream)[1].get("marks", ()) if mark[1] == "fault"]
+            seen.append(marks)
+        assert seen[0] == seen[1], "the order of the turns is one for all"
+        assert sorted(seen[0]) == ["failure-injection-rate: 1", "failure-injection-rate: 2"]
+        now = requests.get(f"{watched.url}/admin/config", headers=KEY, timeout=LIMIT_S).json()
+        assert seen[0][-1] == f"failure-injection-rate: {now['failure-injection-rate']}", (
+            "the last turn holds"
+        )
+        assert turn("0")["failure-injection-rate"] == 0
+
+
 def test_a_browser_that_does_not_read_holds_nobody_up(watched: RunningServer) -> None:
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -46,6 +46,15 @@ def test_statistics_count_what_was_served(remote: RunningServer, peer: Peer) -> 
     assert "/stats" in get(remote.port, "/openapi.json").json()["paths"]
 
 
+def test_rules_for_replies_are_refused_with_one_line(remote: RunningServer) -> None:
+    for path in ("/admin/script/rules", "/admin/script/rules?scope=a"):
+        refused = get(remote.port, path)
+        assert refused.status == 400
+        assert refused.json()["error"]["message"].startswith("Rules for replies need the simulated engine")
+    rule = {"rules": [{"then": {"text": "no"}}]}
+    is_error(post(remote.port, rule, "/admin/script/rules"), 400, "BadRequestError")
+
+
 def test_a_simulation_has_no_statistics_as_vllm_has_none() -> None:
     assert app_of().test_client().get("/stats").status_code == 404
 
