@@ -121,12 +121,13 @@ class CompareView {
   }
 
   alone(run) {
+    // One of the runs; without one, what was shown before.
     this.shown = false;
     document.body.classList.remove("comparing");
     $("comparison").replaceChildren();
     $("compare").textContent = "Both runs";
     $("compare").hidden = false;
-    if (run.live) begin(); else openReport(run.text, run.name);
+    if (run && !run.live) openReport(run.text, run.name); else begin();
     soon();
   }
 
@@ -143,7 +144,7 @@ class CompareView {
 
   plot(from = 0, to = this.length) {
     // All parts show the same time, with one cursor; dragging zooms all, a double click resets.
-    const step = (to - from) / (BINS - 1), densities = this.runs.map((run) => run.density(from, step)), most = Math.max(...densities.map((rows) => Math.max(...rows[0])));
+    const step = (to - from) / (BINS - 1), densities = this.runs.map((run) => run.density(from, step)), most = Math.max(1, ...densities.flatMap((rows) => rows[0]));
     this.range = { from, to, step };
     this.charts = this.runs.map((run, k) => ({ title: run.name, high: 150, most, place: 0, series: ["queued", "prefill", "decode"].map((label, row) => ({ label, colour: label, fill: true, values: densities[k][row], less: densities[k][row + 1] })) }));
     for (const [title, value] of OVERLAID) {
@@ -166,7 +167,7 @@ class CompareView {
     canvas.onpointerup = (event) => {
       const ends = [this.begun, at(event)].sort((one, two) => one - two);
       this.begun = null;
-      if (ends[1] - ends[0] > (this.range.to - this.range.from) / 50) this.plot(...ends); else this.redraw();
+      if (ends[1] - ends[0] > Math.max(1, (this.range.to - this.range.from) / 50)) this.plot(...ends); else this.redraw();
     };
     canvas.ondblclick = () => this.plot();
   }
@@ -216,9 +217,9 @@ function nice(least) {
 }
 
 function openComparison({ comparison, runs }, text) {
-  const lines = text.split("\n");
+  const lines = text.split("\n"), rows = comparison.rows.map((row) => row.map((each) => calm(String(each))));
   let from = 1;
-  const next = new CompareView(comparison, runs.slice(0, 2).map(([name, count]) => new Run(calm(String(name)), lines.slice(from, from += count).join("\n"))));
+  const next = new CompareView({ better: comparison.better, sentence: calm(String(comparison.sentence)), rows }, runs.slice(0, 2).map(([name, count]) => new Run(calm(String(name)), lines.slice(from, from += count).join("\n"))));
   next.show();
   compared = next;
 }

@@ -203,6 +203,7 @@ function openReport(file, name = "this recording") {
 }
 
 function key(event) {
+  if (compared && compared.shown && event.key === "Escape" && model && event.target.id !== "notes" && !document.querySelector("dialog[open]")) compared.alone();
   if (compared && compared.shown && !"t?".includes(event.key)) return;
   if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || document.querySelector("dialog[open]")) {
     if (event.key === "Escape" && event.target.id === "filter") event.target.blur();

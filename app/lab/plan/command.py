@@ -41,7 +41,7 @@ CONSIDERED = {
 }
 """Values of the engine's flags; the first ones are tried first, the others where they may save a pod."""
 NOT_OF_PLAN = ("profile", "pods", "prefill-pods", "decode-pods", "autoscale", "cold-start") + (
-    *("autoscale-every", "scrape-interval", "sweep", "requests", "html", "gpu-hour-price"),
+    *("autoscale-every", "scrape-interval", "sweep", "compare", "requests", "html", "gpu-hour-price"),
 )
 """Flags of simulate that plan sets or leaves out."""
 MOST_DRAWN = 1000

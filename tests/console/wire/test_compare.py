@@ -209,8 +209,9 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
         (json.dumps(empty), "wrong has no request that ended: there is nothing to compare"),
     ):
         wrong.write_text(text)
+        page.evaluate("say('')")
         page.set_input_files("#compare-files", [str(good), str(wrong)])
-        until(lambda told=told: told in page.inner_text("#state"), told)  # type: ignore[misc]
+        until(lambda told=told: told in page.inner_text("#state"), f"{told!r} is not told")  # type: ignore[misc]
     complaints[:] = [line for line in complaints if "400" not in line]
     page.set_input_files("#compare-files", [str(good)] * 3)
     until(lambda: "takes two recordings" in page.inner_text("#state"), "three are taken")
@@ -219,9 +220,19 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
         '{"version": 2, "comparison": {"rows": 5}, "runs": [[1, 2]]}',
     ):
         wrong.write_text(text)
+        page.evaluate("say('')")
         page.set_input_files("#file", str(wrong))
         until(lambda: "no recording of the console" in page.inner_text("#state"), "it is taken")
     assert page.evaluate("model.over.length") > 20 and page.is_visible("#tiles"), "the run is shown on"
+    row = [HOSTILE] * 5
+    head = {"comparison": {"sentence": HOSTILE, "rows": [row]}, "runs": [[HOSTILE, 1], [HOSTILE, 1]]}
+    wrong.write_text("\n".join(map(json.dumps, ({"version": 2, **head, "notes": 5}, empty, empty))))
+    page.set_input_files("#file", str(wrong))
+    until(lambda: page.inner_text("#state") == "a comparison", "text of others is no text")
+    assert page.inner_text(".sentence") == HOSTILE.replace("\u202e", "\ufffd")
+    assert page.evaluate("window.hacked") is None and page.locator("#comparison img").count() == 0
+    page.keyboard.press("Escape")
+    until(lambda: page.inner_text("#state") == "serving", "the run of before is not shown again")
     page.close()
 
 
