@@ -81,6 +81,10 @@ def _real_engine_flaws(at: Settings) -> Iterator[tuple[str, str]]:
             yield row.name, "is for the simulated engine alone: engine is llm"
     if at.steps.device not in ("", "auto", "cuda", "mps", "cpu"):
         yield "device", "must be auto, cuda, mps or cpu: engine is llm"
+    try:
+        at.engine.speculation()
+    except ValueError as error:
+        yield "speculative-config", f"is not prompt lookup, which alone engine llm has: {error}"
     if at.tools.tool_call_parser not in ("", "hermes", "llama3_json"):
         yield "tool-call-parser", "must be hermes or llama3_json: engine is llm"
     if at.kvcache.kv_connector not in ("", "none"):

@@ -7,6 +7,7 @@ Decodes are computed together from a dense copy; prefill chunks are computed one
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -57,7 +58,7 @@ class PagedStore:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Consecutive tokens of one sequence; a decode is a chunk of its newest token."""
+    """Consecutive tokens of one sequence; a decode is a chunk of its newest token and its drafts."""
 
     sequence: Sequence
     tokens: Listed[int]
@@ -66,6 +67,8 @@ class Chunk:
     blocks: Listed[int]
     samples: bool = True
     """True to get the logits of the next token."""
+    drafts: int = 0
+    """Number of drafts at its end; the logits before and after each are needed, too."""
     prompt_logits: bool = False
     """True to get the logits after each token."""
 
@@ -92,7 +95,7 @@ class DecodeWorkspace:
 
     def arrange(self, decodes: Listed[Chunk]) -> list[Chunk] | None:
         """Returns the decodes in the order of their rows; None when rows exceed the memory limit."""
-        length = max(row.start for row in decodes) + 1
+        length = max(row.end for row in decodes)
         if not self._make_room(len(decodes), length):
             return None
         wanted = {row.sequence: row for row in decodes}
@@ -151,21 +154,28 @@ class StepAttention:
         """`decodes` are in the order of rows in `workspace`."""
         self._store, self._workspace = store, workspace
         self._device = store.layers[0].device
-        self._count = len(decodes)
+        self._count = sum(len(it.tokens) for it in decodes)
         parts = [store.slots(it.blocks, it.start, it.end) for it in (*decodes, *chunks)]
         self._slots = torch.cat(parts).to(self._device)
         self._chunks = [self._chunk(chunk) for chunk in chunks]
         if not decodes:
             return
-        self._places = torch.arange(len(decodes), device=self._device)
-        self._positions = torch.tensor([it.start for it in decodes], device=self._device)
-        self._length = max(it.start for it in decodes) + 1
-        hidden = torch.arange(self._length, device=self._device) > self._positions.unsqueeze(1)
+        self._rows, self._width = len(decodes), max(len(it.tokens) for it in decodes)
+        self._length = max(it.end for it in decodes)
+        self._places = self._numbers(row for row, it in enumerate(decodes) for _ in it.tokens)
+        self._positions = self._numbers(place for it in decodes for place in range(it.start, it.end))
+        self._spots: torch.Tensor | None = None
+        """Places of the queries among rows that are all as wide as the widest; None when they are."""
+        if self._count < self._rows * self._width:
+            each = ((row * self._width, len(it.tokens)) for row, it in enumerate(decodes))
+            self._spots = self._numbers(spot for first, size in each for spot in range(first, first + size))
+        ends = self._numbers(it.start + offset for it in decodes for offset in range(self._width))
+        hidden = torch.arange(self._length, device=self._device) > ends.view(self._rows, self._width, 1)
         dtype = store.layers[0].dtype
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, -math.inf)
-        self._mask = mask[:, None, None]
+        self._mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device)
+        self._mask = self._mask.masked_fill_(hidden, -math.inf).unsqueeze(1)
         on_cpu = self._device.type == "cpu"
-        self._plain = on_cpu and dtype == torch.float32 and len(decodes) >= MANY_ROWS
+        self._plain = on_cpu and dtype == torch.float32 and self._rows >= MANY_ROWS
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Stores `kv` [tokens, 2 * kv_heads, head_dim], and returns [tokens, heads, head_dim]."""
@@ -182,6 +192,9 @@ class StepAttention:
             first = last
         return seen
 
+    def _numbers(self, numbers: Iterable[int]) -> torch.Tensor:
+        return torch.tensor(list(numbers), device=self._device)
+
     def _chunk(self, chunk: Chunk) -> tuple[int, torch.Tensor | None, torch.Tensor | None]:
         """Returns the number of tokens; for later chunks also the slots of all tokens so far, and a mask."""
         count = len(chunk.tokens)
@@ -195,14 +208,30 @@ class StepAttention:
         """Computes the attention of decodes; query heads that share keys are treated as several queries."""
         rows = self._workspace.layers[layer]
         rows[:, self._places, :, self._positions] = kv
-        keys, values = rows[:, : self._count, :, : self._length]
-        grouped = queries.unflatten(1, (keys.shape[1], -1))
+        keys, values = rows[:, : self._rows, :, : self._length]
+        grouped = self._grouped(queries, keys.shape[1])
         if self._plain:
             scores = torch.matmul(grouped * grouped.shape[-1] ** -0.5, keys.transpose(-1, -2))
             seen = torch.matmul(scores.add_(self._mask).softmax(-1), values)
         else:
             seen = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask)
-        return seen.flatten(1, 2)
+        if self._width == 1:
+            return seen.flatten(1, 2)
+        seen = seen.unflatten(2, (self._width, -1)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        return seen if self._spots is None else seen[self._spots]
+
+    def _grouped(self, queries: torch.Tensor, kv_heads: int) -> torch.Tensor:
+        """Returns [rows, kv_heads, width * group, head_dim]; rows with fewer drafts are padded."""
+        grouped = queries.unflatten(1, (kv_heads, -1))
+        if self._width == 1:
+            return grouped
+        if self._spots is not None:
+            wide = grouped.new_zeros(self._rows * self._width, *grouped.shape[1:])
+            wide[self._spots] = grouped
+            grouped = wide
+        if self._mask.shape[2] == self._width:  # at the first layer
+            self._mask = self._mask.repeat_interleave(grouped.shape[2], 2)
+        return grouped.unflatten(0, (self._rows, self._width)).transpose(1, 2).flatten(2, 3)
 
 
 def _look_back(queries: torch.Tensor, past: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Listed
 from functools import cached_property
+from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from app.engine.core.batch import Batch, SchedulerLimits
 from app.engine.core.scheduler import Scheduler, WaitingQueue
-from app.engine.core.wire import EndReason, EngineCoreOutput, EngineSizes, TextForm, WireLogprob
+from app.engine.core.wire import EndReason, EngineCoreOutput, EngineSizes, TextForm
 from app.engine.kvcache.hashing import BlockHasher
 from app.llm.attention import Chunk
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
-from app.llm.model_runner import ModelRunner
-from app.llm.sampler import NO_NUMBERS, SamplingState, logprobs_of, sample
+from app.llm.model_runner import ModelRunner, StepLogits
+from app.llm.sampler import NO_NUMBERS, Sampled, SamplingState, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
-from app.llm.sequence import Detokenizer, PagedBlocks, Sequence
+from app.llm.sequence import Detokenizer, PagedBlocks, PromptLookup, Sequence
 from app.llm.step_times import StepTimes
 from app.text.huggingface import LocalTokenizer
 
@@ -63,6 +65,11 @@ class EngineStats(Struct):
     """Prompt tokens looked up in the cache, counted as in vLLM."""
     prefix_hits: int = 0
     """Prompt tokens found in the cache."""
+    drafts: int = 0
+    """Checked drafts: a sequence has one in a step, of several tokens."""
+    draft_tokens: int = 0
+    accepted: Counter[int] = field(default_factory=Counter)
+    """Right tokens of drafts, by position from 0."""
     requests: int = 0
     completed: int = 0
     failed: int = 0
@@ -116,7 +123,9 @@ class LLMEngine:
             by_priority=True,
         )
         self._waiting: WaitingQueue[Sequence] = WaitingQueue(by_priority=True)
-        self.scheduler: Scheduler[Sequence] = Scheduler(limits, self.cache, self._waiting)
+        config = options.speculative_config
+        lookup = None if config is None else PromptLookup(config)
+        self.scheduler: Scheduler[Sequence] = Scheduler(limits, self.cache, self._waiting, lookup)
         self.scheduler.prefill_limit = self._prefill_limit
         self._times = StepTimes(options.step_time_s)
         self._choices: dict[Hashable, list[Sequence]] = {}
@@ -243,7 +252,9 @@ class LLMEngine:
         waiting = self._waiting.members
         for sequence in [it for it in waiting if it.deadline_s <= started and not it.preemptions]:
             self.scheduler.remove(sequence)
-            outputs.append(self._end(sequence, self._output(sequence, []), "timeout"))
+            output = Output(sequence, self._output(sequence))
+            self._end(*output, "timeout")
+            outputs.append(output)
         batch = None if self.halted else self.scheduler.schedule()
         if batch is None:
             return outputs
@@ -258,8 +269,9 @@ class LLMEngine:
                     self.stats.prefix_hits += sequence.cached_tokens
         decodes, chunks = self._parts(batch)
         prompts = sum(it.prompt_tokens - it.cached_tokens for it in batch.prefilled if not it.output_ids)
-        self.step_tokens = prompts + len(batch.decodes) + len(batch.prefilled)
-        outputs += self._timed(batch, decodes, chunks)
+        computed = self._timed(batch, decodes, chunks)
+        self.step_tokens = prompts + sum(len(output.said.ids) for output in computed)
+        outputs += computed
         self.stats.steps += 1
         self.stats.step_s += self._now() - started
         return outputs
@@ -277,16 +289,19 @@ class LLMEngine:
         self.stats = EngineStats()
 
     def _parts(self, batch: Batch[Sequence]) -> tuple[list[Chunk], list[Chunk]]:
-        decodes = [Chunk(it, it.output_ids[-1:], it.stored, it.block_numbers()) for it in batch.decodes]
+        decodes = []
+        for it in batch.decodes:
+            count, _ = batch.drafts.get(it, (0, 0))
+            tokens = [it.output_ids[-1], *it.drafts[:count]]
+            decodes.append(Chunk(it, tokens, it.stored, it.block_numbers(), drafts=count))
         decoding, sampling, chunks = set(batch.decodes), set(batch.prefilled), []
         for it in self.scheduler.running:
             if it not in decoding and it.computed > (start := it.stored):
                 asked = it.params.prompt_logprobs is not None and not it.output_ids
                 logits = asked and start < it.prompt_tokens - 1
                 ids = it.prompt_ids if it.computed <= len(it.prompt_ids) else it.token_ids
-                chunks.append(
-                    Chunk(it, ids[start : it.computed], start, it.block_numbers(), it in sampling, logits)
-                )
+                part, blocks = ids[start : it.computed], it.block_numbers()
+                chunks.append(Chunk(it, part, start, blocks, it in sampling, prompt_logits=logits))
         return decodes, chunks
 
     def _prefill_limit(self) -> int:
@@ -299,7 +314,8 @@ class LLMEngine:
 
     def _timed(self, batch: Batch[Sequence], decodes: list[Chunk], chunks: list[Chunk]) -> list[Output]:
         """Computes a step, on as many threads as help, and learns from its time."""
-        governor, kind = self.runner.device.governor, 0 if chunks else len(decodes).bit_length()
+        rows = sum(len(it.tokens) for it in decodes)
+        governor, kind = self.runner.device.governor, 0 if chunks else rows.bit_length()
         pairs, begun_s = batch.attention + batch.context, self._now()
         expected_s = self._times.seconds(batch.tokens, pairs) if chunks else 1.0
         if governor is not None:
@@ -318,37 +334,73 @@ class LLMEngine:
         self.stats.prompt_tokens += sum(len(it.tokens) for it in chunks if not it.sequence.output_ids)
         for chunk, rows in logits.prompts:
             _note_prompt(chunk, rows)
-        sampled = sample(logits.next_token, [it.sampling for it in logits.sampled])
-        outputs = []
-        for sequence, one in zip(logits.sampled, sampled, strict=True):
-            if one.token_id is not None:
-                outputs.append(self._said(sequence, one.token_id, one.logprobs))
-                continue
-            said = self._output(sequence, [])
-            said.error, said.is_refused = one.error, one.error != NO_NUMBERS
-            outputs.append(self._end(sequence, said, "error"))
-        if any(one.error == NO_NUMBERS for one in sampled):
+        outputs = self._sample(logits)
+        if any(said.error == NO_NUMBERS for _, said in outputs):
             # Nothing may read their keys, except requests that share them already and fail likewise.
             self.runner.workspace.forget()
             self.cache.discard()
+        for chunk, output in zip(logits.sampled, outputs, strict=True):
+            if chunk.drafts:
+                self._note_drafts(chunk, max(0, len(output.said.ids) - 1))
         self.scheduler.complete(batch)
         for sequence in [it for it in self.scheduler.running if it.ended]:
             self.scheduler.remove(sequence)
         return outputs
 
-    def _said(self, sequence: Sequence, token: int, logprobs: WireLogprob | None) -> Output:
+    def _sample(self, logits: StepLogits) -> list[Output]:
+        """Samples the next token of each sequence, and while it is the next draft also the token after it.
+
+        So a token is sampled in the state that all tokens before it have left, as without drafts.
+        """
+        outputs = [Output(it.sequence, self._output(it.sequence)) for it in logits.sampled]
+        firsts = accumulate((1 + it.drafts for it in logits.sampled), initial=0)
+        going = list(zip(firsts, logits.sampled, outputs, strict=False))
+        while going:
+            places = [row for row, _, _ in going]
+            rows = logits.next_token if len(places) == len(logits.next_token) else logits.next_token[places]
+            sampled = sample(rows, [chunk.sequence.sampling for _, chunk, _ in going])
+            right = []
+            for (row, chunk, output), one in zip(going, sampled, strict=True):
+                self._say(*output, one)
+                position = len(output.said.ids)
+                if (
+                    position <= chunk.drafts
+                    and not output.said.finish
+                    and one.token_id == chunk.tokens[position]
+                ):
+                    right.append((row + 1, chunk, output))
+            going = right
+        return outputs
+
+    def _note_drafts(self, chunk: Chunk, accepted: int) -> None:
+        sequence, stats = chunk.sequence, self.stats
+        stats.drafts += 1
+        stats.draft_tokens += chunk.drafts
+        stats.accepted.update(range(accepted))
+        sequence.stored -= chunk.drafts - accepted
+        sequence.draft_limit = 2 * accepted + 1  # text that only seems to repeat itself soon costs little
+        self.scheduler.accept(sequence, accepted)
+
+    def _say(self, sequence: Sequence, said: EngineCoreOutput, one: Sampled) -> None:
+        """Adds a sampled token, or the error that ends the choice, to the output of its step."""
+        if (token := one.token_id) is None:
+            said.error, said.is_refused = one.error, one.error != NO_NUMBERS
+            self._end(sequence, said, "error")
+            return
         self.stats.generated_tokens += 1
         sequence.output_ids.append(token)
         self.cache.append(sequence, 1)
-        said = self._output(sequence, [token])
-        if logprobs is not None:
-            said.logprobs = [logprobs]
+        said.ids.append(token)
+        said.texts.append("")
+        if one.logprobs is not None:
+            said.logprobs = [*(said.logprobs or ()), one.logprobs]
         if len(sequence.output_ids) == 1 and sequence.params.prompt_logprobs is not None:
             said.prompt_logprobs = sequence.prompt_logprobs
         reason = self._ended_by(sequence, token, said)
-        if reason is None and sequence.sampling.form is not None:
+        if reason is not None:
+            self._end(sequence, said, reason)
+        elif sequence.sampling.form is not None:
             sequence.sampling.form.add(token)
-        return Output(sequence, said) if reason is None else self._end(sequence, said, reason)
 
     def _ended_by(self, sequence: Sequence, token: int, said: EngineCoreOutput) -> EndReason | None:
         """Returns the finish reason if the choice ends with this token; adds the token's text to `said`."""
@@ -359,38 +411,37 @@ class LLMEngine:
             said.stop_reason = token if token in params.stop_token_ids else None
             if detokenizer is not None:
                 shown = detokenizer.add(token) if params.include_stop_str_in_output else ""
-                said.texts = [shown + detokenizer.finish()]
+                said.texts[-1] = shown + detokenizer.finish()
             return "stop"
         last = len(sequence.output_ids) >= sequence.output_tokens
         if detokenizer is not None:
             text = detokenizer.add(token, enough)
-            said.texts = [text + detokenizer.finish() if last else text]
+            said.texts[-1] = text + detokenizer.finish() if last else text
             if detokenizer.stopped is not None:
                 said.stop_reason = detokenizer.stopped
                 return "stop"
         return "length" if last else None
 
-    def _output(self, sequence: Sequence, ids: list[int]) -> EngineCoreOutput:
-        said = EngineCoreOutput(key=0, ids=ids, texts=[""] * len(ids))
-        if len(sequence.output_ids) == len(ids) and sequence.scheduled_s is not None:
+    def _output(self, sequence: Sequence) -> EngineCoreOutput:
+        said = EngineCoreOutput(key=0)
+        if not sequence.output_ids and sequence.scheduled_s is not None:
             said.queued_s, said.scheduled_s = sequence.queued_s, sequence.scheduled_s
             said.cached_tokens, said.created_tokens = sequence.cached_tokens, sequence.created_tokens
         return said
 
-    def _end(self, sequence: Sequence, said: EngineCoreOutput, reason: EndReason) -> Output:
+    def _end(self, sequence: Sequence, said: EngineCoreOutput, reason: EndReason) -> None:
         said.finish, said.preemptions = reason, sequence.preemptions
         sequence.ended = True
-        request_id, output = sequence.request_id, Output(sequence, said)
+        request_id = sequence.request_id
         left = [it for it in self._choices.get(request_id, ()) if not it.ended]
         if left:
             self._choices[request_id] = left
-            return output
+            return
         self._choices.pop(request_id, None)
         if reason in ("stop", "length"):
             self.stats.completed += 1
         else:
             self.stats.failed += 1
-        return output
 
 
 def _note_prompt(chunk: Chunk, logits: torch.Tensor) -> None:

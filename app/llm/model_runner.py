@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Listed
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -16,9 +16,6 @@ from app.llm.config import Checkpoint, ModelConfig
 from app.llm.decoder import Decoder, packing_works
 from app.llm.errors import ModelLoadError
 from app.llm.threads import ThreadGovernor, usable_cores
-
-if TYPE_CHECKING:
-    from app.llm.sequence import Sequence
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
@@ -111,9 +108,12 @@ SPARE_BYTES: Final = 64 << 20
 
 
 class StepLogits(NamedTuple):
-    """Logits of the next token of each sequence in `sampled`, and after each token of `prompts`."""
+    """Logits of the next token of each chunk in `sampled`, and after each token of `prompts`.
 
-    sampled: list[Sequence]
+    A chunk with drafts has several rows: first for its next token, then for the token after each draft.
+    """
+
+    sampled: list[Chunk]
     next_token: torch.Tensor
     prompts: list[tuple[Chunk, torch.Tensor]]
 
@@ -172,7 +172,7 @@ class ModelRunner:
         return self.config.vocab_size
 
     def run(self, decodes: Listed[Chunk], chunks: Listed[Chunk]) -> StepLogits:
-        """Runs one step; the sampled sequences may come in another order than in `decodes`."""
+        """Runs one step; the sampled chunks may come in another order than in `decodes`."""
         with torch.inference_mode():
             rows = self.workspace.arrange(decodes) if decodes else []
             if rows is None:  # no memory: decodes are chunks like others, from the store
@@ -184,19 +184,18 @@ class ModelRunner:
                 tokens += chunk.tokens
                 positions += range(chunk.start, chunk.end)
             ids, places = (torch.tensor(its, device=self.device.device) for its in (tokens, positions))
-            return self._logits(self.model(ids, places, attention, self.on_layer), rows, chunks)
+            return self._logits(self.model(ids, places, attention, self.on_layer), [*rows, *chunks])
 
-    def _logits(self, hidden: torch.Tensor, rows: Listed[Chunk], chunks: Listed[Chunk]) -> StepLogits:
+    def _logits(self, hidden: torch.Tensor, chunks: Listed[Chunk]) -> StepLogits:
         """Applies the head to the requested tokens only: mostly the last one of a prompt."""
-        sampled, places, prompts = [row.sequence for row in rows], list(range(len(rows))), []
-        place = len(rows)
+        sampled, places, prompts, place = list[Chunk](), list[int](), [], 0
         for chunk in chunks:
             last = place + len(chunk.tokens)
             if chunk.prompt_logits:
                 prompts.append((chunk, self.model.logits(hidden[place:last])))
             if chunk.samples:
-                sampled.append(chunk.sequence)
-                places.append(last - 1)
+                sampled.append(chunk)
+                places += range(last - 1 - chunk.drafts, last)
             place = last
         if len(places) < len(hidden):
             hidden = hidden[torch.tensor(places, dtype=torch.long, device=hidden.device)]

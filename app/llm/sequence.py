@@ -11,6 +11,8 @@ from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.hashing import Prompt
 from app.llm.sampler import SamplingState
 from app.llm.sampling_params import SamplingParams
+from app.llm.speculation import History
+from config.sections.engine import SpeculativeConfig
 
 
 class Detokenizer:
@@ -75,8 +77,9 @@ class Sequence(SequenceState):
     """Choice `index` of the request `request_id`."""
 
     __slots__ = (
-        *("deadline_s", "detokenizer", "ended", "index", "output_ids", "params", "prompt_ids"),
-        *("prompt_logprobs", "queued_s", "request_id", "sampling", "scheduled_s", "stored"),
+        *("deadline_s", "detokenizer", "draft_limit", "drafts", "ended", "history", "index", "output_ids"),
+        *("params", "prompt_ids", "prompt_logprobs", "queued_s", "request_id", "sampling"),
+        *("scheduled_s", "stored"),
     )
 
     def __init__(
@@ -106,6 +109,10 @@ class Sequence(SequenceState):
         self.scheduled_s: float | None = None
         """Time of the first admission."""
         self.ended = False
+        self.drafts: list[int] = []
+        """Proposed next tokens, which the next step checks as far as it has room."""
+        self.draft_limit = output_tokens
+        self.history: History | None = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -122,3 +129,21 @@ class PagedBlocks(KVCache):
         super().begin(sequence, found, count)
         assert isinstance(sequence, Sequence)
         sequence.stored = found * self.block_size
+
+
+class PromptLookup:
+    """The scheduler's `Speculation`: proposes drafts, and notes them in their sequence."""
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._config = config
+
+    def propose(self, sequence: SequenceState, most: int) -> int:
+        assert isinstance(sequence, Sequence)
+        if (history := sequence.history) is None:
+            history = sequence.history = History(sequence.prompt_ids, sequence.output_tokens)
+        most = min(most, sequence.draft_limit)
+        sequence.drafts = history.drafts(sequence.output_ids, most, self._config)
+        return len(sequence.drafts)
+
+    def accepted(self, drafts: int) -> int:
+        return 0  # only the step shows it

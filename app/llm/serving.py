@@ -343,6 +343,9 @@ class EngineService:
             prefix_queries=engine.stats.prefix_queries,
             prefix_hits=engine.stats.prefix_hits,
             preemptions=engine.scheduler.preemptions,
+            drafts=engine.stats.drafts,
+            draft_tokens=engine.stats.draft_tokens,
+            accepted=engine.stats.accepted,
             sleep_level=self.sleep_level,
             paused=engine.scheduler.paused,
         )

@@ -61,6 +61,7 @@ def engine_options(settings: Settings, kv_events: PublisherSettings) -> EnginePr
         prefix_caching_hash_algo=cache.prefix_caching_hash_algo,
         hash_seed=cache.hash_seed,
         seed=settings.reply.seed,
+        speculative_config=settings.engine.speculation(),
         kv_events=kv_events if cache.enable_kvcache else None,
         log_level=settings.log.log_level.upper().replace("TRACE", "DEBUG"),
     )

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from msgspec import Meta
+import msgspec
+from msgspec import Meta, Struct
 
 from config.declaration import (
     LIVE,
@@ -25,6 +26,28 @@ from config.declaration import (
 EventsFormat = Literal[
     "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"
 ]
+
+
+class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's `speculative_config` with method ngram: n-grams of `prompt_lookup_min` to `_max` tokens."""
+
+    method: Literal["ngram"]
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)]
+    """Most drafts of a sequence in a step."""
+    prompt_lookup_max: Count = 0
+    """Default: `prompt_lookup_min`, and the other way round; 5 without both."""
+    prompt_lookup_min: Count = 0
+
+    def __post_init__(self) -> None:
+        most, least = self.prompt_lookup_max, self.prompt_lookup_min
+        msgspec.structs.force_setattr(self, "prompt_lookup_max", most or least or NGRAM)
+        msgspec.structs.force_setattr(self, "prompt_lookup_min", least or most or NGRAM)
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError("prompt_lookup_min must not be greater than prompt_lookup_max")
+
+
+NGRAM = 5
+"""vLLM's default length of the n-gram, in tokens."""
 
 
 class EngineSettings(Section, frozen=True, kw_only=True):
@@ -59,6 +82,15 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     model (auto), no file (vllm), or a folder."""
     override_generation_config: Json | None = None
     """Values that replace or extend generation-config (engine llm): {"temperature": 0.5}."""
+
+    speculative_config: Json | None = None
+    """Speculative decoding of engine llm, as vLLM's option: {"method": "ngram", "num_speculative_tokens": 5,
+    "prompt_lookup_max": 5, "prompt_lookup_min": 2}. A simulated engine takes its drafts from the profile."""
+
+    def speculation(self) -> SpeculativeConfig | None:
+        """Parsed `speculative_config`. Raises ValueError for another method, or a wrong field."""
+        text = self.speculative_config
+        return None if text is None else msgspec.json.decode(text, type=SpeculativeConfig)
 
     @property
     def is_real(self) -> bool:

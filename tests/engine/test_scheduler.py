@@ -254,6 +254,9 @@ class Turns:
         self.drafts = drafts
         self._asked = 0
 
+    def propose(self, sequence: SequenceState, most: int) -> int:
+        return min(self.drafts, most)
+
     def accepted(self, drafts: int) -> int:
         self._asked += 1
         return self._asked % (drafts + 1)

@@ -196,12 +196,12 @@ class Recorder:
         self._drafts = [self._counter(spec.name) for spec in whole]
         self._drafts_by_place = [self._counter(by_place.name, position=str(n)) for n in range(positions)]
 
-    def drafted(self, tokens: int, accepted: int) -> None:
-        """Counts a checked draft with `tokens` tokens; the first `accepted` were right."""
-        for counter, amount in zip(self._drafts, (1, tokens, accepted), strict=True):
+    def drafted(self, tokens: int, accepted: Tally[int], drafts: int = 1) -> None:
+        """Counts checked drafts with `tokens` tokens together; `accepted` ones were right, by position."""
+        for counter, amount in zip(self._drafts, (drafts, tokens, accepted.total()), strict=True):
             counter.value += amount
-        for counter in self._drafts_by_place[:accepted]:
-            counter.value += 1
+        for position, amount in accepted.items():
+            self._drafts_by_place[position].value += amount
 
     def late(self, seconds: float) -> None:
         self._families.add(LATE)
@@ -269,6 +269,10 @@ class Recorder:
         rows.append((tokens, gap_s, at_s))
         if len(rows) >= BLOCK:
             self._fold_tokens()
+
+    def generated(self, tokens: int) -> None:
+        """Counts tokens that a step brings together with another one: vLLM observes one gap a step."""
+        self._generated.value += tokens
 
     def prefilled(
         self, ttft_s: float, prompt_tokens: int, cached_tokens: int, at_s: float, tokens: int = 1

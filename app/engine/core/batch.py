@@ -174,16 +174,28 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
         """Drops everything kept for a sequence that will not run again."""
 
 
+class Speculation(Protocol):
+    """Proposes tokens of decodes (drafts), which one step checks together."""
+
+    def propose(self, sequence: SequenceState, most: int) -> int:
+        """Returns the number of drafts for the next step of a decode, at most `most`."""
+
+    def accepted(self, drafts: int) -> int:
+        """Returns the number of right drafts before the first wrong one; 0 if only the step shows it."""
+
+
 class Drafts:
-    """Speculative drafts: each of `rates` is the chance that a draft is right after right ones (rule 5)."""
+    """Drawn drafts: each of `rates` is the chance that a draft is right after right ones (rule 5)."""
 
     def __init__(self, rates: Sequence[float], rng: Random) -> None:
         self.drafts = len(rates)
         self._rates = rates
         self._rng = rng
 
+    def propose(self, sequence: SequenceState, most: int) -> int:
+        return min(self.drafts, most)
+
     def accepted(self, drafts: int) -> int:
-        """Returns the number of right drafts before the first wrong one, at most `drafts`."""
         for number, rate in enumerate(self._rates[:drafts]):
             if self._rng.random() >= rate:
                 return number

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Listed
 from contextlib import contextmanager, suppress
@@ -139,6 +140,7 @@ class RemoteSequence(Sequence):
     """A choice from its request to its end, whatever ends it."""
 
     __slots__ = ("_content", "_held", "_held_logprobs", "_names", "_part", "_reader", "is_computed", "key")
+    in_steps = True
 
     def __init__(self, engine: RemoteEngine, request: EngineRequest, key: int, handle: Handle) -> None:
         """Emits text by parts if the engine has a reader for the request."""
@@ -284,6 +286,8 @@ class RemoteEngine(EngineClient):
     ) -> None:
         super().__init__(settings, recorder)
         self.load = wire.EngineLoad()
+        if (speculation := settings.engine.speculation()) is not None:
+            recorder.expect_drafts(speculation.num_speculative_tokens)
         recorder.read_load = lambda: (self.load.running, self.load.waiting, self.load.cache_usage)
         self._endpoint = endpoint
         self._is_greeted = False
@@ -453,6 +457,10 @@ class RemoteEngine(EngineClient):
         queries, hits = load.prefix_queries - before.prefix_queries, load.prefix_hits - before.prefix_hits
         recorder.looked_up(max(0, queries), max(0, hits))
         recorder.preempted(max(0, load.preemptions - before.preemptions))
+        if load.drafts > before.drafts:
+            accepted = Counter(load.accepted)
+            accepted.subtract(before.accepted)
+            recorder.drafted(load.draft_tokens - before.draft_tokens, accepted, load.drafts - before.drafts)
         if load.step_tokens:
             recorder.step(load.step_tokens)
 

@@ -18,7 +18,7 @@ from itertools import count
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from app.engine.core.batch import Batch, Blocks, Drafts, LoRASlots, S, SchedulerLimits, SequenceState
+from app.engine.core.batch import Batch, Blocks, LoRASlots, S, SchedulerLimits, SequenceState, Speculation
 
 FIRST = -(1 << 128)
 """Offset that sorts before all priorities."""
@@ -157,7 +157,7 @@ class Scheduler(Generic[S]):
         limits: SchedulerLimits,
         blocks: Blocks[S],
         waiting: WaitingQueue[S] | None = None,
-        speculation: Drafts | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.limits = limits
         self.blocks = blocks
@@ -205,12 +205,7 @@ class Scheduler(Generic[S]):
         if sequence.running:
             if sequence.decodes:  # takes it out of the bulk
                 self._decoding = [it for it in self._decoding if it is not sequence]
-                self._leads -= sequence.lead
-                need = sequence.held * self._block_size - sequence.lead
-                last = sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead
-                for noted in (self._ends.get(last, []), self._needs.get(need, [])):
-                    if sequence in noted:
-                        noted.remove(sequence)
+                self._part(sequence)
             elif sequence in self.prefilling:
                 self.prefilling.remove(sequence)
             self._leave(sequence, 0)
@@ -263,6 +258,12 @@ class Scheduler(Generic[S]):
                 self._leave(sequence, 0, keep=sequence.remote_decode)
             elif self.waiting.remove(sequence):  # preempted with its last token in flight
                 self._forget(sequence)
+
+    def accept(self, sequence: S, drafts: int) -> None:
+        """Notes the right drafts of a decode; their step is the newest one, and has just shown them."""
+        self._part(sequence)
+        sequence.computed = self._step + sequence.lead + drafts
+        self._join(sequence)
 
     def release(self, sequence: S) -> None:
         """Frees the blocks of a sequence that has left, and kept them for a remote decode."""
@@ -354,7 +355,7 @@ class Scheduler(Generic[S]):
             wanted = sequence.prompt_tokens + sequence.written - sequence.computed
             if self._speculation is not None and sequence.decodes:
                 left = sequence.output_tokens - sequence.written - 1
-                wanted += min(self._speculation.drafts, left)
+                wanted += self._speculation.propose(sequence, left)
             tokens = 0 if sequence.last else min(wanted, budget, self._limit)
             if not sequence.decodes:
                 tokens = min(tokens, prefill_left)
@@ -497,6 +498,15 @@ class Scheduler(Generic[S]):
         last_step = sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead
         self._ends.setdefault(last_step, []).append(sequence)
         self._note_need(sequence)
+
+    def _part(self, sequence: S) -> None:
+        """Takes a decode out of the bulk's calendars."""
+        self._leads -= sequence.lead
+        need = sequence.held * self._block_size - sequence.lead
+        last = sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead
+        for noted in (self._ends.get(last, []), self._needs.get(need, [])):
+            if sequence in noted:
+                noted.remove(sequence)
 
     def _note_need(self, sequence: S) -> None:
         """Enters a decode's next need of a block into the calendar."""

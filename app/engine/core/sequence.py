@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 class Sequence(SequenceState):
     """One choice, from submission to its last token, failure or abort."""
 
+    in_steps = False
+    """True if tokens that come together belong to one step, which has one gap before it."""
+
     # Thousands of sequences take turns: each must touch little memory.
     __slots__ = (
         *("_emit", "_first_s", "_last_s", "_now", "queued_s", "_recorder", "scheduled_s"),
@@ -114,7 +117,9 @@ class Sequence(SequenceState):
             if tokens > 1:
                 recorder.decoded(tokens - 1, 0.0, at_s)
         elif tokens:
-            recorder.decoded(tokens, (at_s - self._last_s) / tokens, at_s)
+            gaps = 1 if self.in_steps else tokens
+            recorder.decoded(gaps, (at_s - self._last_s) / gaps, at_s)
+            recorder.generated(tokens - gaps)
         self.tokens += tokens
         self._last_s = at_s
 
@@ -514,7 +519,7 @@ class SteppedSequence(ReplySequence):
     """One choice in the steps of an engine; the scheduler holds this object itself."""
 
     __slots__ = ("_late", "_promised", "_shift_s")
-    fills_cache = False
+    fills_cache, in_steps = False, True
 
     def __init__(self, executor: Executor, request: EngineRequest, reply: Reply, handle: Handle) -> None:
         super().__init__(executor, request, reply, handle)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from heapq import heappop, heappush
@@ -367,7 +367,7 @@ class StepExecutor(StepLoop["SteppedSequence"]):
         if drafts:
             due = [(it, 1 + drafts[it][1] if it in drafts else 1) for it, _ in due]
             for drafted, accepted in drafts.values():
-                recorder.drafted(drafted, accepted)
+                recorder.drafted(drafted, Counter(range(accepted)))
         if cache is not None:
             cache.step_over([it for it in due if it[0].running and not it[0].over])
         for sequence in batch.ends:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from app.engine.kvcache.events import PublisherSettings
 from app.engine.kvcache.hashing import Algorithm
+from config.sections.engine import SpeculativeConfig
 
 DEEPEST_SLEEP: Final = 2
 MEMORY: Final = frozenset(("weights", "kv_cache"))
@@ -42,6 +43,7 @@ class EngineSizes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     int_hashes: bool = True
     """KV events carry hashes as 64-bit numbers; if False, as bytes."""
     seed: int | None = None
+    speculative_config: SpeculativeConfig | None = None
 
 
 class EngineProcessOptions(EngineSizes, frozen=True, kw_only=True, omit_defaults=True):
@@ -214,6 +216,10 @@ class EngineLoad(Struct, kw_only=True, omit_defaults=True, tag="load"):
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted: dict[int, int] = {}
+    """Right tokens of drafts, by position from 0."""
     sleep_level: int | None = None
     paused: bool = False
 
