@@ -34,7 +34,7 @@ MOST_OFF, MOST_OFF_MS = 0.01, 0.5
 """Greatest difference from the client's figure: one of both must hold."""
 MOST_IDLE = 0.02
 """Greatest share of a core that a page takes on which nothing moves."""
-CALM_S, IDLE_S = 15.0, 20.0
+CALM_S, IDLE_S = 40.0, 20.0
 """Seconds until a page stands still, and in which its CPU time is measured."""
 COLUMNS = ("load", "latency", "figure", "client (ms)", "page (ms)", "difference")
 Row = tuple[str, str, str, float, float]

@@ -37,7 +37,7 @@ from app.serving.http.response import EVENT_STREAM, Response, StreamingBody, jso
 from app.serving.http.route import Route, get, post
 from app.serving.middleware.stack import Middleware
 from app.text.base import Tokenizer
-from config import VERSION, VLLM_VERSION
+from config import VLLM_VERSION
 from config.settings import ServerSettings, Setting, Settings
 from config.validation import LiveSettings
 
@@ -58,15 +58,12 @@ SETTINGS = (
 )
 """Request fields that a client has set; the others are the server's own."""
 ACTIONS = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache")
-MARKED = (
-    *(("pause", action, action[1:].replace("_", " ")) for action in ACTIONS),
-    ("pause", "/admin/drain", "drain"),
-    ("scale", "/scale_elastic_ep", "scale"),
-    ("setting", "/v1/load_lora_adapter", "load of an adapter"),
-    ("setting", "/v1/unload_lora_adapter", "unload of an adapter"),
-)
-MARKS = {path: (kind, text) for kind, own, text in MARKED for path in (own, f"{ROOT}{own}")}
-"""Kind and text of the mark that a request for a path makes on the time axis."""
+MARKS = {
+    f"{place}{action}": action[1:].replace("_", " ")
+    for action in (*ACTIONS, "/drain", "/scale_elastic_ep")
+    for place in ("", "/admin", ROOT)
+}
+"""Texts of the marks that requests for these paths make on the time axis."""
 
 
 EVERY_S, PATIENCE_S = 0.25, 30.0
@@ -231,7 +228,7 @@ class Console(Middleware):
 
     def end(self, context: RequestContext, response: Response) -> None:
         if response.status < 400 and context.method == "POST" and (mark := MARKS.get(context.path)):
-            self.observer.mark(*mark)
+            self.observer.mark("scale" if "scale" in mark else "pause", mark)
         if response.status < 400 or context.method != "POST" or context.path.startswith(OURS):
             return
         origin = context.kept(Origin) or Origin.of(context)
@@ -278,11 +275,8 @@ class Console(Middleware):
         rank = self._siblings.own
         first = self._server.port - (rank if len(self._ranks) > 1 else 0)
         return {
-            "version": VERSION,
             "plays": VLLM_VERSION,
             "model": settings.model.served_names[0],
-            "task": settings.model.task,
-            "max_model_len": settings.model.max_model_len,
             "rank": rank,
             "ranks": {str(each): first + place for place, each in enumerate(self._ranks)},
             "places": settings.scheduling.max_num_seqs,
@@ -295,7 +289,6 @@ class Console(Middleware):
             "adapter_slots": self._engine.lora.most if isinstance(self._engine, Engine) else 0,
             "publishes": self._publishes,
             "index": settings.kvindex.kv_index,
-            "dev_mode": settings.server.server_dev_mode,
             "scripts": any(route.path == "/admin/script" for route in self._app.routes),
         }
 
@@ -377,7 +370,7 @@ def reason_of(response: Response) -> str:
 
 
 def describe(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
-    """Returns all known facts of a choice; long texts are cut."""
+    """Returns what the page does not know of a choice; long texts are cut."""
     request, sequence = bar.request, bar.sequence
     usual = {field.name: field.default for field in fields(EngineRequest)}
     settings = {name: value for name in SETTINGS if (value := getattr(request, name)) != usual[name]}
@@ -385,18 +378,12 @@ def describe(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
         del settings["max_tokens"]
     prompt = tokenizer.decode(list(request.prompt_ids[:SHOWN_TOKENS]), skip_special_tokens=False)
     return {
-        "number": bar.number,
-        "request_id": request.request_id[:SHOWN_SETTING],
-        "choice": request.index,
-        "path": bar.origin.path,
         "client": bar.origin.client,
         "trace_id": bar.origin.trace_id,
         "prompt": prompt[:SHOWN_CHARACTERS],
-        "prompt_tokens": len(request.prompt_ids),
         "reply": "" if sequence is None else sequence.text()[:SHOWN_CHARACTERS],
         "tokens": bar.tokens if sequence is None else sequence.tokens,
         "blocks": [] if sequence is None or sequence.over else sequence.block_numbers(0),
-        "preemptions": bar.preemptions,
         "outcome": None if bar.outcome is None else msgspec.to_builtins(bar.outcome),
         "settings": {name: shown(value) for name, value in settings.items()},
     }

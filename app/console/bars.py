@@ -110,7 +110,7 @@ def event_of(kind: str, item: Frame | Picture) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + _encode(item) + b"\n\n"
 
 
-OVER_BYTES, BAR_BYTES, TOKEN_BYTES = 8 << 20, 2048, 60
+OVER_BYTES, BAR_BYTES, TOKEN_BYTES = 32 << 20, 2048, 60
 """Memory for ended requests whose details the page can get; estimates for a bar, and for one token."""
 MOST_PAST, PAST_S = 1000, 300.0
 """Most ended requests that a new page gets, and their greatest age in seconds."""

@@ -12,19 +12,7 @@ from msgspec import Struct
 from app.base.clock.pause import Pace
 from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
 from app.base.metrics.recorder import Figures, LatencyTally
-from app.console.bars import (
-    FIGURES,
-    MOST_CHARACTERS,
-    Bar,
-    BlockMap,
-    EventRow,
-    Frame,
-    MarkRow,
-    Picture,
-    RequestBars,
-    StepRow,
-    in_ms,
-)
+from app.console.bars import FIGURES, Bar, BlockMap, EventRow, Frame, Picture, RequestBars, StepRow, in_ms
 from app.engine.core.batch import Phase
 from app.engine.core.delays import DelayLog, Step
 from app.engine.core.engine import Engine
@@ -49,8 +37,8 @@ class RequestReport(Struct):
 
 MOST_CHOICES = 32
 """Most choices of a request that are explained; beam search has one for each beam and token."""
-MOST_STEPS, MOST_CHUNKS, MOST_EVENTS, MOST_MARKS = 400, 2000, 100, 200
-"""Most steps, numbers in `chunks`, and KV events of a frame, and marks in all; older ones are dropped."""
+MOST_STEPS, MOST_CHUNKS, MOST_EVENTS, MOST_MARKS, MOST_MARK = 400, 2000, 100, 200, 128
+"""Most steps, numbers in `chunks`, and KV events of a frame; most marks in all, and characters of one."""
 
 
 def row_of(event: KVEvent, sequence: int) -> EventRow:
@@ -92,8 +80,7 @@ class Observer:
         self._steps_told = 0
         """Steps of the log that are over or were in a frame."""
         self._events: deque[EventRow] = deque(maxlen=MOST_EVENTS)
-        self._marks: deque[MarkRow] = deque(maxlen=MOST_MARKS)
-        self._new_marks: list[MarkRow] = []
+        self._marks: deque[tuple[float, str, str]] = deque(maxlen=MOST_MARKS)
         self._last: Figures | None = None
         self._last_ms = 0.0
         self.load: Callable[[], Mapping[str, object] | None] = lambda: None
@@ -102,10 +89,7 @@ class Observer:
 
     def mark(self, kind: str, text: str) -> None:
         """Marks this moment on the time axis, also for pages that are opened later."""
-        mark = in_ms(self._now() - self._began_s), kind, text[:MOST_CHARACTERS]
-        self._marks.append(mark)
-        if self.is_open:
-            self._new_marks.append(mark)
+        self._marks.append((in_ms(self._now() - self._began_s), kind, text[:MOST_MARK]))
 
     def begin(self) -> None:
         self.is_open = True
@@ -127,7 +111,6 @@ class Observer:
         if self._publisher is not None:
             self._publisher.forget(self._take_events)
         self._events.clear()
-        self._new_marks.clear()
         self.bars.end()
         self._last = None
 
@@ -215,10 +198,10 @@ class Observer:
             for ended in frame.ended:
                 self._map.forget(ended[0])
             self._map.changes(frame)
+        frame.marks = [mark for mark in self._marks if mark[0] >= self._last_ms]
         self._tell_steps(frame, figures, last)
-        frame.events, frame.marks = list(self._events), list(self._new_marks)
+        frame.events = list(self._events)
         self._events.clear()
-        self._new_marks.clear()
         recorder = self._engine.recorder
         if recorder.tally is not None:
             frame.ttft += pairs_of(recorder.tally.ttft)

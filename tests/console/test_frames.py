@@ -201,7 +201,7 @@ def test_who_comes_back_sees_the_engine_as_it_is() -> None:
 def test_thousands_of_requests_leave_no_more_than_is_allowed() -> None:
     it = Watched(slots=200, max_waiting=2000, inter_token_latency=0.001)
     for number in range(2000):
-        it.ask(f"r{number}", prompt_ids=list(range(50)))
+        it.ask(f"r{number}", prompt_ids=list(range(250)))
         if not number % 400:
             it.frame(0.01)
     page = it.frame(60)

@@ -67,7 +67,7 @@ class TimeAxis {
     return found;
   }
 
-  get zero() { return report ? this.whole.from : 0; }
+  get zero() { return report ? this.whole.from : -((model.began || 0) * 1000 % 3600000); }
 
   label(at) {
     if (report) return `${this.digits((at - this.zero) / 1000)} s`;
@@ -181,7 +181,11 @@ class TimeAxis {
         const it = el("i", { class: `mark-${kind}` });
         this.lay(it, part, at, at);
         const x = parseFloat(it.style.left);
-        if (part.labels && last - x > 150) { it.append(text); last = x; }
+        if (part.labels && last - x > 60) {
+          it.append(text);
+          if (last < Infinity) it.style.maxWidth = `${Math.min(190, last - x - 4)}px`;
+          last = x;
+        }
         return it;
       }));
     }

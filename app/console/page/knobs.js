@@ -1,6 +1,8 @@
 "use strict";
 // A knob for every live setting, made from the server's own table.
 
+const START = "set at the start";
+
 class Knobs {
   constructor(ask, ranks) {
     this.ask = ask;
@@ -12,12 +14,12 @@ class Knobs {
     if (answer.status !== 200) return el("p", { class: "bad" }, answer.error);
     const groups = new Map();
     for (const knob of answer.body) {
-      const group = knob.live ? knob.group : "set at the start";
+      const group = knob.live ? knob.group : START;
       if (!groups.has(group)) groups.set(group, []);
       groups.get(group).push(knob);
     }
     const find = el("input", { type: "search", placeholder: "Find a setting", "aria-label": "Find a setting", value: name });
-    const parts = [...groups].map(([group, knobs]) => el("fieldset", {}, el("legend", {}, group), ...knobs.map((knob) => this.knob(knob))));
+    const parts = [...groups].sort(([a], [b]) => (a === START) - (b === START)).map(([group, knobs]) => el("fieldset", {}, el("legend", {}, group), ...knobs.map((knob) => this.knob(knob))));
     const some = el("select", { "aria-label": "Which settings" }, el("option", { value: "" }, "all"), el("option", { value: "differs" }, "those that differ"));
     const choose = () => {
       for (const part of parts) {

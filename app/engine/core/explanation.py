@@ -5,12 +5,14 @@ Moments of the log are monotonic seconds; an explanation has milliseconds from t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from heapq import nlargest
-from itertools import groupby, islice, takewhile
+from itertools import groupby, islice
 from math import inf
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -47,7 +49,7 @@ E = TypeVar("E", bound=tuple[Any, ...])
 
 def since(entries: deque[E], moment_s: float, field: int = 0) -> list[E]:
     """Returns the entries of a log from a moment on, oldest first; `field` is the position of theirs."""
-    return list(takewhile(lambda it: it[field] >= moment_s, reversed(entries)))[::-1]
+    return list(islice(entries, bisect_left(entries, moment_s, key=itemgetter(field)), None))
 
 
 class PhaseTime(Struct, omit_defaults=True):

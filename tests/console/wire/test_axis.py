@@ -116,7 +116,7 @@ def test_a_recording_tells_phases_and_that_it_knows_no_causes(report: Page) -> N
     late = "[...model.bars.values()].reduce((a, b) => (b.first - b.arrival > a.first - a.arrival ? b : a))"
     report.evaluate(f"views.detail.show({late}.number, model)")
     sentence = report.inner_text("#detail .sentence")
-    assert "in queue" in sentence and "Causes are known by a live server only" in sentence
+    assert "in queue" in sentence and "A recording holds no causes." in sentence
     waited = report.evaluate(f"(bar => bar.parts[1][1] - bar.arrival)({late})")
     assert number(report.inner_text("#detail .phases .number >> nth=0")) == pytest.approx(waited, rel=0.01)
 
