@@ -89,31 +89,34 @@ class Replay(Middleware):
     def begin(self, context: RequestContext) -> Response | None:
         if context.way == "probe" or context.path.startswith(NEVER):
             return None
-        recording, came_s, miss = self.recording, self._now(), context.headers.get(MISS.lower(), self._miss)
+        came_s, miss = self._now(), context.headers.get(MISS.lower(), self._miss)
         if miss not in self._kinds:
             raise bad_request(f"{MISS} must be one of {', '.join(self._kinds)} here, got {miss[:40]!r}.")
         asked = self._body.read(context)
         # Processing time since arrival counts against the schedule; waiting does not.
         asked_s = context.arrival_s + self._now() - came_s
         _, mark, query = context.target.partition("?")
-        target, form = f"{context.path}{mark}{query}", None  # without root-path
-        key = None
+        target, form, key = f"{context.path}{mark}{query}", None, None  # without root-path
         if len(asked) <= recordings.MOST_BODY_BYTES:  # recordings have no larger requests
             [masked] = call_long(len(asked), recordings.masked_pieces, [asked])
-            form = recordings.form_of(
-                context.method, target, context.content_type or "", masked, recording.alike
-            )
-            if self.upstream is not None and recording.find(form, alike=False) is None:
+            known, kind = self.recording, context.content_type or ""
+            form = recordings.form_of(context.method, target, kind, masked, known.alike)
+            if self.upstream is not None and known.find(form, alike=False) is None:
                 asked_s += self._read_on(form, self.upstream)
-            key = recording.find(form, miss == "nearest")
+            key = known.find(form, miss == "nearest")
         if key is None or form is None:
             return self._missing(context, miss, target, form)
+        return self._replayed(context, form, key, asked_s)
+
+    def _replayed(
+        self, context: RequestContext, form: recordings.RequestForm, key: bytes, asked_s: float
+    ) -> Response:
         if form.model is not None:
             self._faults.inject(context, form.model)
         self.equal += key == form.key
         self.alike += key != form.key
         try:
-            answer = recording.next_answer(key)
+            answer = self.recording.next_answer(key)
         except recordings.RecordingError as error:
             raise internal(str(error)) from None
         if self._journal.active and answer.status == 200:
@@ -143,7 +146,7 @@ class Replay(Middleware):
         """Waits for an equal request that is under way, reads new lines, and returns the seconds."""
         began_s = self._now()
         if (exchange := self._open.get(form.key)) is not None:
-            exchange.over.wait()
+            exchange.over.wait(upstream.timeout_s)
         upstream.file.wait()
         try:
             self.recording.read_on()
@@ -182,7 +185,7 @@ class Replay(Middleware):
             exchange.give_up("the recording is full")
         response = Response(exchange, exchange.status, _headers(exchange.headers))
         response.on_close(exchange.close)  # also where the body is left out, as for HEAD
-        return damage(response, context.kept(Fault), context)
+        return response
 
 
 class RecordedBody(StreamingBody):
