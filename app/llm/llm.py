@@ -74,7 +74,8 @@ def assemble(
     from app.llm.model_runner import DeviceManager, ModelRunner
 
     manager = DeviceManager(device, dtype, options.num_threads)
-    runner = ModelRunner(checkpoint, manager, options.num_blocks, options.block_size, options.max_seq_length)
+    sizes = options.num_blocks, options.block_size, options.max_seq_length
+    runner = ModelRunner(checkpoint, manager, *sizes, options.batch_invariant)
     return LLMEngine(runner, load_tokenizer(path, checkpoint.file), options, checkpoint.eos_token_ids)
 
 

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import torch
 
 from app.llm.attention import Chunk, DecodeWorkspace, PagedStore, StepAttention
+from app.llm.batch_invariant import TiledAttention, tile_linears
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.decoder import Decoder, packing_works
 from app.llm.errors import ModelLoadError
@@ -122,13 +123,20 @@ class ModelRunner:
     """One model on one device, with room for `num_blocks` blocks."""
 
     def __init__(
-        self, checkpoint: Checkpoint, device: DeviceManager, num_blocks: int, block_size: int, length: int
+        self,
+        checkpoint: Checkpoint,
+        device: DeviceManager,
+        num_blocks: int,
+        block_size: int,
+        length: int,
+        batch_invariant: bool = False,
     ) -> None:
         self.config: ModelConfig = checkpoint.config
         self.device = device
         self.on_layer: Callable[[], object] = lambda: None
         """Called before each layer of a step, which may take seconds."""
         self._num_blocks, self._block_size, self._length = num_blocks, block_size, length
+        self._batch_invariant = batch_invariant
         self.load_weights(checkpoint)
         self.make_cache()
 
@@ -144,6 +152,8 @@ class ModelRunner:
             )
         with torch.inference_mode():
             self.model = Decoder(checkpoint, self._length, device.dtype, device.device, device.packs)
+            if self._batch_invariant:
+                tile_linears(self.model)
 
     def make_cache(self) -> None:
         """Allocates keys and values. Raises ModelLoadError, with the number of blocks that fits."""
@@ -174,10 +184,14 @@ class ModelRunner:
     def run(self, decodes: Listed[Chunk], chunks: Listed[Chunk]) -> StepLogits:
         """Runs one step; the sampled chunks may come in another order than in `decodes`."""
         with torch.inference_mode():
-            rows = self.workspace.arrange(decodes) if decodes else []
-            if rows is None:  # no memory: decodes are chunks like others, from the store
+            tiled = self._batch_invariant
+            rows = None if tiled else self.workspace.arrange(decodes) if decodes else []
+            if rows is None:  # tiled, or no memory: decodes are chunks like others, from the store
                 rows, chunks = [], [*decodes, *chunks]
-            attention = StepAttention(self.store, self.workspace, rows, chunks)
+            if tiled:
+                attention: StepAttention = TiledAttention(self.store, chunks)
+            else:
+                attention = StepAttention(self.store, self.workspace, rows, chunks)
             tokens: list[int] = []
             positions: list[int] = []
             for chunk in (*rows, *chunks):

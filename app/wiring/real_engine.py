@@ -62,6 +62,7 @@ def engine_options(settings: Settings, kv_events: PublisherSettings) -> EnginePr
         hash_seed=cache.hash_seed,
         seed=settings.reply.seed,
         speculative_config=settings.engine.speculation(),
+        batch_invariant=settings.engine.batch_invariant,
         kv_events=kv_events if cache.enable_kvcache else None,
         log_level=settings.log.log_level.upper().replace("TRACE", "DEBUG"),
     )

@@ -62,6 +62,8 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     ] = "simulated"
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = "auto"
     """Numbers that the model computes with (engine llm)."""
+    batch_invariant: Annotated[bool, About(env=("VLLM_BATCH_INVARIANT",))] = False
+    """Replies with a seed do not depend on other requests, to the last bit, but take longer (engine llm)."""
     engine_timeout: Annotated[
         Duration,
         SettingRule(

@@ -68,7 +68,9 @@ def make_engine(folder: Path, dtype: str = "float32", **options: object) -> LLME
     settings = EngineOptions(**{"num_blocks": 256, "max_seq_length": 512, **options})  # type: ignore[arg-type]
     sizes = settings.num_blocks, settings.block_size, settings.max_seq_length
     return LLMEngine(
-        ModelRunner(load_checkpoint(folder), DeviceManager("cpu", dtype), *sizes), None, settings
+        ModelRunner(load_checkpoint(folder), DeviceManager("cpu", dtype), *sizes, settings.batch_invariant),
+        None,
+        settings,
     )
 
 

@@ -44,6 +44,8 @@ class EngineSizes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """KV events carry hashes as 64-bit numbers; if False, as bytes."""
     seed: int | None = None
     speculative_config: SpeculativeConfig | None = None
+    batch_invariant: bool = False
+    """True to compute rows in fixed tiles: a reply does not depend on other requests, to the last bit."""
 
 
 class EngineProcessOptions(EngineSizes, frozen=True, kw_only=True, omit_defaults=True):
