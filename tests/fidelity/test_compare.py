@@ -113,6 +113,8 @@ def test_few_requests_have_no_p99_that_decides() -> None:
 def test_runs_of_different_loads_are_told() -> None:
     """Latencies of twice the load are compared, with a warning."""
     assert sentence(requests=400.0)[1].endswith("differs by 5 %; but the loads differ in requests.")
+    more = {"requests": 400.0, "output tokens/s": 2000.0}
+    assert sentence(**more)[0] is None and sentence(**{"output tokens/s": 2000.0})[0] == "b"
     assert sentence(TTFT_p99=25.0, prompt_tokens=9e5)[1].endswith("but the loads differ in prompt tokens.")
 
 

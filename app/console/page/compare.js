@@ -89,6 +89,8 @@ function parting(a, b) {
       if (Math.abs(took[0] - took[1]) > Math.max(APART_MS, low * APART)) part(at + low, k, what, ...took.map(ms));
     }
   }
+  const more = a.rows.length > b.rows.length ? a : b, k = Math.min(a.rows.length, b.rows.length), next = more.rows[k];
+  if (next && (!found || next.arrival - more.zero < found.at)) found = { at: next.arrival - more.zero, text: `only ${more.name} has request ${whole(k + 1)}` };
   return found;
 }
 

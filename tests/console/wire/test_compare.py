@@ -182,6 +182,8 @@ def test_a_recorded_run_is_compared_with_a_simulated_one_and_with_the_live_one(
     until(lambda: "live" in page.inner_text(".verdict"), "the live run is not compared")
     assert page.inner_text(".sentence").startswith("Neither is better: ")
     assert page.inner_text(".verdict .line").startswith("They do not part: ")
+    shorter = "parting(compared.runs[0], {...compared.runs[1], rows: compared.runs[1].rows.slice(0, 9)}).text"
+    assert page.evaluate(shorter) == "only recorded has request 10"
     page.get_by_role("button", name="Back to live").click()
     until(lambda: page.inner_text("#state") == "serving", "it is not live")
     load(server)
