@@ -308,8 +308,7 @@ class LLMEngine:
         """Returns the prompt tokens of the next step, which fit into `step_time_s`."""
         scheduler = self.scheduler
         start = scheduler.prefilling[0].computed if scheduler.prefilling else 0
-        decodes = [it.stored for it in scheduler.running if it.decodes]
-        most = self._times.most_tokens(len(decodes), sum(decodes), start)
+        most = self._times.most_tokens(*scheduler.decoding, start)
         return self.options.max_num_batched_tokens if most is None else most
 
     def _timed(self, batch: Batch[Sequence], decodes: list[Chunk], chunks: list[Chunk]) -> list[Output]:

@@ -11,8 +11,8 @@ import pytest
 
 from app.lab.fidelity import calibrate
 from app.lab.fidelity.benchmark_files import MeasuredRun
-from app.lab.fidelity.calibrate import as_yaml, constants_table, warnings
-from app.lab.fidelity.fitting import CONSTANTS, Certainty, Problem, Run, make_problem
+from app.lab.fidelity.calibrate import as_yaml, constants_table, misfits, warnings
+from app.lab.fidelity.fitting import CONSTANTS, Certainty, Problem, Run, make_problem, scaled
 from app.lab.fidelity.search import Search, certainties
 from app.lab.fidelity.simulation import SimulationPlan, simulate
 from config.datasheet import datasheet_profile
@@ -188,3 +188,23 @@ def test_without_the_optimizer_it_says_how_to_get_it(
     words = [str(recorded(tmp_path)), "--start", "qwen3-14b-h100", "--out", str(tmp_path / "mine.yaml")]
     assert calibrate.run(words) == 1
     assert "pip install -r requirements-calibrate.txt" in capsys.readouterr().err
+
+
+def test_a_start_of_another_machine_gets_the_costs_of_the_recorded_one() -> None:
+    costs = {
+        name: 40 * getattr(TRUE.cost, name) for name in ("base", "weights", "per_token", "per_attention")
+    }
+    slow = msgspec.structs.replace(TRUE, cost=msgspec.structs.replace(TRUE.cost, **costs))
+    runs = [run_of(load(3, 30, 800))]
+    found = scaled(slow, runs)
+    assert found.cost.weights == pytest.approx(TRUE.cost.weights, rel=0.5)
+    assert (found.cost.p, found.cost.tau) == (TRUE.cost.p, TRUE.cost.tau)
+    assert scaled(TRUE, runs) is TRUE
+
+
+def test_a_fit_that_misses_the_means_is_called_useless() -> None:
+    good, bad = [0.05] * 12, [0.01, 0.02, 0.9, 0.9, 0.0, 0.0, 0.3, 0.3, -0.8, -0.2, 0.0, 0.0]
+    assert misfits({"good": good, "tail": [0.0, 0.1, 0.9, 0.9] * 3}, 120) == []
+    [told] = misfits({"good": good, "bad": bad}, 120)
+    assert "bad: this profile errs by -80% in E2E mean" in told and "120" in told
+    assert f"# {told}." in as_yaml(TRUE, [], [told])

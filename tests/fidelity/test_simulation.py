@@ -188,3 +188,22 @@ def test_no_request_is_lost_when_pods_join_and_leave(
         assert 1 <= sum(life.begun_s <= at_s < max(life.drain_s, life.begun_s) for life in lives) <= 4
     for pod in simulation.pods:
         assert pod.blocks.free == pod.blocks.capacity
+
+
+def test_prompts_are_cut_by_time_as_the_real_engine_cuts_them() -> None:
+    """Steps with a part of a prompt take 0.2 s, or twice what the decodes beside it take, and use that up."""
+    profile = read_profile("smollm2-135m-cpu")
+    steps: list[tuple[int, int, float]] = []
+    plan = SimulationPlan(profile=profile)
+    load = load_of([(0.0, 40, 200)] * 6 + [(1.0, 3000, 3)])
+    simulate(
+        load, plan, watch=lambda pod, step, start_s, end_s: steps.append(
+            (step.prefills, len(step.decodes), end_s - start_s))
+    )  # fmt: skip
+    mixed = [took_s for prefills, decodes, took_s in steps if prefills and decodes == 6]
+    assert len(mixed) > 20 and max(mixed) <= 0.2001
+    assert min(mixed[:-1]) > 0.19
+    cut = simulated(load, plan)
+    whole = msgspec.structs.replace(profile.engine, engine_step_time=None)
+    uncut = simulated(load, SimulationPlan(profile=msgspec.structs.replace(profile, engine=whole)))
+    assert cut.first_s[6] > uncut.first_s[6]

@@ -200,6 +200,12 @@ class Scheduler(Generic[S]):
     def idle(self) -> bool:
         return not self.running and not self.fetching and (self.paused or not self.waiting.members)
 
+    @property
+    def decoding(self) -> tuple[int, int]:
+        """The decodes of the next step, and the tokens computed before it, summed over them."""
+        count = len(self._decoding)
+        return count, self._step * count + self._leads
+
     def remove(self, sequence: S) -> bool:
         """Removes a sequence, and drops its tokens in flight; returns False after its end."""
         if sequence.running:

@@ -11,7 +11,7 @@ advance the loop and hand out due tokens.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from app.engine.core.sequence import SequenceContext, SteppedSequence
     from config.profile import CostConstants, FrontCosts, Profile
 
+LEAST_PREFILL = 16
+"""Prompt tokens that a step always has room for, where prompts are cut by time."""
 TILE_ROWS = 128
 """Rows of a matrix product that a device computes together."""
 
@@ -102,6 +104,31 @@ class StepCost:
         self._heat = 1.0 - cold * exp(-cost / tau)
         self._heated_s = start_s + cost
         return cost
+
+
+class PrefillTime:
+    """Cuts prompts by time, as the real engine does (docs/llm.md, "Long prompts"); the costs are known."""
+
+    def __init__(self, scheduler: Scheduler[S], constants: CostConstants, target_s: float) -> None:
+        self._scheduler, self._target_s = scheduler, target_s
+        self._cost = StepCost(replace(constants, slowdown=0.0))
+
+    def __call__(self) -> int:
+        """Returns the most prompt tokens of the next step."""
+        scheduler = self._scheduler
+        most = scheduler.limits.max_num_batched_tokens
+        if not scheduler.prefilling and not scheduler.waiting.members:
+            return most
+        count, context = scheduler.decoding
+        start = scheduler.prefilling[0].computed if scheduler.prefilling else 0
+
+        def seconds(tokens: int) -> float:
+            prefills, pairs = bool(tokens), tokens * (start + tokens / 2)
+            step: Batch[Any] = Batch(count + tokens, count + prefills, context, pairs, int(prefills))
+            return self._cost.seconds(step, 0.0, False)
+
+        target_s = max(self._target_s, 2 * seconds(0))
+        return LEAST_PREFILL + bisect_right(range(LEAST_PREFILL + 1, most + 1), target_s, key=seconds)
 
 
 WatchStep: TypeAlias = Callable[[Batch[S], float, float], None]
@@ -269,6 +296,8 @@ class StepExecutor(StepLoop["SteppedSequence"]):
             context.recorder.expect_drafts(drafts.drafts)
         scheduler = Scheduler(limits, self.blocks, self._queue, drafts)
         depth = 2 if at.async_scheduling else 1
+        if profile.engine.engine_step_time:
+            scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, profile.engine.engine_step_time)
         super().__init__(scheduler, cost or StepCost(profile.cost), profile.front, depth)
         self._in_line = 0
         """Number of unfinished sequences in the front end."""

@@ -11,7 +11,7 @@ import msgspec
 import yaml
 
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import Certainty, Costs, Problem, Run, SimulatedRun, make_problem
+from app.lab.fidelity.fitting import Certainty, Costs, Problem, Run, SimulatedRun, make_problem, scaled
 from app.lab.fidelity.simulation import worker_pool
 from app.lab.load import report
 from config import ConfigError, UsageError
@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     for run in kept:
         if any(run.name == fitted.name or run.figures == fitted.figures for fitted in runs):
             raise UsageError(f"calibrate: {run.name} is fitted: --check takes runs that the fit never saw")
-    _fit(given, make_problem(start, runs), kept, time.monotonic)
+    _fit(given, make_problem(scaled(start, runs), runs), kept, time.monotonic)
     return 0
 
 
@@ -90,8 +90,9 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
     profile = msgspec.structs.replace(profile, cost=cost, front=front)
     unseen = {run.name: run.errors(run.replay(profile)) for run in kept}
     fitted = told(profile, given.model, errors, unseen, problem.alone)
+    wrong = misfits({**errors, **unseen}, given.evaluations)
     with report.whole_file(given.out) as part:
-        part.write_text(as_yaml(fitted, known), "utf-8")
+        part.write_text(as_yaml(fitted, known, wrong), "utf-8")
     if given.png is not None:
         with report.whole_file(given.png) as part:
             draw(errors, unseen, part)
@@ -99,6 +100,8 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
     print(constants_table(known))
     for warning in warnings(problem, played, known):
         print(f"warning: {warning}")
+    for misfit in wrong:
+        print(f"warning: {misfit}", file=sys.stderr)
     print(f"{given.out}: {found.evaluations} evaluations in {now() - begun_s:.0f} s, {found.why}")
 
 
@@ -147,6 +150,8 @@ IDLE_STEPS = 20
 """Least number of idle steps in a run that counts as idle."""
 FULL = 0.9
 """Least share of `max-num-seqs` in the fullest step of a saturated run."""
+USELESS = 0.15
+"""Error of a mean or p50, as a share, from which on a profile is called useless."""
 COLOR_LIMIT = 5.0
 
 Errors = Mapping[str, Sequence[float]]
@@ -175,11 +180,12 @@ def told(
     )
 
 
-def as_yaml(profile: Profile, known: Sequence[Certainty]) -> str:
+def as_yaml(profile: Profile, known: Sequence[Certainty], wrong: Sequence[str] = ()) -> str:
     guessed = [it.name.replace("_", "-") for it in known if not it.identified]
     head = ["# Constants in seconds. errors: in %, TTFT mean p50 p90 p99 | ITL | E2E."]
     if guessed:
         head.append(f"# Not identified by the recordings: {', '.join(guessed)}.")
+    head += [f"# {misfit}." for misfit in wrong]
     return "\n".join(head) + "\n" + yaml.safe_dump(msgspec.to_builtins(profile), sort_keys=False, width=110)
 
 
@@ -204,6 +210,22 @@ def constants_table(known: Sequence[Certainty]) -> str:
         sure = "identified" if it.identified else "not identified"
         lines.append(f"{name:<16}{it.start:>12.5g}{it.value:>12.5g}{off:>9}  {sure}")
     return "\n".join(lines)
+
+
+def misfits(errors: Errors, evaluations: int) -> list[str]:
+    """Returns a sentence for each run of which the mean or p50 of a latency is predicted badly."""
+    lines = []
+    for run, of in errors.items():
+        by_name = {
+            name: of[place] for place, name in enumerate(report.NAMES) if name.endswith(("mean", "p50"))
+        }
+        worst = max(by_name, key=lambda name: abs(by_name[name]))
+        if abs(by_name[worst]) > USELESS:
+            lines.append(
+                f"{run}: this profile errs by {by_name[worst]:+.0%} in {worst}, do not rely on it: more"
+                f" --evaluations than {evaluations}, a --start like this server, or its limits may mend that"
+            )
+    return lines
 
 
 def warnings(problem: Problem, played: Sequence[SimulatedRun], known: Sequence[Certainty]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from math import exp, inf, sqrt
+from statistics import median
 from typing import TypeVar
 
 import msgspec
@@ -30,6 +31,12 @@ PULL = 2e-5
 KNOWN = 0.03
 """Greatest standard deviation of an identified constant, as a share."""
 
+FAR = 1.5
+"""Ratio of inter-token latencies from which on the costs of the start are scaled."""
+SCALINGS = 4
+ITL_MEAN = 4
+"""Place of the mean inter-token latency among the figures of a run."""
+
 Costs = TypeVar("Costs", CostConstants, FrontCosts)
 
 
@@ -51,6 +58,7 @@ CONSTANTS = (
     Constant("per_token", 0.15, 1e-6),
     Constant("p", 0.4, 6.0, most=100.0),
     Constant("tile", 0.5, 0.3, most=1.0),
+    Constant("spill", 0.5, 0.0),
     Constant("products_scale", 0.1, 0.0, most=100.0),
     Constant("per_context", 0.15, 1e-9),
     Constant("per_attention", 0.4, 1e-10),
@@ -63,7 +71,7 @@ CONSTANTS = (
     Constant("front_per_token", 0.4, 0.5e-6),
     Constant("out_per_stream", 0.4, 20e-6),
 )
-OF_NORM = ("weights", "expert_weights", "per_token", "p", "tile")
+OF_NORM = ("weights", "expert_weights", "per_token", "p", "tile", "spill")
 """Constants that a table of `products` replaces."""
 OF_IDLE_RUNS = ("base", "front")
 """Constants that runs of an idle server show: additions of host and server to each step and request."""
@@ -167,6 +175,27 @@ class Problem(Struct, frozen=True):
         errors = [error for run in self.errors(x) for error in run]
         misfit = sum(sqrt(error * error + SOFT * SOFT) - SOFT for error in errors) / len(errors)
         return misfit + PULL * sum(step * step for step in x)
+
+
+def scaled(start: Profile, runs: Sequence[Run]) -> Profile:
+    """Returns the start with costs of the recorded server's size, if those differ by more than `FAR`.
+
+    The search moves each constant by a few spreads, and would not get there.
+    """
+    for _ in range(SCALINGS):
+        ratios = [run.figures[ITL_MEAN] / run.replay(start).figures[ITL_MEAN] for run in runs]
+        factor = median(ratios)
+        if 1 / FAR <= factor <= FAR:
+            break
+        names = [it.name for it in CONSTANTS if it.name in CostConstants.__struct_fields__]
+        values = {
+            name: factor * getattr(start.cost, name) for name in set(names) - {"p", "tile", "slowdown", "tau"}
+        }
+        if not start.cost.products:
+            values["products_scale"] = 1.0
+        values["outputs"] = [(count, factor * value) for count, value in start.cost.outputs]
+        start = msgspec.structs.replace(start, cost=msgspec.structs.replace(start.cost, **values))
+    return start
 
 
 def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ()) -> Problem:

@@ -11,7 +11,7 @@ import msgspec
 
 from app.engine.core.batch import Batch, Blocks, Drafts, SchedulerLimits, SequenceState
 from app.engine.core.scheduler import Scheduler
-from app.engine.core.step_loop import CostModel, StepLoop
+from app.engine.core.step_loop import CostModel, PrefillTime, StepLoop
 from app.engine.kvcache.block_pool import BlockPool, CountedBlocks
 from config.profile import EngineLimits, Profile
 
@@ -186,6 +186,8 @@ class Pod(StepLoop[OfflineRequest]):
         rates = profile.speculation
         drafts = None if rates is None else Drafts(rates.acceptance, Random(seed))
         scheduler = Scheduler(scheduler_limits(at), blocks, speculation=drafts)
+        if at.engine_step_time:
+            scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, at.engine_step_time)
         super().__init__(scheduler, cost, profile.front, depth=2 if at.async_scheduling else 1)
         self.due_s = inf
         """Time of the next work, as far as the simulation knows; inf without any."""
