@@ -37,7 +37,7 @@ class EngineLimits(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unk
     enable_prefix_caching: bool = True
     async_scheduling: bool = True
     engine_step_time: Annotated[float, Meta(ge=0, le=10)] | None = None
-    """Seconds of a step with a part of a prompt, by which this project's real engine cuts prompts."""
+    """Seconds of a step with a part of a prompt, as this project's real engine cuts prompts."""
 
 
 class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):

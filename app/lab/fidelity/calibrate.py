@@ -213,7 +213,7 @@ def constants_table(known: Sequence[Certainty]) -> str:
 
 
 def misfits(errors: Errors, evaluations: int) -> list[str]:
-    """Returns a sentence for each run of which the mean or p50 of a latency is predicted badly."""
+    """Returns a sentence for each run with a badly predicted mean or p50."""
     lines = []
     for run, of in errors.items():
         by_name = {
