@@ -80,6 +80,8 @@ class Chunk:
 class DecodeWorkspace:
     """Dense copy of the store: [layer][keys or values, row, kv_head, position, dim].
 
+    On a CPU it is float32: its products are faster than products of bfloat16. `limit_bytes` counts numbers of
+    the store's dtype.
     Each decoding sequence has a row. The copy may be dropped at any time. The rows of a step are always the
     first ones: the last row moves into the place of a sequence that no longer decodes. New sequences are
     copied from the store.
@@ -88,6 +90,8 @@ class DecodeWorkspace:
     def __init__(self, store: PagedStore, limit_bytes: int) -> None:
         self._store = store
         self._limit_bytes = limit_bytes
+        device = store.layers[0].device
+        self.dtype = torch.float32 if device.type == "cpu" else store.layers[0].dtype
         self._rows: list[Sequence] = []
         self._room = (0, 0)
         """Allocated rows and positions."""
@@ -137,7 +141,7 @@ class DecodeWorkspace:
         if needed > self._limit_bytes:
             return False
         self._room = rows, length
-        self.layers = [layer.new_zeros(shape) for layer in self._store.layers]
+        self.layers = [layer.new_zeros(shape, dtype=self.dtype) for layer in self._store.layers]
         return True
 
 
@@ -171,16 +175,14 @@ class StepAttention:
             self._spots = self._numbers(spot for first, size in each for spot in range(first, first + size))
         ends = self._numbers(it.start + offset for it in decodes for offset in range(self._width))
         hidden = torch.arange(self._length, device=self._device) > ends.view(self._rows, self._width, 1)
-        dtype = store.layers[0].dtype
-        self._mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device)
+        self._mask = torch.zeros(hidden.shape, dtype=workspace.dtype, device=self._device)
         self._mask = self._mask.masked_fill_(hidden, -math.inf).unsqueeze(1)
-        on_cpu = self._device.type == "cpu"
-        self._plain = on_cpu and dtype == torch.float32 and self._rows >= MANY_ROWS
+        self._plain = self._device.type == "cpu" and self._rows >= MANY_ROWS
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Stores `kv` [tokens, 2 * kv_heads, head_dim], and returns [tokens, heads, head_dim]."""
         kv = kv.unflatten(1, (2, -1))
-        self._store.layers[layer][self._slots] = kv
+        self._store.layers[layer].index_copy_(0, self._slots, kv)
         seen = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         if self._count:
             seen[: self._count] = self._decode(layer, queries[: self._count], kv[: self._count])
@@ -207,9 +209,9 @@ class StepAttention:
     def _decode(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Computes the attention of decodes; query heads that share keys are treated as several queries."""
         rows = self._workspace.layers[layer]
-        rows[:, self._places, :, self._positions] = kv
+        rows[:, self._places, :, self._positions] = kv.to(rows.dtype)
         keys, values = rows[:, : self._rows, :, : self._length]
-        grouped = self._grouped(queries, keys.shape[1])
+        grouped = self._grouped(queries.to(rows.dtype), keys.shape[1])
         if self._plain:
             scores = torch.matmul(grouped * grouped.shape[-1] ** -0.5, keys.transpose(-1, -2))
             seen = torch.matmul(scores.add_(self._mask).softmax(-1), values)
