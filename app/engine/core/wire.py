@@ -58,7 +58,7 @@ class EngineProcessOptions(EngineSizes, frozen=True, kw_only=True, omit_defaults
     parent_pid: int | None = None
     """Process id; the engine ends when its parent is another process."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     max_model_len: int | None = None
     """None: the model's own maximum."""
     max_queue_size: int = 10_000
