@@ -11,6 +11,10 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from app.engine.core.wire import WireLogprob
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,7 +59,8 @@ def _told(model: str, dtype: str, texts: list[list[int]]) -> tuple[list[float], 
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     with LLM(model, "cpu", dtype, max_seq_length=max(map(len, texts)) + 1) as llm:
         results = llm.generate(texts, params, progress=False)
-    places = [place for result in results for place in result["prompt_logprobs"] if place is not None]
+    told = [cast("list[WireLogprob | None]", result["prompt_logprobs"]) for result in results]
+    places = [place for one in told for place in one if place is not None]
     return [place.logprob for place in places], [place.top[0][0] for place in places]
 
 
