@@ -153,8 +153,8 @@ def make_job(
     given: Namespace, settings: Settings, plugged: Plugged, autoscalers: Autoscalers = lambda settings: {}
 ) -> Job:
     """Makes the job of the flags. Raises ConfigError, in one line, for wrong values and for conflicts."""
-    names = EngineLimits.__struct_fields__
-    changes = {name: value for name in names if (value := getattr(given, name)) is not None}
+    limits = {name: getattr(given, name, None) for name in EngineLimits.__struct_fields__}
+    changes = {name: value for name, value in limits.items() if value is not None}
     made_of = given.device, given.tensor_parallel_size, given.model_config, given.vllm_version
     profile = profile_of(given.profile, *made_of, changes)
     engine = msgspec.structs.replace(profile.engine, **changes)
