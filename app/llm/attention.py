@@ -98,8 +98,12 @@ class DecodeWorkspace:
         self.layers: list[torch.Tensor] = []
 
     def arrange(self, decodes: Listed[Chunk]) -> list[Chunk] | None:
-        """Returns the decodes in the order of their rows; None when rows exceed the memory limit."""
-        length = max(row.end for row in decodes)
+        """Returns the decodes in the order of their rows; None when rows exceed the memory limit.
+
+        Called in each step, also without decodes: a sequence that does not decode loses its row, which would
+        lack the tokens that are computed meanwhile.
+        """
+        length = max((row.end for row in decodes), default=0)
         if not self._make_room(len(decodes), length):
             return None
         wanted = {row.sequence: row for row in decodes}

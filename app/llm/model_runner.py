@@ -195,7 +195,7 @@ class ModelRunner:
         """Runs one step; the sampled chunks may come in another order than in `decodes`."""
         with torch.inference_mode():
             tiled = self._batch_invariant
-            rows = None if tiled else self.workspace.arrange(decodes) if decodes else []
+            rows = None if tiled else self.workspace.arrange(decodes)
             if rows is None:  # tiled, or no memory: decodes are chunks like others, from the store
                 rows, chunks = [], [*decodes, *chunks]
             if tiled:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from app.llm.engine import EngineOptions, LLMEngine, Output
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
 from app.llm.sampling_params import Priority, SamplingParams
+from config.sections.engine import SpeculativeConfig
 from tests.kvcache.caches import check
 from tests.llm.tiny import (
     GREEDY,
@@ -26,6 +27,7 @@ from tests.llm.tiny import (
 pytestmark = pytest.mark.engine
 
 WANTED = prompts(8, seed=11, shared=17)
+LOOKUP = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, seed=5, max_tokens=24, ignore_eos=True)
 
 
@@ -63,6 +65,23 @@ def test_replies_do_not_depend_on_batch_mates(
     assert [tokens[str(number)] for number in range(len(WANTED))] == alone
     assert engine.cache.free == engine.cache.capacity
     check(engine.cache)
+
+
+@pytest.mark.parametrize("config", [None, LOOKUP])
+def test_replies_are_the_same_after_all_were_preempted(
+    folder: Path, alone: list[list[int]], config: SpeculativeConfig | None
+) -> None:
+    for wanted in ([0], [1], range(4)):
+        engine = make_engine(folder, max_num_batched_tokens=23, speculative_config=config)
+        for number in wanted:
+            engine.add_request(str(number), WANTED[number], params_of(number))
+        tokens: dict[str, list[int]] = {}
+        while engine.has_work:
+            for _ in range(7):
+                note(engine.step(), tokens)
+            engine.preempt_all()
+        assert tokens == {str(number): alone[number] for number in wanted}
+        check(engine.cache)
 
 
 def note(outputs: list[Output], tokens: dict[str, list[int]]) -> None:

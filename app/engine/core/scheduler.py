@@ -279,7 +279,7 @@ class Scheduler(Generic[S]):
 
     def _leave(self, sequence: S, findable: int, keep: bool = False) -> None:
         self.running.remove(sequence)
-        sequence.running = False
+        sequence.running = sequence.decodes = False
         if not keep:
             self.blocks.release(sequence, sequence.held, findable)
             sequence.held = 0
@@ -417,7 +417,6 @@ class Scheduler(Generic[S]):
             self.prefilling.remove(sequence)
         self._leave(sequence, computed // self._block_size)
         sequence.computed = 0
-        sequence.decodes = False
         sequence.preemptions += 1
         self.preemptions += 1
         self.waiting.add(sequence)
