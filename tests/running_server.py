@@ -24,7 +24,7 @@ GENERAL_WAY = "UNDERSTUDY_TESTS_GENERAL_WAY"
 SERVER_PORTS = range(16_000, 32_000)
 PORTS_A_WORKER = 2_000
 """How many of these each process of pytest-xdist has to itself: a port is free until a server is there."""
-START_LIMIT_S = 20.0
+START_LIMIT_S = 40.0
 STOP_LIMIT_S = 20.0
 
 

@@ -24,7 +24,7 @@ from tests.llm.tiny import (
     run_all,
 )
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 WANTED = prompts(8, seed=11, shared=17)
 LOOKUP = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
@@ -41,7 +41,7 @@ def params_of(number: int) -> SamplingParams:
     return SAMPLED if number % 2 else SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.permutations(range(len(WANTED))), st.data())
 def test_replies_do_not_depend_on_batch_mates(
     folder: Path, alone: list[list[int]], order: list[int], data: st.DataObject

@@ -22,7 +22,7 @@ from tests.hostile.raw_client import Wire, get, post, running, wait_until
 from tests.llm.tiny import Shape, edit_config, make_model
 from tests.running_server import RunningServer, running_server
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 CHATS = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello there"}]}
 ASKED: Any = HELLO | {"model": "tiny", "max_tokens": 12, "temperature": 0}
@@ -81,6 +81,7 @@ def test_greedy_replies_are_those_of_the_library(server: RunningServer, model: s
     with LLM(model, device="cpu") as llm:
         params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
         assert llm.generate_single(prompt, params)["token_ids"] == told
+    assert b"spec_decode" not in get(server.port, "/metrics").body
 
 
 def test_choice_i_of_n_has_the_seed_and_i(server: RunningServer) -> None:
