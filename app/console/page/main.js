@@ -65,7 +65,7 @@ function take(kind, text) {
   if (kind === "picture") {
     const next = new Model(JSON.parse(text)), same = model && Math.abs(next.began - model.began) < 1 && next.at >= model.at;
     model = next;
-    if (same) recorder.goOn(model); else { recorder.begin(model); stopped = null; }
+    if (same) recorder.goOn(model, text); else { recorder.begin(model); stopped = null; }
     if (!panels || !same) begin();
   } else if (model) {
     const frame = JSON.parse(text);

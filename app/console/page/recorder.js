@@ -19,12 +19,14 @@ class Recorder {
     this.goOn(model);
   }
 
-  goOn(model) {
-    // From a whole picture: of what came since the last frame, the bars know the first tokens.
+  goOn(model, text) {
+    // From a whole picture, which is kept for what came since the last frame; its bars know the first tokens.
     const last = this.points.length ? this.points[this.points.length - 1].at : -Infinity;
     const missed = [...model.bars.values()].filter((bar) => bar.first > last && bar.first !== null).sort((a, b) => a.first - b.first);
     for (const bar of missed) this.samples.push({ at: bar.first, ttft: [Math.round((bar.first - bar.arrival) * 10), 1] });
     this.shown = null;
+    if (text) this.frames.push({ at: model.at, text });
+    this.bytes += text ? text.length : 0;
     this.copies.push({ at: model.at, model: model.clone() });
     this.point(model);
   }
@@ -90,7 +92,7 @@ class Recorder {
   }
 
   text() {
-    // A file of lines: a picture, then the frames behind it.
+    // A file of lines: a picture, then the frames behind it, and pictures where frames were lost.
     const first = this.copies[0];
     const later = this.frames.filter((frame) => frame.at > first.at).map((frame) => frame.text);
     return [JSON.stringify(first.model.picture()), ...later].join("\n");
@@ -100,14 +102,18 @@ class Recorder {
     const lines = text.split("\n").filter((line) => line.trim());
     const picture = JSON.parse(lines[0]);
     if (picture.version !== VERSION || !picture.frame) throw `This file is of another version of the console (${Number(picture.version)}; this page reads ${VERSION}).`;
-    const model = new Model(picture);
+    let model = new Model(picture);
     this.begin(model);
     this.endless = true;
-    this.length = lines.length > 1 ? JSON.parse(lines[lines.length - 1]).at - model.at : 0;
+    const last = JSON.parse(lines[lines.length - 1]);
+    this.length = (last.frame || last).at - model.at;
     for (const line of lines.slice(1)) {
       const frame = JSON.parse(line);
-      model.apply(frame);
-      this.add(frame, line, model);
+      if (frame.frame) this.goOn(model = new Model(frame), line);
+      else {
+        model.apply(frame);
+        this.add(frame, line, model);
+      }
     }
     return model;
   }

@@ -167,8 +167,11 @@ class RelayedExchange(StreamingBody):
         target: str,
         headers: Mapping[str, str],
         client: Connection | None,
+        ended: Callable[["RelayedExchange"], None] = lambda exchange: None,
     ) -> None:
+        """`ended` is called with the whole answer, before the client has its end."""
         super().__init__()
+        self._ended = ended
         self.excuse = ""
         """Reason for dropping the exchange; empty while it is recorded."""
         self.method, self.target, self._asked_headers = method, target, headers
@@ -234,6 +237,7 @@ class RelayedExchange(StreamingBody):
                 self.bytes_sent += len(piece)
                 yield piece
             self._has_ended = True
+            self._ended(self)
         except ConnectionResetError as error:
             self._is_broken = self._has_ended = True
             if self.gone:
@@ -282,6 +286,11 @@ class RelayedExchange(StreamingBody):
             self._leave()
         self._file.put(self)
         self.over.set()
+
+    def answer(self) -> recordings.RecordedAnswer:
+        """Returns the answer without its moments, as it came: secrets are not masked."""
+        chunks = [recordings.RecordedChunk(0.0, recordings.data_of(data)) for _, data in self._pieces["answer"]]
+        return recordings.RecordedAnswer(self.status, self.headers, 0.0, chunks, 0.0)
 
     def line(self) -> bytes:
         """Encodes the exchange as a line of the file. recordings.HiddenSecrets: a body cannot be masked."""

@@ -119,8 +119,7 @@ class Replay(Middleware):
             answer = self.recording.next_answer(key)
         except recordings.RecordingError as error:
             raise internal(str(error)) from None
-        if self._journal.active and answer.status == 200:
-            self._note(context, form.model, answer)
+        self._note(context, form.model, answer)
         body = RecordedBody(answer, self._wheel, self._now, asked_s, context.connection)
         headers = _headers(answer.headers)
         response = Response(body, answer.status, headers)
@@ -136,6 +135,8 @@ class Replay(Middleware):
 
     def _note(self, context: RequestContext, model: str | None, answer: recordings.RecordedAnswer) -> None:
         """Notes text and usage of a chat or completion in the journal."""
+        if not self._journal.active or answer.status != 200:
+            return
         with suppress(*recordings.BROKEN):
             size = sum(len(chunk.data) for chunk in answer.chunks if isinstance(chunk.data, str))
             reply = call_long(size, recordings.reply_of, answer)
@@ -174,13 +175,20 @@ class Replay(Middleware):
             self._faults.inject(context, model)
         left_out = OWN_HEADERS.union(KEYS if self._has_keys() else ())
         headers = {name: value for name, value in context.headers.items() if value and name not in left_out}
-        exchange = RelayedExchange(upstream, context.method, path, headers, context.connection)
+        exchange = RelayedExchange(
+            upstream,
+            context.method,
+            path,
+            headers,
+            context.connection,
+            lambda it: self._note(context, model, it.answer()),
+        )
         if form is not None:
             self._open[form.key] = exchange
         exchange.take("request", context.body or b"")
         exchange.ask(model, context.body or None)
         if exchange.status in PASSING or exchange.status >= 500:
-            exchange.give_up(f"status {exchange.status} may pass")
+            exchange.give_up(f"an answer of status {exchange.status} may be another the next time")
         if self.recording.is_full:
             exchange.give_up("the recording is full")
         response = Response(exchange, exchange.status, _headers(exchange.headers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 LOAD = ["--rate", "20", "--seconds", "10", "--pods", "4", "--input-tokens", "200", "--output-tokens", "32"]
 SHARED = [*LOAD, "--prefix-groups", "24", "--prefix-tokens", "3000"]
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'> \u202e note"
-FIGURES = "({...model.figures, bars: model.bars.size, over: model.over.length, steps: model.steps.length})"
+FIGURES = "({...model.figures, bars: model.bars.size, over: model.over.length, steps: model.steps.length, marks: model.marks})"
+LOSE_FRAMES = "window.taken = take; take = () => {}"
+RECONNECT = """async () => {
+    const reader = (await fetch("admin/console/stream")).body.getReader();
+    take = (kind, text) => { if (kind === "picture") { take = taken; taken(kind, text); reader.cancel(); } };
+    await read(reader);
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -144,11 +151,18 @@ def test_a_comparison_is_saved_with_notes_and_opens_again(
     page.close()
 
 
+@pytest.mark.parametrize("is_lost", [False, True], ids=["all frames", "some frames are lost"])
 def test_a_live_run_is_saved_as_a_page_and_shows_the_same_figures(
-    browser: Browser, server: RunningServer, tmp_path: Path, complaints: list[str]
+    browser: Browser, server: RunningServer, tmp_path: Path, is_lost: bool, complaints: list[str]
 ) -> None:
     """The page that is saved needs no server, and saves itself again."""
     page = live(browser, server, complaints)
+    if is_lost:
+        page.evaluate(LOSE_FRAMES)
+        load(server)
+        time.sleep(4)
+        page.evaluate(RECONNECT)
+        assert page.evaluate("model.marks.length") >= 2
     page.click("#notes-button")
     page.fill("#notes", HOSTILE)
     page.evaluate("report = 'now'; render()")  # no frame comes between the file and what it is held against

@@ -81,7 +81,8 @@ def test_the_openai_sdk_is_answered_by_the_target_once_and_then_by_the_file(
 ) -> None:
     file = tmp_path / "grows"
     before = len(asked(upstream))
-    with running_server(*FLAGS, "--replay", str(file), "--target", upstream.url) as server:
+    flags = (*FLAGS, "--replay", str(file), "--target", upstream.url, "--journal", "100")
+    with running_server(*flags) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="theirs")
 
         def texts() -> list[str]:
@@ -93,6 +94,7 @@ def test_the_openai_sdk_is_answered_by_the_target_once_and_then_by_the_file(
             return [whole.choices[0].message.content or "", "".join(pieces)]
 
         first = texts()
+        assert [entry["text"] for entry in asked(server)] == first, "as soon as they are answered"
         assert texts() == first
         assert len(asked(upstream)) - before == 2
         assert [model.id for model in client.models.list()] == ["m"]
