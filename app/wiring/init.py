@@ -31,8 +31,9 @@ def run(argv: Sequence[str]) -> int:
     for path in files:
         if path.exists() and not given.force:
             raise ConfigError(f"{path}: is there already; --force writes over it")
+    for folder in {path.parent for path in files}:
+        folder.mkdir(parents=True, exist_ok=True)
     for path, template in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(template.read_bytes())
         print(path)
     print(f"Next: pip install pytest && pytest {shlex.quote(str(Path(given.folder, 'understudy')))}")

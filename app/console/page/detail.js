@@ -84,9 +84,9 @@ class Detail {
       el("dl", { class: "facts-list" },
         row("state", bar.end === null ? PHASES[bar.phase] : bar.reason), row("choice", bar.of > 1 ? `${bar.choice + 1} of ${bar.of}` : ""),
         row("path", bar.path), row("client", known && known.client), row("trace id", known && known.trace_id), row("adapter", bar.adapter),
-        row("prompt", `${whole(bar.prompt)} tokens${bar.cached ? `, ${whole(bar.cached)} cached` : ""}${known && known.why && known.why.fetched_tokens ? `, ${whole(known.why.fetched_tokens)} fetched` : ""}`), row("reply", `${whole(bar.tokens)} of at most ${whole(bar.most)} tokens`),
+        row("prompt", bar.prompt ? `${count(bar.prompt, "token")}${bar.cached ? `, ${whole(bar.cached)} cached` : ""}${known && known.why && known.why.fetched_tokens ? `, ${whole(known.why.fetched_tokens)} fetched` : ""}` : ""), row("reply", bar.most ? `${whole(bar.tokens)} of at most ${count(bar.most, "token")}` : ""),
         row("waited", this.waited(bar)), row("first token", bar.first === null ? "" : `after ${ms(bar.first - bar.arrival)}`), row("between tokens", bar.itl ? ms(bar.itl) : ""),
-        row("took", bar.end === null ? "" : ms(bar.end - bar.arrival)), row("preempted", bar.preempted ? `${bar.preempted} times` : ""),
+        row("took", bar.end === null ? "" : ms(bar.end - bar.arrival)), row("preempted", bar.preempted ? count(bar.preempted, "time") : ""),
         row("arrived", model.began === null ? `after ${ago(bar.arrival)}` : new Date((model.began + bar.arrival / 1000) * 1000).toLocaleTimeString())),
       known && Object.keys(known.settings).length ? el("section", {}, el("h3", {}, "Settings"), el("dl", { class: "facts-list" }, ...Object.entries(known.settings).map(([name, value]) => row(name, typeof value === "object" ? JSON.stringify(value) : value)))) : null,
     ].filter(Boolean));

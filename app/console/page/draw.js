@@ -50,6 +50,8 @@ function hue(number, alpha = 1) {
 
 function whole(value) { return Math.round(value).toLocaleString("en-US"); }
 
+function count(number, noun) { return `${whole(number)} ${noun}${number === 1 ? "" : "s"}`; }
+
 function short(value) {
   if (value >= 1e6) return `${(value / 1e6).toFixed(1)}M`;
   if (value >= 1e4) return `${(value / 1e3).toFixed(value >= 1e5 ? 0 : 1)}k`;
@@ -58,9 +60,9 @@ function short(value) {
 
 function ms(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (value >= 10000) return `${(value / 1000).toFixed(1)} s`;
-  if (value >= 1000) return `${(value / 1000).toFixed(2)} s`;
-  return value >= 100 ? `${value.toFixed(0)} ms` : `${value.toFixed(1)} ms`;
+  if (value >= 9995) return `${(value / 1000).toFixed(1)} s`;
+  if (value >= 999.5) return `${(value / 1000).toFixed(2)} s`;
+  return value >= 99.95 ? `${value.toFixed(0)} ms` : `${value.toFixed(1)} ms`;
 }
 
 function brief(value) {
@@ -69,10 +71,10 @@ function brief(value) {
 }
 
 function ago(milliseconds) {
-  const seconds = Math.max(0, milliseconds / 1000);
+  const exact = Math.max(0, milliseconds / 1000), seconds = exact < 10 ? exact : Math.round(exact);
   if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   const minutes = Math.floor(seconds / 60);
-  return minutes < 100 ? `${minutes} min ${Math.round(seconds % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return minutes < 100 ? `${minutes} min ${seconds % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 function legend(place, items) {

@@ -43,5 +43,5 @@ function stepsTable(bar, why, told) {
     const own = it.prompts.filter(([id]) => calm(id) === bar.id), rest = it.prompts.filter(([id]) => calm(id) !== bar.id).sort((a, b) => b[1] - a[1]);
     return [...own.map(([, tokens]) => `its own ${whole(tokens)}`), ...rest.slice(0, 2).map(([id, tokens]) => `${calm(id)} ${whole(tokens)}`), rest.length > 2 ? `${rest.length - 2} more` : ""].filter(Boolean).join(", ");
   };
-  return el("div", {}, el("h3", {}, `${whole(why.steps)} steps shared; the longest`), table(["after", "took", "prefill", "decode", told ? "prompts in it" : ""].filter(Boolean), el("tbody", {}, ...longest.map((it) => el("tr", {}, cell(ms(it.from_ms)), cell(ms(it.to_ms - it.from_ms)), cell(whole(it.prompt_tokens)), cell(whole(it.decodes)), told ? cell(others(it)) : null)))));
+  return el("div", {}, el("h3", {}, `${count(why.steps, "step")} shared; the longest`), table(["after", "took", "prefill", "decode", told ? "prompts in it" : ""].filter(Boolean), el("tbody", {}, ...longest.map((it) => el("tr", {}, cell(ms(it.from_ms)), cell(ms(it.to_ms - it.from_ms)), cell(whole(it.prompt_tokens)), cell(whole(it.decodes)), told ? cell(others(it)) : null)))));
 }

@@ -503,7 +503,7 @@ def _job_of_file(path: Path, job_of: Callable[[Sequence[str]], Job]) -> Job:
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path}: must be a mapping of options to values")
     for name, value in document.items():
-        if name in ("compare", "html", "json", "requests", "plot", "sweep"):
+        if name in ("compare", "html", "json", "requests", "plot", "sweep", "help"):
             raise ConfigError(f"{path}: {name} is of the whole comparison, not of one run")
         if value is None or isinstance(value, Mapping):
             raise ConfigError(f"{path}: {name} must be a value, or a list of values")
