@@ -144,7 +144,8 @@ def _strictly(annotation: object, value: object) -> object:
     try:
         return msgspec.convert(value, annotation)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # a lone surrogate is no enum value
-        raise Misfit(str(error)) from None
+        expected = str(error).removeprefix("Expected ")
+        raise Misfit(expected.replace("Invalid enum value", "another value than")) from None
 
 
 def _list(scalars: object, item: Convert, value: object) -> object:
