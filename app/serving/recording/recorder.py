@@ -289,7 +289,8 @@ class RelayedExchange(StreamingBody):
 
     def answer(self) -> recordings.RecordedAnswer:
         """Returns the answer without its moments, as it came: secrets are not masked."""
-        chunks = [recordings.RecordedChunk(0.0, recordings.data_of(data)) for _, data in self._pieces["answer"]]
+        pieces = self._pieces["answer"]
+        chunks = [recordings.RecordedChunk(0.0, recordings.data_of(piece)) for _, piece in pieces]
         return recordings.RecordedAnswer(self.status, self.headers, 0.0, chunks, 0.0)
 
     def line(self) -> bytes:

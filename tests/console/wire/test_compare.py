@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 LOAD = ["--rate", "20", "--seconds", "10", "--pods", "4", "--input-tokens", "200", "--output-tokens", "32"]
 SHARED = [*LOAD, "--prefix-groups", "24", "--prefix-tokens", "3000"]
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'> \u202e note"
-FIGURES = "({...model.figures, bars: model.bars.size, over: model.over.length, steps: model.steps.length, marks: model.marks})"
+COUNTS = "bars: model.bars.size, over: model.over.length, steps: model.steps.length"
+FIGURES = f"({{...model.figures, {COUNTS}, marks: model.marks}})"
 LOSE_FRAMES = "window.taken = take; take = () => {}"
 RECONNECT = """async () => {
     const reader = (await fetch("admin/console/stream")).body.getReader();
