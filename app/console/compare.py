@@ -102,8 +102,8 @@ def _verdict(a: RunFigures, b: RunFigures) -> tuple[str | None, str]:
     tail = "p99" if min(its.figures.get(REQUESTS, 0.0) for its in (a, b)) >= P99_REQUESTS else "p90"
     gains = {name: its.gain(a.figures.get(name), b.figures.get(name)) for name, its in MEASURES.items()}
     differ = " and ".join(name for name in LOAD if gains[name])
-    names = [*(f"{time} {part}" for part in (tail, "p50") for time in TIMES), FAILED, GPU_HOURS]
-    names += [] if differ else [OUTPUT]  # a greater load has more output
+    names = [*(f"{time} {part}" for part in (tail, "p50") for time in TIMES), FAILED]
+    names += [] if differ else [GPU_HOURS, OUTPUT]  # a greater load has more of both
     loads = f"; but the loads differ in {differ}" if differ else ""
     head, cost = (_leading({name: gains[name] * sign for name in names}) for sign in (1, -1))
     winner, loser = b, a

@@ -113,7 +113,7 @@ def test_few_requests_have_no_p99_that_decides() -> None:
 def test_runs_of_different_loads_are_told() -> None:
     """Latencies of twice the load are compared, with a warning."""
     assert sentence(requests=400.0)[1].endswith("differs by 5 %; but the loads differ in requests.")
-    more = {"requests": 400.0, "output tokens/s": 2000.0}
+    more = {"requests": 400.0, "output tokens/s": 2000.0, "GPU-hours": 1.0}
     assert sentence(**more)[0] is None and sentence(**{"output tokens/s": 2000.0})[0] == "b"
     assert sentence(TTFT_p99=25.0, prompt_tokens=9e5)[1].endswith("but the loads differ in prompt tokens.")
 
@@ -132,6 +132,7 @@ def test_runs_without_a_request_in_common_are_refused_in_one_line() -> None:
         ("[1, 2]", "prefix.yaml: must be a mapping of options to values"),
         ("policy:", "prefix.yaml: policy must be a value, or a list of values"),
         ("pods: {a: 1}", "prefix.yaml: pods must be a value, or a list of values"),
+        ("help: true", "prefix.yaml: help is of the whole comparison, not of one run"),
         ("html: x.html", "prefix.yaml: html is of the whole comparison, not of one run"),
         ("trace: absent.csv", "prefix.yaml: --rate is of a load that is drawn, and --trace is a whole load"),
         ("seed: 5", "--compare needs one seed for both runs, not 1 and 5"),

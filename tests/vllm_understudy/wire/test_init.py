@@ -112,3 +112,8 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.Capt
     assert main(["init", str(tmp_path / "file")]) == 1
     told = capsys.readouterr()
     assert told.out == "" and told.err.count("\n") == 1 and "Not a directory" in told.err
+    place = tmp_path / "understudy"
+    place.write_text("")
+    assert main(["init", str(tmp_path)]) == 1
+    assert "File exists" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"file", "understudy"}
