@@ -108,10 +108,7 @@ _TOTALS = {
 
 
 def parse(text: str | None) -> FakeMetrics | None:
-    """Parses the setting; None means real metrics.
-
-    Raises FakeMetricsError with the first wrong key.
-    """
+    """Parses the setting; None means real metrics. Raises FakeMetricsError with the first wrong key."""
     document = _document(text)
     return None if document is None else _typed(document)
 

@@ -18,11 +18,10 @@ from sys import getsizeof
 import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
-from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Tracer
 
@@ -94,9 +93,6 @@ class SpanSender(SpanProcessor):
     @cached_property
     def _pool(self) -> ThreadPool:
         return ThreadPool(1)
-
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Does nothing: spans are queued at their end."""
 
     def on_end(self, span: ReadableSpan) -> None:
         if span.context is None or not span.context.trace_flags.sampled:

@@ -231,16 +231,21 @@ def keys_of(owned: Owned) -> tuple[int, ...]:
     return owned[:-1] if owned and owned[-1] == UNALIGNED else owned
 
 
-class Store(Struct, gc=False):
+class BlockOperation(Struct, gc=False):
+    """An operation on blocks, named by `engine` keys, of a KV cache group in a tier."""
+
+    group: int
+    tier: str
+    engine: Sequence[int]
+
+
+class Store(BlockOperation, gc=False):
     """Adds blocks to a tier: `owned` has the request keys of each block in `engine`.
 
     `keys` lists all full index blocks, without duplicates. `joined` pairs engine keys of earlier events with
     the request key of a further index block that they overlap.
     """
 
-    group: int
-    tier: str
-    engine: Sequence[int]
     owned: Sequence[Owned]
     keys: Sequence[int]
     joined: Sequence[tuple[int, int]] = ()
@@ -248,20 +253,12 @@ class Store(Struct, gc=False):
     adapter: str | None = None
 
 
-class Offload(Struct, frozen=True, gc=False):
+class Offload(BlockOperation, gc=False):
     """Adds known blocks to a further tier."""
 
-    group: int
-    tier: str
-    engine: Sequence[int]
 
-
-class Remove(Struct, gc=False):
+class Remove(BlockOperation, gc=False):
     """Removes blocks from a tier."""
-
-    group: int
-    tier: str
-    engine: Sequence[int]
 
 
 class Clear(Struct, frozen=True, gc=False):

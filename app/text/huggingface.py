@@ -12,9 +12,8 @@ import codecs
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import cached_property
 from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
@@ -236,14 +235,15 @@ class LocalTokenizer(Tokenizer):
         backend: tokenizers.Tokenizer,
         folder: TokenizerFolder,
         name: str,
-        now: Callable[[], datetime] = datetime.now,
     ) -> None:
         # A file may have settings from training that cut or pad every text.
         backend.no_truncation()
         backend.no_padding()
         self.backend, self.name = backend, name
         """`backend` is the library's object: shared, must not be changed."""
-        self._templates = ChatTemplates(folder.chat_templates, folder.special_tokens, now, folder.takes_media)
+        self._templates = ChatTemplates(
+            folder.chat_templates, folder.special_tokens, takes_media=folder.takes_media
+        )
         added = backend.get_added_tokens_decoder()
         self.added_ids: frozenset[int] | None = frozenset(added)
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)

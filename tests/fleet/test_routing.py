@@ -29,7 +29,7 @@ IDLE = dict.fromkeys(PODS, 0)
 
 
 def prefix_aware(scores: Mapping[str, float], seed: int = 1) -> PrefixAware[Incoming, str]:
-    return PrefixAware(lambda incoming: scores, Random(seed), blocks_per_request=10)
+    return PrefixAware(lambda incoming: scores, Random(seed))
 
 
 def failing(incoming: Incoming) -> Mapping[str, float]:

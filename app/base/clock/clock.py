@@ -156,8 +156,8 @@ Clients hardly see an early turn: 0.1 ms and more pass between the alarm and the
 """
 ROUNDING = 1e-3
 """Tolerance in slots for due times that rounding moves before their slot."""
-LONGEST_RING_S = 0.005
-"""Longest ring, in seconds. The rest waits for the next ring, so that sockets are served in between."""
+MOST_PER_RING, LONGEST_RING_S = 256, 0.005
+"""Most turns of a ring, and longest ring in seconds. The rest waits for the next ring: sockets come first."""
 
 
 class Timed(Protocol):
@@ -176,12 +176,10 @@ class TimerWheel:
     Slots are 0.8 ms wide and keyed by number; a heap orders the slots in use. One alarm is set for the middle
     of the first slot; a ring takes due items slot by slot. A sleep costs as much as two chunks. So items of
     one slot share a ring. Due times are absolute: a long stream never drifts (docs/benchmarks.md).
-    `most_per_ring` limits the turns of one ring before the hub may serve sockets again.
     """
 
-    def __init__(self, clock: Clock, most_per_ring: int = 256) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._most = most_per_ring
         self._wheel: dict[int, list[Timed]] = {}
         self._slots: list[int] = []
         self._armed: int | None = None
@@ -209,7 +207,7 @@ class TimerWheel:
     def ring(self) -> None:
         """Runs all due turns, slot by slot, then sets the alarm for the next slot."""
         self._ringing = True
-        budget, now, slots, wheel = self._most, self._clock.now, self._slots, self._wheel
+        budget, now, slots, wheel = MOST_PER_RING, self._clock.now, self._slots, self._wheel
         now_s = now() + LEAD_S
         last_s = now_s + LONGEST_RING_S
         while slots and budget > 0 and now_s < last_s and slots[0] <= now_s * SLOTS_PER_S + ROUNDING:

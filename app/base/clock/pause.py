@@ -46,17 +46,16 @@ class Slices:
     Work of one kind may share an object, also in several greenlets: each then pauses more often.
     """
 
-    __slots__ = ("_left", "_pause", "_steps")
+    __slots__ = ("_left", "_steps")
 
-    def __init__(self, steps: int = SLICE_STEPS, pause: Callable[[], None] = pause_if_possible) -> None:
+    def __init__(self, steps: int = SLICE_STEPS) -> None:
         self._steps = self._left = steps
-        self._pause = pause
 
     def spend(self, steps: int = 1) -> None:
         self._left -= steps
         if self._left < 0:
             self._left = self._steps
-            self._pause()
+            pause_if_possible()
 
 
 class Pace:

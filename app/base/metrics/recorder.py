@@ -300,7 +300,7 @@ class Recorder:
 
     def figures(self) -> Figures:
         self.fold()
-        count = self._counter
+        count, e2e = self._counter, self._histogram("e2e_request_latency_seconds")
         finished = {
             reason: count("request_success_total", finished_reason=reason).value for reason in FINISHED
         }
@@ -316,12 +316,8 @@ class Recorder:
             queries=self._queries.value,
             hits=self._hits.value,
             finished=finished,
-            e2e=self._distribution("e2e_request_latency_seconds"),
+            e2e=Distribution(e2e.bounds, tuple(e2e.counts), e2e.sum),
         )
-
-    def _distribution(self, name: str) -> Distribution:
-        histogram = self._histogram(name)
-        return Distribution(histogram.bounds, tuple(histogram.counts), histogram.sum)
 
     def render(self) -> str:
         self.fold()

@@ -146,7 +146,6 @@ class PoolPod(Pod):
     """A prefill or a decode pod. Its blocks are also taken while no step runs: by prompts in transfer."""
 
     def __init__(self, number: int, transfers: Transfers, pool: Timeline, *args: Any) -> None:
-        """`args` go to `Pod`."""
         super().__init__(*args)
         self.number, self._pulls = number, transfers
         self._timelines = self._timeline, pool

@@ -40,7 +40,7 @@ class RoundRobin:
 
 
 class PrefixAware(Generic[Request, Pod]):
-    """Chooses the pod with the most cached blocks, less `blocks_per_request` for each request in flight.
+    """Chooses the pod with the most cached blocks, less `BLOCKS_PER_REQUEST` for each request in flight.
 
     Without scores (nothing is cached, or the indexer fails) this is the pod with the fewest requests.
     """
@@ -49,12 +49,10 @@ class PrefixAware(Generic[Request, Pod]):
         self,
         scores: Callable[[Request], Mapping[Pod, float]],
         rng: Random,
-        blocks_per_request: float = BLOCKS_PER_REQUEST,
     ) -> None:
         """`rng` breaks ties: the first pod would otherwise get every new prefix."""
         self._scores = scores
         self._rng = rng
-        self._blocks_per_request = blocks_per_request
         self.fallbacks = 0
 
     def choose(self, incoming: Request, pods: Sequence[Pod], in_flight: Mapping[Pod, int]) -> Pod:
@@ -64,8 +62,7 @@ class PrefixAware(Generic[Request, Pod]):
             scores = self._scores(incoming)
         except IndexerError:
             self.fallbacks += 1
-        price = self._blocks_per_request
-        worth = [scores.get(pod, 0.0) - price * in_flight[pod] for pod in pods]
+        worth = [scores.get(pod, 0.0) - BLOCKS_PER_REQUEST * in_flight[pod] for pod in pods]
         most = max(worth)
         best = [pod for pod, value in zip(pods, worth, strict=True) if value == most]
         return best[0] if len(best) == 1 else self._rng.choice(best)

@@ -140,7 +140,6 @@ class Candidate:
         return min(2 * self.failed if self.runs else self.failed + 1, most)
 
     def learn(self, pods: int, verdict: Verdict) -> None:
-        """Takes the verdict on `pods`."""
         self.runs[pods] = verdict
         if not verdict.misses:
             self.met = min(pods, self.met or pods)
@@ -269,7 +268,6 @@ class FleetSearch:
                 _bound(group, load, slo, most_pods)
 
     def wanted(self) -> list[PlannedFleet]:
-        """Returns the fleets of the next round."""
         best = self.cheapest()
         price = None if best is None else best.price
         found = [its for group in self.groups for its in group.wanted(price, self._most)]
