@@ -108,7 +108,7 @@ def test_an_aborted_request_ends_with_abort(client: Client, path: str, ids: list
         assert answer.text == ("" if named else '{"status":"aborted","aborted":1}')
         assert list(events)[-1]["choices"][0]["finish_reason"] == "abort"
     pace(client, "0s")
-    assert client.metric("vllm:request_success_total", finished_reason="abort") >= 1
+    assert client.metric("understudy_aborted_requests_total") >= 1
 
 
 def test_a_draining_server_finishes_what_it_has_and_takes_no_more() -> None:
