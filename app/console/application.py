@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from reprlib import Repr
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import gevent
 import msgspec
@@ -28,7 +28,7 @@ from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import EngineClient
 from app.engine.kvcache.cache import KVCacheManager
 from app.serving.api.admin.lifecycle import routes as lifecycle_routes
-from app.serving.api.admin.server import PeerRanks
+from app.serving.api.admin.server import PeerRanks, json_body
 from app.serving.flask.application import Understudy
 from app.serving.http.connection import Connection
 from app.serving.http.context import BodyLimits, RequestContext
@@ -44,7 +44,6 @@ from config.validation import LiveSettings
 if TYPE_CHECKING:
     from app.engine.kvcache.publisher import Publisher
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 OURS = ("/admin", "/console")
 """Path prefixes that the console does not show."""
@@ -325,24 +324,18 @@ class Console(Middleware):
 
     def _begin_load(self, context: RequestContext) -> Response:
         """Starts to send requests to this server, in place of any earlier plan."""
-        plan = self._decoded(context, LoadPlan)
+        plan = json_body(self._body.read(context), LoadPlan)
         self._generator.begin(plan)
         self.observer.mark("load", f"load of {plan.rate:g} requests/s for {plan.seconds:g} s")
         return json_response(self._generator.summary())
 
     def _compare(self, context: RequestContext) -> Response:
         """Compares two runs by their figures: rows, and one sentence on which run is better, and why."""
-        a, b = self._decoded(context, tuple[RunFigures, RunFigures])
+        a, b = json_body(self._body.read(context), tuple[RunFigures, RunFigures])
         try:
             return json_response(compare(a, b))
         except ValueError as error:
             raise malformed(str(error), "body") from None
-
-    def _decoded(self, context: RequestContext, kind: type[T]) -> T:
-        try:
-            return msgspec.json.decode(self._body.read(context), type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise malformed(f"body: {error}", "body") from None
 
     def _end_load(self, context: RequestContext) -> Response:
         """Ends sending requests, and cuts off the running ones."""
@@ -350,22 +343,14 @@ class Console(Middleware):
         return json_response(self._generator.summary() or {})
 
 
-class _Error(Struct):
-    message: str = ""
-
-
-class _ErrorBody(Struct):
-    error: _Error | str = ""
-    message: str = ""
-
-
 def reason_of(response: Response) -> str:
     """Returns status and message of an error in one line, as `status 429: The queue is full.`"""
     message = ""
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         data = response.body if isinstance(response.body, bytes) else b""
-        body = msgspec.json.decode(data, type=_ErrorBody)
-        message = body.error.message if isinstance(body.error, _Error) else body.error or body.message
+        body = msgspec.json.decode(data, type=dict[str, Any])
+        error = body.get("error") or body.get("message", "")
+        message = str(error.get("message", "") if isinstance(error, dict) else error)
     return ": ".join(filter(None, (f"status {response.status}", " ".join(message.split()))))
 
 

@@ -115,10 +115,8 @@ class Observer:
         self._last = None
 
     def _row_of(self, it: Step) -> StepRow:
-        begin_ms, took_ms = (
-            round((it.start_s - self._began_s) * 1000, 2),
-            round((it.end_s - it.start_s) * 1000, 3),
-        )
+        begin_ms = round((it.start_s - self._began_s) * 1000, 2)
+        took_ms = round((it.end_s - it.start_s) * 1000, 3)
         return begin_ms, took_ms, it.prefill_tokens, it.decodes, it.sequences
 
     def _chunks_of(self, step: Step) -> Iterator[float]:

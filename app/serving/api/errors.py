@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 
 from app.engine.core import errors as engine
 from app.engine.core.errors import EngineError
@@ -16,26 +15,24 @@ from app.text.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)
 
-KNOWN_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = MappingProxyType(
-    {
-        engine.Draining: http.unavailable,
-        engine.TooManyRequests: http.unavailable,
-        engine.QueueFull: http.too_many,
-        engine.PromptExceedsCache: bad_request,
-        engine.Aborted: http.unavailable,
-        engine.EngineDead: http.unavailable,
-        engine.EngineFailed: internal,
-        engine.CommandFailed: internal,
-        engine.RequestRefused: bad_request,
-        engine.SchemaUnsatisfiable: bad_request,
-        engine.CallerLeft: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
-        engine.PauseNotComplete: internal,
-        engine.MemoryNotResident: internal,
-        AdapterNotFound: http.not_found,
-        RecursionError: lambda text: bad_request("The request is nested too deeply."),
-        AdapterError: partial(ApiError, 400, "InvalidUserInput"),
-    }
-)
+KNOWN_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
+    engine.Draining: http.unavailable,
+    engine.TooManyRequests: http.unavailable,
+    engine.QueueFull: http.too_many,
+    engine.PromptExceedsCache: bad_request,
+    engine.Aborted: http.unavailable,
+    engine.EngineDead: http.unavailable,
+    engine.EngineFailed: internal,
+    engine.CommandFailed: internal,
+    engine.RequestRefused: bad_request,
+    engine.SchemaUnsatisfiable: bad_request,
+    engine.CallerLeft: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
+    engine.PauseNotComplete: internal,
+    engine.MemoryNotResident: internal,
+    AdapterNotFound: http.not_found,
+    RecursionError: lambda text: bad_request("The request is nested too deeply."),
+    AdapterError: partial(ApiError, 400, "InvalidUserInput"),
+}
 
 
 def as_api_error(error: Exception) -> ApiError:

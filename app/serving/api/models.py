@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from msgspec import Struct
+
 from app.engine.lora import AdapterError, LoRARegistry
 from app.serving.api.identity import Identity
 from app.serving.http.context import BodyLimits, RequestContext
@@ -17,32 +19,27 @@ MOST_NAME = 256
 """Longest name of a model that a server of any name takes, in characters: each event of a stream has it."""
 
 
-class ServedModels:
+class ServedModels(Struct, frozen=True):
     """Served names of the base model, and its adapters; answers show the first name, or `any_name`."""
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        root: str,
-        max_model_len: int,
-        adapters: LoRARegistry,
-        any_name: bool = False,
-    ) -> None:
-        self.names, self.root, self.max_model_len, self.adapters = names, root, max_model_len, adapters
-        self._any_name = any_name
+    names: Sequence[str]
+    root: str
+    max_model_len: int
+    adapters: LoRARegistry
+    any_name: bool = False
 
     def resolve(self, asked: str | None, param: str | None = "model") -> str:
         """Returns the model's name for an answer; a request may name none. ApiError 404, with `param`."""
         if not asked or asked in self.names:
             return self.names[0]
-        if asked in self.adapters or (self._any_name and len(asked) <= MOST_NAME):
+        if asked in self.adapters or (self.any_name and len(asked) <= MOST_NAME):
             return asked
         known = ", ".join([*self.names, *(adapter.name for adapter in self.adapters)])
         raise not_found(f"No model `{asked}` is served here; served: {known}.", param)
 
     def adapter_of(self, model: str) -> str | None:
         """Returns the adapter of a resolved name; None for the base model."""
-        is_base = model in self.names or (self._any_name and model not in self.adapters)
+        is_base = model in self.names or (self.any_name and model not in self.adapters)
         return None if is_base else model
 
     def rows(self) -> Iterator[tuple[str, str, str | None, int | None]]:

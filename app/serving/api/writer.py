@@ -81,8 +81,8 @@ class ChoiceState(Struct):
         """Adds the tokens to their segment, perhaps a new one; returns None when they show nothing."""
         self.count(output)
         part = output.part
-        segment = self.segments[-1] if self.segments else None
-        if segment is None or segment.part != part:
+        segment = self.current(part)
+        if segment is None:
             begins = output.logprobs is not None if part is None else part.name != ""
             if not begins and not any(output.texts):
                 return None
@@ -119,8 +119,7 @@ class ChoiceState(Struct):
         """Returns the reply's text of each kind; "text" is always there."""
         said = {"text": ""}
         for segment in self.segments:
-            kind = "text" if segment.part is None else segment.part.kind
-            said[kind] = said.get(kind, "") + "".join(segment.texts)
+            said[segment.kind] = said.get(segment.kind, "") + segment.text
         return said
 
 

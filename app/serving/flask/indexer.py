@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 class NoEngine(Middleware):
     """Drains an indexer without an engine: refuses new POST requests, and readiness fails."""
 
-    def __init__(self) -> None:
-        self.draining = False
-        self.healthy = True
+    draining = False
+    healthy = True
 
     def drain(self) -> None:
         self.draining = True

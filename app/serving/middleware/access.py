@@ -25,9 +25,8 @@ UNAUTHORIZED = b'{"error":"Unauthorized"}'
 class ApiKeys(Middleware):
     """Answers 401 without a required key. Hashes of equal length make a comparison take constant time."""
 
-    def __init__(self) -> None:
-        self._api: tuple[bytes, ...] = ()
-        self._admin: tuple[bytes, ...] = ()
+    _api: tuple[bytes, ...] = ()
+    _admin: tuple[bytes, ...] = ()
 
     def on_settings(self, settings: Settings) -> None:
         """Replaces the keys. Without an admin key, /admin needs an API key."""

@@ -20,6 +20,7 @@ from typing import IO
 import gevent
 from gevent.event import Event
 from gevent.pool import Group
+from msgspec import Struct
 
 from app.base.clock.pause import call_off_hub
 from app.serving.faults.fault import break_off
@@ -132,18 +133,13 @@ class RecordingFile:
         self._file.close()
 
 
-class Upstream:
+class Upstream(Struct, frozen=True):
     """Targets by model, and the file with their exchanges; the target of "" serves all other models."""
 
-    def __init__(
-        self,
-        targets: Mapping[str, http.Target],
-        file: RecordingFile,
-        timeout_s: float = http.READ_TIMEOUT_S,
-        most_bytes: int = recordings.MOST_BODY_BYTES,
-    ) -> None:
-        self.targets, self.file = targets, file
-        self.timeout_s, self.most_bytes = timeout_s, most_bytes
+    targets: Mapping[str, http.Target]
+    file: RecordingFile
+    timeout_s: float = http.READ_TIMEOUT_S
+    most_bytes: int = recordings.MOST_BODY_BYTES
 
     def target_of(self, model: str | None) -> http.Target:
         """Returns the target for a model. ApiError 404 without one."""

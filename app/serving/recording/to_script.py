@@ -14,15 +14,7 @@ import msgspec
 import yaml
 from msgspec import convert
 
-from app.serving.recording.exchange import (
-    BROKEN,
-    Exchange,
-    RecordedAnswer,
-    bytes_of,
-    recorded,
-    reply_of,
-    text_of,
-)
+from app.serving.recording import exchange as recordings
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser
@@ -47,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     flags.add_argument("file", metavar="FILE", help="the recording")
     flags.add_argument("--out", type=Path, metavar="FILE", help="a new file for the script [standard output]")
     given = flags.parse_args(argv)
-    document = script_of(recorded(given.file))
+    document = script_of(recordings.recorded(given.file))
     if not document["rules"]:
         raise ConfigError("the recording has no exchange that a script could answer")
     text = "# From a recording; edit it at will (docs/scripts.md).\n"
@@ -65,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> Json:
+def script_of(exchanges: Iterable[tuple[int, recordings.Exchange]]) -> Json:
     """Builds a script. Rules with equal conditions answer once, in order; stderr names exchanges left out."""
     rules: list[Json] = []
     tools: Json = {}
@@ -73,11 +65,11 @@ def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> Json:
         request = exchange.request
         try:
             api = FAMILIES[request.target.partition("?")[0]]
-            asked = msgspec.json.decode(bytes_of(request.body), type=Json)
+            asked = msgspec.json.decode(recordings.bytes_of(request.body), type=Json)
             rule: Json = {"name": f"line {number}", "when": _when(api, asked), "then": _then(exchange.answer)}
             functions = [tool.get("function") or tool for tool in asked.get("tools") or ()]
             tools |= {each["name"]: each["parameters"] for each in functions if each.get("parameters")}
-        except BROKEN:
+        except recordings.BROKEN:
             print(f"line {number}: left out: {request.method} {request.target}", file=sys.stderr)
             continue
         rules.append(rule)
@@ -104,8 +96,8 @@ def _when(api: str, asked: Json) -> Json:
     result: bool | dict[str, str] = False
     if last.get("role") == "tool":
         tool = names.get(str(last.get("tool_call_id")))
-        result = ({"tool": tool} if tool else {}) | {"exact": text_of(last)}
-    users = [text for turn in turns if turn.get("role") == "user" and (text := text_of(turn))]
+        result = ({"tool": tool} if tool else {}) | {"exact": recordings.text_of(last)}
+    users = [text for turn in turns if turn.get("role") == "user" and (text := recordings.text_of(turn))]
     return {
         "api": api,
         "model": str(asked.get("model") or ""),
@@ -115,14 +107,14 @@ def _when(api: str, asked: Json) -> Json:
     }
 
 
-def _then(answer: RecordedAnswer) -> Json:
+def _then(answer: recordings.RecordedAnswer) -> Json:
     if answer.status >= 400:
         error: Json = {}
         with suppress(msgspec.MsgspecError):
             error = msgspec.json.decode(answer.body(), type=dict[str, Json]).get("error", {})
         told = {name: error[name] for name in ("type", "message") if isinstance(error.get(name), str)}
         return {"fault": {"action": "error", "status": answer.status, **told}}
-    reply = reply_of(answer)
+    reply = recordings.reply_of(answer)
     then: Json = {"reasoning": _literals(reply.reasoning)} if reply.reasoning else {}
     if reply.text or not reply.calls:
         then["text"] = _literals(reply.text)

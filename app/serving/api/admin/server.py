@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from app.serving.scripts.script_set import ScriptSet
 
+T = TypeVar("T")
 FAKES = "fake-metrics"
 """The only setting that may be given in parts."""
 TIMEOUT_S = 5.0
@@ -71,10 +72,10 @@ def action(operation: str, work: Work) -> Route:
     return Route(methods=(method,), path=path, handle=handle)
 
 
-def json_object(data: bytes) -> dict[str, Any]:
-    """Returns the JSON object of a body. ApiError 400 for anything else."""
+def json_body(data: bytes, kind: type[T]) -> T:
+    """Returns the JSON of a body as `kind`. ApiError 400 for anything else."""
     try:
-        return msgspec.json.decode(data, type=dict[str, Any])
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(f"body: {error}", "body") from None
 
@@ -218,7 +219,7 @@ def routes(
 
     def change(context: RequestContext) -> object:
         """Changes some settings, all or none; the answer has all settings. `?check=true` changes nothing."""
-        values = json_object(data := body.read(context))
+        values = json_body(data := body.read(context), dict[str, Any])
         try:
             if FAKES in values:
                 values[FAKES] = merged(live.current.metrics.fake_metrics, values[FAKES])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from app.base.clock.pause import call_long
-from app.serving.api.admin.server import PeerRanks, action, json_object
+from app.serving.api.admin.server import PeerRanks, action, json_body
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.route import Route
@@ -70,7 +70,7 @@ def rule_routes(
     def add(context: RequestContext) -> object:
         """Sets rules at run time, in a file's form: PUT replaces those of the `scope`, POST appends."""
         query, data = decode_query(context.query(), RulesQuery), body.read(context)
-        book, document = open_book(), json_object(data)
+        book, document = open_book(), json_body(data, dict[str, object])
         if "rules" not in document:
             document = {"rules": [document]}
         try:

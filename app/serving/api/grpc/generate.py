@@ -367,8 +367,6 @@ def _add_top(to: Proto, entry: TokenLogprob | None, top: int) -> None:
 
 
 class DamagedMessages(DamagedStream):
-    """A damaged stream of messages."""
-
     def _chunks(self, data: bytes) -> Sequence[bytes]:
         chunks = []
         while data:
