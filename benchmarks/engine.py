@@ -20,7 +20,8 @@ from random import Random
 from statistics import median
 from typing import TYPE_CHECKING
 
-from app.llm.threads import ThreadGovernor, usable_cores, wait_shortly
+from app.base.cores import usable_cores
+from app.llm.threads import ThreadGovernor, wait_shortly
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 def _beside_a_busy_core(llm: LLM, run: Run, options: argparse.Namespace) -> None:
     """Tokens a second beside a process that never rests: default threads and one thread, in turns."""
     device, cores = llm.engine.runner.device, usable_cores()
-    governors = ThreadGovernor(cores, first=cores), ThreadGovernor(1, first=1)
+    governors = ThreadGovernor(cores, first=cores), ThreadGovernor(most=1)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             for count in options.sequences:

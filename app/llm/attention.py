@@ -7,7 +7,6 @@ Decodes are computed together from a dense copy; prefill chunks are computed one
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -35,6 +34,8 @@ class PagedStore:
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.block_size = block_size
+        self.group = config.num_heads // config.num_kv_heads
+        """Query heads that share the keys of one head."""
         shape = num_blocks * block_size, 2, config.num_kv_heads, config.head_dim
         if device.type == "cpu":  # numpy's zeros take memory only when they are written, torch's at once
             size = math.prod(shape) * dtype.itemsize
@@ -168,19 +169,19 @@ class StepAttention:
         self._chunks = [self._chunk(chunk) for chunk in chunks]
         if not decodes:
             return
-        self._rows, self._width = len(decodes), max(len(it.tokens) for it in decodes)
-        self._length = max(it.end for it in decodes)
-        self._places = self._numbers(row for row, it in enumerate(decodes) for _ in it.tokens)
-        self._positions = self._numbers(place for it in decodes for place in range(it.start, it.end))
-        self._spots: torch.Tensor | None = None
-        """Places of the queries among rows that are all as wide as the widest; None when they are."""
-        if self._count < self._rows * self._width:
-            each = ((row * self._width, len(it.tokens)) for row, it in enumerate(decodes))
-            self._spots = self._numbers(spot for first, size in each for spot in range(first, first + size))
-        ends = self._numbers(it.start + offset for it in decodes for offset in range(self._width))
-        hidden = torch.arange(self._length, device=self._device) > ends.view(self._rows, self._width, 1)
-        self._mask = torch.zeros(hidden.shape, dtype=workspace.dtype, device=self._device)
-        self._mask = self._mask.masked_fill_(hidden, -math.inf).unsqueeze(1)
+        sizes = [len(it.tokens) for it in decodes]
+        self._rows, self._width, self._length = len(decodes), max(sizes), max(it.end for it in decodes)
+        self._is_padded = min(sizes) < self._width
+        places = [(row, offset) for row, size in enumerate(sizes) for offset in range(size)]
+        self._places, self._offsets = torch.tensor(places, device=self._device).unbind(1)
+        starts = torch.tensor([it.start for it in decodes], device=self._device)
+        self._positions = starts[self._places] + self._offsets
+        ends = starts.unsqueeze(1) + torch.arange(self._width, device=self._device)
+        hidden = torch.arange(self._length, device=self._device) > ends.unsqueeze(2)
+        mask = torch.zeros(hidden.shape, dtype=workspace.dtype, device=self._device)
+        mask = mask.masked_fill_(hidden, -math.inf)[:, None, None]
+        group = store.group if self._width > 1 else 1
+        self._mask = mask.expand(-1, -1, group, -1, -1).flatten(2, 3)
         self._plain = self._device.type == "cpu" and self._rows >= MANY_ROWS
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
@@ -198,9 +199,6 @@ class StepAttention:
             first = last
         return seen
 
-    def _numbers(self, numbers: Iterable[int]) -> torch.Tensor:
-        return torch.tensor(list(numbers), device=self._device)
-
     def _chunk(self, chunk: Chunk) -> tuple[int, torch.Tensor | None, torch.Tensor | None]:
         """Returns the number of tokens; for later chunks also the slots of all tokens so far, and a mask."""
         count = len(chunk.tokens)
@@ -211,11 +209,17 @@ class StepAttention:
         return count, slots, mask if count == 1 else mask.tril(chunk.start)
 
     def _decode(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """Computes the attention of decodes; query heads that share keys are treated as several queries."""
+        """Computes the attention of decodes; rows with fewer drafts than others are padded."""
         rows = self._workspace.layers[layer]
         rows[:, self._places, :, self._positions] = kv.to(rows.dtype)
         keys, values = rows[:, : self._rows, :, : self._length]
-        grouped = self._grouped(queries.to(rows.dtype), keys.shape[1])
+        grouped = queries.to(rows.dtype).unflatten(1, (keys.shape[1], -1))
+        if self._is_padded:
+            wide = grouped.new_zeros(self._rows, self._width, *grouped.shape[1:])
+            wide[self._places, self._offsets] = grouped
+            grouped = wide.flatten(0, 1)
+        if self._width > 1:
+            grouped = grouped.unflatten(0, (self._rows, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         if self._plain:
             scores = torch.matmul(grouped * grouped.shape[-1] ** -0.5, keys.transpose(-1, -2))
             seen = torch.matmul(scores.add_(self._mask).softmax(-1), values)
@@ -223,21 +227,7 @@ class StepAttention:
             seen = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask)
         if self._width == 1:
             return seen.flatten(1, 2)
-        seen = seen.unflatten(2, (self._width, -1)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
-        return seen if self._spots is None else seen[self._spots]
-
-    def _grouped(self, queries: torch.Tensor, kv_heads: int) -> torch.Tensor:
-        """Returns [rows, kv_heads, width * group, head_dim]; rows with fewer drafts are padded."""
-        grouped = queries.unflatten(1, (kv_heads, -1))
-        if self._width == 1:
-            return grouped
-        if self._spots is not None:
-            wide = grouped.new_zeros(self._rows * self._width, *grouped.shape[1:])
-            wide[self._spots] = grouped
-            grouped = wide
-        if self._mask.shape[2] == self._width:  # at the first layer
-            self._mask = self._mask.repeat_interleave(grouped.shape[2], 2)
-        return grouped.unflatten(0, (self._rows, self._width)).transpose(1, 2).flatten(2, 3)
+        return seen.flatten(1, 2).unflatten(1, (-1, self._width))[self._places, :, self._offsets]
 
 
 def _look_back(queries: torch.Tensor, past: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -27,7 +27,8 @@ from app.llm.errors import ModelLoadError, QueueFull, RequestError
 from app.llm.model_runner import ModelRunner, StepLogits
 from app.llm.sampler import NO_NUMBERS, Sampled, SamplingState, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
-from app.llm.sequence import Detokenizer, PagedBlocks, PromptLookup, Sequence
+from app.llm.sequence import Detokenizer, PagedBlocks, Sequence
+from app.llm.speculation import PromptLookup
 from app.llm.step_times import StepTimes
 from app.text.huggingface import LocalTokenizer
 
@@ -313,16 +314,14 @@ class LLMEngine:
 
     def _timed(self, batch: Batch[Sequence], decodes: list[Chunk], chunks: list[Chunk]) -> list[Output]:
         """Computes a step, on as many threads as help, and learns from its time."""
-        rows = sum(len(it.tokens) for it in decodes)
-        governor, kind = self.runner.device.governor, 0 if chunks else rows.bit_length()
+        device, kind = self.runner.device, 0 if chunks else batch.tokens.bit_length()
         pairs, begun_s = batch.attention + batch.context, self._now()
         expected_s = self._times.seconds(batch.tokens, pairs) if chunks else 1.0
-        if governor is not None:
-            self.runner.device.use_threads(governor.threads(kind))
+        device.use_threads(kind)
         outputs = self._compute(batch, decodes, chunks)
         took_s = self._now() - begun_s
-        if governor is not None and expected_s:
-            governor.add(kind, took_s / expected_s)
+        if expected_s:
+            device.governor.add(kind, took_s / expected_s)
         self._times.add(batch.tokens, pairs, took_s, bool(chunks))
         return outputs
 

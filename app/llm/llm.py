@@ -73,9 +73,8 @@ def assemble(
     from app.llm.engine import LLMEngine  # and torch
     from app.llm.model_runner import DeviceManager, ModelRunner
 
-    manager = DeviceManager(device, dtype, options.num_threads)
-    if options.batch_invariant:
-        manager.governor = None  # another count of threads rounds otherwise
+    # Another count of threads rounds otherwise.
+    manager = DeviceManager(device, dtype, options.num_threads, is_fixed=options.batch_invariant)
     sizes = options.num_blocks, options.block_size, options.max_seq_length
     runner = ModelRunner(checkpoint, manager, *sizes, options.batch_invariant)
     return LLMEngine(runner, load_tokenizer(path, checkpoint.file), options, checkpoint.eos_token_ids)

@@ -11,13 +11,14 @@ from typing import Final, NamedTuple
 
 import torch
 
+from app.base.cores import usable_cores
 from app.llm.attention import Chunk, DecodeWorkspace, PagedStore, StepAttention
 from app.llm.batch_invariant import TiledAttention, tile_linears
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.decoder import Decoder, packing_works
 from app.llm.errors import ModelLoadError
 from app.llm.int8 import int8_works
-from app.llm.threads import ThreadGovernor, usable_cores
+from app.llm.threads import ThreadGovernor
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
@@ -35,15 +36,18 @@ class DeviceManager:
     """`device` is auto, cuda, mps or cpu; an unavailable device becomes the CPU, with a warning.
 
     `dtype` None is float32 on a CPU and bfloat16 elsewhere. `info` returns the chosen device and dtype.
-    `num_threads` 0 lets `governor` choose the threads of each step on a CPU, unless OMP_NUM_THREADS is set.
+    `num_threads` 0 lets `governor` try counts of threads on a CPU, unless OMP_NUM_THREADS is set or `is_fixed`.
     """
 
-    def __init__(self, device: str = "auto", dtype: str | None = None, num_threads: int = 0) -> None:
+    def __init__(
+        self, device: str = "auto", dtype: str | None = None, num_threads: int = 0, is_fixed: bool = False
+    ) -> None:
         self.device = torch.device(self.detect_device(device))
-        self.governor: ThreadGovernor | None = None
         if num_threads:
             torch.set_num_threads(num_threads)
-        elif self.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        if num_threads or is_fixed or self.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
+            self.governor = ThreadGovernor(torch.get_num_threads())
+        else:
             cores = usable_cores()
             self.governor = ThreadGovernor(cores, first=round(cores - os.getloadavg()[0]))
         if dtype is None or dtype == "auto":
@@ -77,10 +81,9 @@ class DeviceManager:
     def optimize_for_device(self, model: torch.nn.Module) -> torch.nn.Module:
         return model.to(self.device, self.dtype)
 
-    @staticmethod
-    def use_threads(count: int) -> None:
-        """Sets the threads of the caller's next steps."""
-        if count != torch.get_num_threads():
+    def use_threads(self, kind: int) -> None:
+        """Sets the threads of the caller's next step, which is of this kind."""
+        if (count := self.governor.threads(kind)) != torch.get_num_threads():
             torch.set_num_threads(count)
 
     def free_bytes(self) -> int | None:

@@ -1,5 +1,6 @@
 """One reply in the engine: its state, its blocks, and its detokenizer."""
 
+from array import array
 from collections.abc import Hashable
 
 import tokenizers
@@ -11,8 +12,6 @@ from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.hashing import Prompt
 from app.llm.sampler import SamplingState
 from app.llm.sampling_params import SamplingParams
-from app.llm.speculation import History
-from config.sections.engine import SpeculativeConfig
 
 
 class Detokenizer:
@@ -77,7 +76,7 @@ class Sequence(SequenceState):
     """Choice `index` of the request `request_id`."""
 
     __slots__ = (
-        *("deadline_s", "detokenizer", "draft_limit", "drafts", "ended", "history", "index", "output_ids"),
+        *("deadline_s", "detokenizer", "draft_limit", "drafts", "ended", "index", "known_ids", "output_ids"),
         *("params", "prompt_ids", "prompt_logprobs", "queued_s", "request_id", "sampling"),
         *("scheduled_s", "stored"),
     )
@@ -112,7 +111,8 @@ class Sequence(SequenceState):
         self.drafts: list[int] = []
         """Proposed next tokens, which the next step checks as far as it has room."""
         self.draft_limit = output_tokens
-        self.history: History | None = None
+        self.known_ids = array("i")
+        """Token ids in which `PromptLookup` looks, as far as it has seen them."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -129,21 +129,3 @@ class PagedBlocks(KVCache):
         super().begin(sequence, found, count)
         assert isinstance(sequence, Sequence)
         sequence.stored = found * self.block_size
-
-
-class PromptLookup:
-    """The scheduler's `Speculation`: proposes drafts, and notes them in their sequence."""
-
-    def __init__(self, config: SpeculativeConfig) -> None:
-        self._config = config
-
-    def propose(self, sequence: SequenceState, most: int) -> int:
-        assert isinstance(sequence, Sequence)
-        if (history := sequence.history) is None:
-            history = sequence.history = History(sequence.prompt_ids, sequence.output_tokens)
-        most = min(most, sequence.draft_limit)
-        sequence.drafts = history.drafts(sequence.output_ids, most, self._config)
-        return len(sequence.drafts)
-
-    def accepted(self, drafts: int) -> int:
-        return 0  # only the step shows it

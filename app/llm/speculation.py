@@ -6,11 +6,12 @@ another, while the sampled token is the draft. So drafts change the number of st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy
 
+from app.engine.core.batch import SequenceState
+from app.llm.sequence import Sequence
 from config.sections.engine import SpeculativeConfig
 
 if TYPE_CHECKING:
@@ -32,18 +33,22 @@ def look_up(ids: NDArray[numpy.int32], least: int, most: int, count: int) -> lis
     return following if length >= least else []
 
 
-class History:
-    """Token ids of one sequence, 4 bytes each."""
+class PromptLookup:
+    """The scheduler's `Speculation`: proposes drafts, and notes them in their sequence."""
 
-    def __init__(self, prompt_ids: Sequence[int], output_tokens: int) -> None:
-        """`output_tokens` is the most that follow."""
-        self._ids = numpy.empty(len(prompt_ids) + output_tokens, numpy.int32)
-        self._ids[: len(prompt_ids)] = prompt_ids
-        self._prompt_tokens = self._size = len(prompt_ids)
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._config = config
 
-    def drafts(self, output_ids: list[int], most: int, config: SpeculativeConfig) -> list[int]:
-        """Returns at most `most` drafts after `output_ids`, which extend the ids of the call before."""
-        before, self._size = self._size, self._prompt_tokens + len(output_ids)
-        self._ids[before : self._size] = output_ids[before - self._prompt_tokens :]
-        ids, count = self._ids[: self._size], min(most, config.num_speculative_tokens)
-        return look_up(ids, config.prompt_lookup_min, config.prompt_lookup_max, count)
+    def propose(self, sequence: SequenceState, most: int) -> int:
+        assert isinstance(sequence, Sequence)
+        known, config = sequence.known_ids, self._config
+        if not known:
+            known.extend(sequence.prompt_ids)
+        known.extend(sequence.output_ids[len(known) - sequence.prompt_tokens :])
+        ids = numpy.frombuffer(known, numpy.int32)
+        count = min(most, sequence.draft_limit, config.num_speculative_tokens)
+        sequence.drafts = look_up(ids, config.prompt_lookup_min, config.prompt_lookup_max, count)
+        return len(sequence.drafts)
+
+    def accepted(self, drafts: int) -> int:
+        return 0  # only the step shows it

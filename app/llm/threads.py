@@ -1,13 +1,10 @@
-"""Threads of torch on a CPU: how many there are, and how many help beside other processes."""
+"""Threads of torch on a CPU: how they wait, and how many of them help beside other processes."""
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import MutableMapping
-from contextlib import suppress
 from math import inf
-from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -33,87 +30,56 @@ def wait_shortly(environ: MutableMapping[str, str]) -> None:
         environ.setdefault(name, value)
 
 
-def usable_cores() -> int:
-    """Returns the cores that affinity and cgroups leave to this process."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(cores, cgroup_cores())))
-
-
-def cgroup_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """Returns the quota of this process's cgroups, versions 1 and 2, in cores; inf without one."""
-    quotas = [inf]
-    with suppress(OSError):
-        for line in own.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            top = root / controllers
-            folder = top / path.lstrip("/")
-            quotas += [_quota(it) for it in (folder, *folder.parents) if it.is_relative_to(top)]
-    return min(quotas)
-
-
-def _quota(folder: Path) -> float:
-    with suppress(OSError, ValueError):
-        quota, period = map(int, (folder / "cpu.max").read_text().split())  # or max and a period
-        return quota / period
-    with suppress(OSError, ValueError):
-        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        quota, period = (int((folder / name).read_text()) for name in names)
-        return quota / period if quota > 0 else inf
-    return inf
-
-
 class KindOfSteps:
-    """The best count for steps that are alike, and their cost."""
+    """Steps that are alike: the best count of threads for them, and the trial of another one."""
 
     def __init__(self, best: int) -> None:
-        self.best, self.trial = best, best
-        """Counts of threads: chosen, and tried next; the same when none is tried."""
-        self.level = inf
-        """Cost when counts were compared last."""
-        self.pause = self.left = FIRST_PAUSE
+        self.best = self.count = best
+        """Counts of threads: the chosen one, and that of the next step, which may be a trial."""
         self.costs: deque[float] = deque(maxlen=SAMPLES)
-        self.tried: list[float] = []
+        """The latest costs with `count`."""
+        self.level = inf
+        """Cost with `best` at the last trial."""
+        self.pause = self.left = FIRST_PAUSE
 
 
 class ThreadGovernor:
     """Chooses the count of threads for each kind of step, by trials of other counts now and then."""
 
-    def __init__(self, most: int, first: int) -> None:
-        """At most `most` threads are tried; `first` is the count before any trial."""
-        self.counts = sorted({1, most // 2 or 1, max(1, most - 1), most})
-        self._first, self._kinds = max(1, min(first, most)), dict[int, KindOfSteps]()
-        self._number = 0
+    def __init__(self, most: int, first: int | None = None) -> None:
+        """At most `most` threads are tried; `first` is the count before any trial, by default the only one."""
+        self.counts = [most] if first is None else sorted({1, most // 2 or 1, max(1, most - 1), most})
+        self._first, self._trials = max(1, min(first or most, most)), 0
+        self._kinds: dict[int, KindOfSteps] = {}
 
     def threads(self, kind: int) -> int:
         """Returns the count for the next step, of this kind."""
-        its = self._kinds.setdefault(kind, KindOfSteps(self._first))
-        if its.trial == its.best and its.left <= 0 and len(self.counts) > 1:
-            self._number += 1
-            others = [count for count in self.counts if count != its.best]
-            its.trial, its.tried = others[self._number % len(others)], []
-        return its.trial
+        if kind not in self._kinds:
+            self._kinds[kind] = KindOfSteps(self._first)
+        return self._kinds[kind].count
 
     def add(self, kind: int, cost: float) -> None:
         """Learns from a step with the count that `threads` returned; `cost` is in any unit of the kind."""
         its = self._kinds[kind]
-        if its.trial != its.best:
-            its.tried.append(cost)
-            if len(its.tried) == SAMPLES:
-                self._compare(its)
-            return
         its.costs.append(cost)
         its.left -= 1
-        if len(its.costs) == SAMPLES and median(its.costs) > WORSE * its.level:
-            its.level, its.pause, its.left = median(its.costs), FIRST_PAUSE, 0
+        typical = median(its.costs) if len(its.costs) == SAMPLES else 0.0
+        if its.count != its.best:
+            if typical:
+                self._end_trial(its, typical)
+        elif typical and (its.left <= 0 or typical > WORSE * its.level) and len(self.counts) > 1:
+            if typical > WORSE * its.level:
+                its.pause = FIRST_PAUSE
+            others = [count for count in self.counts if count != its.best]
+            its.count, its.level = others[self._trials % len(others)], typical
+            self._trials += 1
+            its.costs.clear()
 
-    def _compare(self, its: KindOfSteps) -> None:
-        if median(its.tried) < BETTER * median(its.costs):
-            its.best, its.pause = its.trial, FIRST_PAUSE
-            its.costs.extend(its.tried)
+    def _end_trial(self, its: KindOfSteps, typical: float) -> None:
+        if typical < BETTER * its.level:
+            its.best, its.level, its.pause = its.count, typical, FIRST_PAUSE
             self._first = its.best
         else:
             its.pause = min(2 * its.pause, LONGEST_PAUSE)
-            its.trial = its.best
-        its.level, its.left = median(its.costs), its.pause
+        its.count, its.left = its.best, its.pause
+        its.costs.clear()

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.base.cores import cgroup_cores, usable_cores
 from app.llm.engine import EngineOptions, LLMEngine
 from app.llm.loader import load_checkpoint
 from app.llm.model_runner import DeviceManager, ModelRunner
 from app.llm.step_times import FIRST_TOKENS, LEAST_TOKENS, StepTimes
-from app.llm.threads import SHORT_WAIT, ThreadGovernor, cgroup_cores, usable_cores, wait_shortly
+from app.llm.threads import SHORT_WAIT, ThreadGovernor, wait_shortly
 from tests.llm.tiny import GREEDY
 
 pytestmark = pytest.mark.engine

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from app.base.cores import usable_cores
 from app.console.compare import RunFigures, compare
 from app.lab.fidelity import pictures, simulation
 from app.lab.fidelity import summary as summaries
@@ -396,7 +397,7 @@ def _add_results(flags: FlagParser) -> None:
     add("--slo", type=as_argument(summaries.read_objectives), default=(), metavar="LIMITS", help=goals)
     count = whole_number(1, 1024)
     own = "of sweeps [one a core]"
-    add("--processes", type=count, default=simulation.cores(), metavar="N", help=own)
+    add("--processes", type=count, default=usable_cores(), metavar="N", help=own)
 
 
 @as_command()

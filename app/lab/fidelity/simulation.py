@@ -308,10 +308,6 @@ def simulate(
         gc.enable()
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextmanager
 def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor | None]:
     """Yields a pool for runs that are independent; None for one process. An exception ends all runs."""
