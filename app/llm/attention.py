@@ -81,8 +81,7 @@ class Chunk:
 class DecodeWorkspace:
     """Dense copy of the store: [layer][keys or values, row, kv_head, position, dim].
 
-    On a CPU it is float32: its products are faster than products of bfloat16. `limit_bytes` counts numbers of
-    the store's dtype.
+    On a CPU it is float32, which is faster than bfloat16; `limit_bytes` counts numbers of the store's dtype.
     Each decoding sequence has a row. The copy may be dropped at any time. The rows of a step are always the
     first ones: the last row moves into the place of a sequence that no longer decodes. New sequences are
     copied from the store.

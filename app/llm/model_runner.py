@@ -36,7 +36,7 @@ class DeviceManager:
     """`device` is auto, cuda, mps or cpu; an unavailable device becomes the CPU, with a warning.
 
     `dtype` None is float32 on a CPU and bfloat16 elsewhere. `info` returns the chosen device and dtype.
-    `num_threads` 0 lets `governor` try counts of threads on a CPU, unless OMP_NUM_THREADS is set or `is_fixed`.
+    `num_threads` 0 lets `governor` try counts on a CPU, unless OMP_NUM_THREADS is set or `is_fixed`.
     """
 
     def __init__(
@@ -205,13 +205,11 @@ class ModelRunner:
                 attention: StepAttention = TiledAttention(self.store, chunks)
             else:
                 attention = StepAttention(self.store, self.workspace, rows, chunks)
-            tokens: list[int] = []
-            positions: list[int] = []
-            for chunk in (*rows, *chunks):
-                tokens += chunk.tokens
-                positions += range(chunk.start, chunk.end)
+            parts = [*rows, *chunks]
+            tokens = [token for it in parts for token in it.tokens]
+            positions = [place for it in parts for place in range(it.start, it.end)]
             ids, places = (torch.tensor(its, device=self.device.device) for its in (tokens, positions))
-            return self._logits(self.model(ids, places, attention, self.on_layer), [*rows, *chunks])
+            return self._logits(self.model(ids, places, attention, self.on_layer), parts)
 
     def _logits(self, hidden: torch.Tensor, chunks: Listed[Chunk]) -> StepLogits:
         """Applies the head to the requested tokens only: mostly the last one of a prompt."""

@@ -37,9 +37,7 @@ class SamplingState(Struct):
     banned_ids: frozenset[int] = frozenset()
     """Ids that end the sequence, banned before `min_tokens`."""
     form: FormMatcher | None = None
-    """State of the structured output."""
     bad_words: Sequence[Sequence[int]] = ()
-    """Token ids of each bad word."""
     bias: tuple[torch.Tensor, torch.Tensor] | None = None
     """Ids and values of `logit_bias`, which may be many; made in the first step."""
     others: torch.Tensor | None = None
@@ -175,8 +173,6 @@ HEAD: Final = 512
 """Likeliest tokens that are sorted first when only top_p is set; mostly enough."""
 ALL: Final = 2.0
 """Top_p that keeps all tokens, above any rounded sum of shares."""
-
-
 BLOCK: Final = 64
 """Tokens of a block; noise is computed for all blocks, and then for the tokens of one."""
 WORD: Final = 0xFFFF_FFFF
@@ -190,7 +186,8 @@ def draw(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
     of one token; along a cumulative sum it would move the boundaries of all later tokens.
     """
     params = [it.params for it in states]
-    shares = limited(logits / _column([it.temperature for it in params], logits), params).softmax(-1)
+    temperatures = _numbers([it.temperature for it in params], logits)[:, None]
+    shares = limited(logits / temperatures, params).softmax(-1)
     blocks = F.pad(shares, (0, -shares.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     keys = torch.tensor([_key(it.seed, len(it.output_ids)) for it in states], device=logits.device)
     numbers = torch.arange(blocks.shape[1], device=logits.device)
@@ -223,8 +220,8 @@ def _key(seed: int, position: int) -> tuple[int, int]:
 def limited(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Sets tokens outside of min_p, then top_k, then top_p to -inf, in place; returns `logits`."""
     if any(it.min_p > 0 for it in params):
-        least = _column([math.log(it.min_p) if it.min_p > 0 else -math.inf for it in params], logits)
-        logits.masked_fill_(logits < logits.amax(-1, keepdim=True) + least, -math.inf)
+        least = _numbers([math.log(it.min_p) if it.min_p > 0 else -math.inf for it in params], logits)
+        logits.masked_fill_(logits < logits.amax(-1, keepdim=True) + least[:, None], -math.inf)
     size = logits.shape[1]
     rows = [row for row, it in enumerate(params) if 0 < it.top_k < size or it.top_p < 1]
     if rows:
@@ -250,16 +247,10 @@ def _thresholds(
     if size in top_k:
         whole = torch.where(most < size, whole, logits.logsumexp(-1, True))
     shares = (values - whole).exp()
-    kept = (shares.cumsum(-1) - shares < _column(top_p, logits)).sum(-1, keepdim=True)
+    kept = (shares.cumsum(-1) - shares < _numbers(top_p, logits)[:, None]).sum(-1, keepdim=True)
     least = values.gather(1, torch.minimum(kept, most).clamp_(min=1) - 1)
     if width < size and size in top_k:
         wider = ((kept == width) & (most == size)).squeeze(1).tolist()
-        short = [row for row, found in enumerate(wider) if found]
-        if short:
-            parts = [top_k[row] for row in short], [top_p[row] for row in short]
-            least[short] = _thresholds(logits[short], *parts, head=size)
+        if short := [row for row, found in enumerate(wider) if found]:
+            least[short] = _thresholds(logits[short], [size] * len(short), [top_p[it] for it in short], size)
     return least
-
-
-def _column(numbers: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=like.dtype, device=like.device).unsqueeze(1)

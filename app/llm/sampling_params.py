@@ -31,7 +31,6 @@ class StructuredOutputsParams:
     """A structured output in vLLM's terms: exactly one field is set."""
 
     json: str | Mapping[str, object] | None = None
-    """A JSON schema."""
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None

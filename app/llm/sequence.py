@@ -106,13 +106,12 @@ class Sequence(SequenceState):
         self.prompt_logprobs: list[WireLogprob | None] = [None]
         self.queued_s = queued_s
         self.scheduled_s: float | None = None
-        """Time of the first admission."""
         self.ended = False
         self.drafts: list[int] = []
         """Proposed next tokens, which the next step checks as far as it has room."""
         self.draft_limit = output_tokens
         self.known_ids = array("i")
-        """Token ids in which `PromptLookup` looks, as far as it has seen them."""
+        """Token ids of prompt and reply for `PromptLookup`, up to its latest draft."""
 
     @property
     def token_ids(self) -> list[int]:

@@ -58,7 +58,6 @@ FORMS_AT_ONCE: Final = 2
 FORM_CPU_S: Final = 1.0
 """Most seconds of CPU time to compile a structured output, as clients are not trusted."""
 
-
 logger = logging.getLogger(__name__)
 
 
@@ -70,7 +69,6 @@ class WorkerClient:
     def __init__(self, name: bytes) -> None:
         self.name, self.wants_kv_events = name, False
         self.keys: set[int] = set()
-        """Keys of unfinished choices."""
         self.notices: list[Notice] = []
         """Content of the next message to the worker."""
 

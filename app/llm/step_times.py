@@ -30,7 +30,7 @@ class StepTimes:
     """
 
     def __init__(self, target_s: float) -> None:
-        """`target_s`: seconds of a step with prompts; 0 for no limit."""
+        """`target_s`: seconds that a step with prompts should take."""
         self._target_s = target_s
         self._decodes: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
@@ -43,14 +43,12 @@ class StepTimes:
         base, per_token, per_pair = self._constants
         return base + per_token * tokens + per_pair * pairs
 
-    def most_tokens(self, decodes: int, context: int, start: int) -> int | None:
-        """Returns the prompt tokens that fit, from position `start`; None without a limit.
+    def most_tokens(self, decodes: int, context: int, start: int) -> int:
+        """Returns the prompt tokens that fit, from position `start`.
 
         The step also has `decodes`, with `context` tokens before them. Prompts get the rest of the target, or
         as much time as all else in the step takes, whichever is more.
         """
-        if not self._target_s:
-            return None
         if not self._steps:
             return FIRST_TOKENS
         _, per_token, per_pair = self._constants

@@ -1,4 +1,4 @@
-"""Threads of torch on a CPU: how they wait, and how many of them help beside other processes."""
+"""Threads of torch on a CPU: how they wait, and how many help beside other processes."""
 
 from __future__ import annotations
 
@@ -47,16 +47,14 @@ class ThreadGovernor:
     """Chooses the count of threads for each kind of step, by trials of other counts now and then."""
 
     def __init__(self, most: int, first: int | None = None) -> None:
-        """At most `most` threads are tried; `first` is the count before any trial, by default the only one."""
+        """At most `most` threads are tried; `first` is the count before any trial. None: `most` always."""
         self.counts = [most] if first is None else sorted({1, most // 2 or 1, max(1, most - 1), most})
         self._first, self._trials = max(1, min(first or most, most)), 0
         self._kinds: dict[int, KindOfSteps] = {}
 
     def threads(self, kind: int) -> int:
         """Returns the count for the next step, of this kind."""
-        if kind not in self._kinds:
-            self._kinds[kind] = KindOfSteps(self._first)
-        return self._kinds[kind].count
+        return self._kinds.setdefault(kind, KindOfSteps(self._first)).count
 
     def add(self, kind: int, cost: float) -> None:
         """Learns from a step with the count that `threads` returned; `cost` is in any unit of the kind."""

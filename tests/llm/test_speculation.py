@@ -11,12 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from app.engine.kvcache.hashing import Prompt
 from app.llm.engine import LLMEngine, Output
 from app.llm.errors import ModelLoadError
 from app.llm.llm import LLM
 from app.llm.llm import make_engine as make_llm_engine
+from app.llm.sampler import SamplingState
 from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
-from app.llm.speculation import History, look_up
+from app.llm.sequence import Sequence
+from app.llm.speculation import PromptLookup, look_up
 from config.sections.engine import SpeculativeConfig
 from tests.hostile.raw_client import Wire, metric, post
 from tests.kvcache.caches import check
@@ -63,12 +66,18 @@ def test_the_longest_match_is_found_and_of_equals_the_first(
 
 
 @given(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), max_size=30), st.data())
-def test_a_history_grows_by_what_is_new(prompt: list[int], reply: list[int], data: st.DataObject) -> None:
-    history, known = History(prompt, len(reply)), 0
+def test_drafts_follow_what_is_new(prompt: list[int], reply: list[int], data: st.DataObject) -> None:
+    state = SamplingState(PLAIN, prompt, [], 0)
+    its = Prompt(prompt, (), None, False, None)  # type: ignore[arg-type]  # its blocks are not asked for
+    more = {"priority": 0, "output_tokens": 99, "detokenizer": None, "queued_s": 0.0, "deadline_s": 0.0}
+    sequence, lookup, known = Sequence("one", 0, its, state, **more), PromptLookup(CONFIG), 0  # type: ignore[arg-type]
     while known < len(reply):
         known = data.draw(st.integers(known, len(reply)))
-        drafts = history.drafts(reply[:known], 3, CONFIG)
-        assert drafts == longest_first(prompt + reply[:known], 1, 3, 3)
+        sequence.output_ids[:] = reply[:known]
+        count = lookup.propose(sequence, 3)
+        assert sequence.drafts == longest_first(prompt + reply[:known], 1, 3, 3) and count == len(
+            sequence.drafts
+        )
         known += 1
 
 
