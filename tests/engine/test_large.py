@@ -11,7 +11,8 @@ from app.base.clock.clock import LiveClock, VirtualClock
 from app.engine.core.timeline import MOST_AT_ONCE
 from tests.engine.harness import START_S, Harness
 
-LONGEST_S = 0.02
+LONGEST_S = 0.04
+"""Processor time of a turn on a slow machine; in one go some of these take 0.2 s or more."""
 LARGE = {"choices": 128, "max_tokens": 4000, "limited": True}
 
 
