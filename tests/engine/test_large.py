@@ -11,8 +11,7 @@ from app.base.clock.clock import LiveClock, VirtualClock
 from app.engine.core.timeline import MOST_AT_ONCE
 from tests.engine.harness import START_S, Harness
 
-LONGEST_S = 0.04
-"""Processor time of a turn on a slow machine; in one go some of these take 0.2 s or more."""
+LONGEST_S = 0.02
 LARGE = {"choices": 128, "max_tokens": 4000, "limited": True}
 
 
@@ -36,8 +35,8 @@ class BusyClock(VirtualClock):
     ],
 )
 def test_in_real_time_no_pause_is_far_away(fields: dict[str, Any]) -> None:
-    # Time of the processor, the best of up to six: other processes make a machine's caches slow, too.
-    assert any(longest_turn_s(fields) < LONGEST_S for _ in range(6))
+    # Time of the processor, the best of three: other processes make a machine's caches slow, too.
+    assert min(longest_turn_s(fields) for _ in range(3)) < LONGEST_S
 
 
 def longest_turn_s(fields: dict[str, Any]) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from app.base.clock.pause import Slices
+from app.base.clock.pause import Slices, pause_if_possible
 from app.engine.core.request import LENGTH, STOP, EngineRequest, Reply
 from app.text.base import Tokenizer, TokenizerError
 
@@ -22,6 +22,8 @@ TRIES = 24
 """Random draws for a sentence that fits, before a search through all."""
 FIRST_USE_STEPS = 10
 """Work of encoding a sentence on first use, in steps of `Slices`; a long reply needs all sentences."""
+PART_TOKENS = 16_384
+"""Tokens of a long reply that are composed between two pauses: 2 to 4 ms."""
 
 
 def sample_sentences() -> list[str]:
@@ -104,13 +106,16 @@ class Corpus:
         """Returns ids and texts of exactly `count` tokens (>= 0)."""
         ids: list[int] = []
         texts: list[str] = []
-        room, choices = count, self._openings
+        room, choices, pause_at = count, self._openings, PART_TOKENS
         while room > 0:
             phrase = self._fitting(room, choices, rng)
             ids += phrase.ids[:room]
             texts += phrase.texts[:room]
             room = count - len(ids)
             choices = self._followers
+            if len(ids) >= pause_at:
+                pause_if_possible()
+                pause_at += PART_TOKENS
         return ids, texts
 
     def _fitting(self, room: int, choices: Phrases, rng: Random) -> Phrase:
