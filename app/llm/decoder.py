@@ -81,6 +81,8 @@ def packing_works(dtype: torch.dtype) -> bool:
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalizes in float32, as in the models' training."""
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))).to(x.dtype).mul_(weight)
 

@@ -30,6 +30,7 @@ from app.llm.sampling_params import SamplingParams
 from app.llm.sequence import Detokenizer, PagedBlocks, Sequence
 from app.llm.speculation import PromptLookup
 from app.llm.step_times import StepTimes
+from app.llm.threads import CROWDED
 from app.text.huggingface import LocalTokenizer
 
 if TYPE_CHECKING:
@@ -317,10 +318,12 @@ class LLMEngine:
         pairs, begun_s = batch.attention + batch.context, self._now()
         expected_s = self._times.seconds(batch.tokens, pairs) if chunks else 1.0
         device.use_threads(kind)
+        waited = device.waited_s()
         outputs = self._compute(batch, decodes, chunks)
         took_s = self._now() - begun_s
         if expected_s:
-            device.governor.add(kind, took_s / expected_s)
+            crowded = device.waited_s() - waited > CROWDED * took_s
+            device.governor.add(kind, took_s / expected_s, crowded)
         self._times.add(batch.tokens, pairs, took_s, bool(chunks))
         return outputs
 

@@ -16,14 +16,12 @@ import torch.nn.functional as F
 
 HAS_VNNI: Final = bool(torch.cpu._is_vnni_supported())
 """Without these instructions FBGEMM adds pairs of products in 16 bits: exact for activations of 7 bits."""
-BITS: Final = 8 if HAS_VNNI else 7
-STEPS: Final = 2**BITS - 3
-"""Steps from the least number of a row to the largest: two fewer than there are, as both are rounded."""
-NUM_PARTS: Final = 1 if HAS_VNNI else 2
-"""7 bits are too few: the rest of each number, which is below a step, is another row of 7 bits."""
+LARGEST: Final = 127 if HAS_VNNI else 63
+ZERO: Final = LARGEST + 1
+"""Activations are -LARGEST to LARGEST; FBGEMM computes with this number more."""
 LEAST_STEP: Final = 1e-30
-_STEPS, _MIDDLE = torch.tensor(float(STEPS)), torch.tensor(STEPS // 2 + 1.0)
-"""Tensors, because torch makes one of a number each time."""
+_LARGEST = torch.tensor(float(LARGEST))
+"""A tensor, because torch makes one of a number each time."""
 
 
 class Int8Matrix(NamedTuple):
@@ -53,27 +51,24 @@ class Int8Linear:
     def __init__(self, weights: Iterable[Int8Matrix], bias: torch.Tensor | None = None) -> None:
         weight = Int8Matrix.stacked(weights)
         self._packed, self._bias = _pack(weight), bias
-        self._sums = weight.values.sum(1, dtype=torch.int64) * weight.scales[:, 0]
-        """The sum of each channel's weights [out]."""
-        self._ends = torch.zeros(weight.values.shape[1])
-        self._ends[0], self._ends[-1] = -(2 ** (BITS - 1)), 2 ** (BITS - 1) - 1
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        count = len(x)
-        low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)  # aminmax takes ten times as long
-        step = high.sub_(low).div_(_STEPS).clamp_min_(LEAST_STEP)
-        middle = low.div_(step).round_().add_(_MIDDLE)
-        rows = x.new_empty(NUM_PARTS * count + 1, x.shape[1])
-        rows[-1] = self._ends  # FBGEMM takes the range of all rows: these ends make its step 1
-        numbers = torch.div(x, step, out=rows[:count]).sub_(middle).nan_to_num_()
-        if NUM_PARTS == 2:
-            torch.sub(numbers, numbers.round(), out=rows[count:-1]).mul_(_STEPS)
-        products = torch.ops.quantized.linear_dynamic(rows, self._packed, not HAS_VNNI)
-        whole: torch.Tensor = products[:count]
-        if NUM_PARTS == 2:
-            whole.add_(products[count:-1], alpha=1 / STEPS)
-        whole.addcmul_(middle, self._sums).mul_(step)
-        return whole if self._bias is None else whole.add_(self._bias)
+        step = x.abs().amax(-1, keepdim=True).div_(_LARGEST).clamp_min_(LEAST_STEP)
+        numbers = x / step
+        product = self._product(numbers) if HAS_VNNI else self._product_in_two_parts(numbers)
+        product.mul_(step)
+        return product if self._bias is None else product.add_(self._bias)
+
+    def _product(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Multiplies rounded numbers between -`LARGEST` and `LARGEST`."""
+        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        return multiply(numbers, 1.0, ZERO, self._packed)  # type: ignore[no-any-return]
+
+    def _product_in_two_parts(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Multiplies numbers of 14 bits: 7 bits are too few, so what rounding takes away has a row, too."""
+        rest = numbers.sub(numbers.round()).mul_(_LARGEST)
+        whole, rest = self._product(torch.stack((numbers, rest)))
+        return whole.add_(rest, alpha=1 / LARGEST)
 
     def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
         """Returns x W' + b + other; `operation` is "add"."""

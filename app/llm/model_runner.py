@@ -18,7 +18,7 @@ from app.llm.config import Checkpoint, ModelConfig
 from app.llm.decoder import Decoder, packing_works
 from app.llm.errors import ModelLoadError
 from app.llm.int8 import int8_works
-from app.llm.threads import ThreadGovernor
+from app.llm.threads import ThreadGovernor, waited_s
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
@@ -85,6 +85,10 @@ class DeviceManager:
         """Sets the threads of the caller's next step, which is of this kind."""
         if (count := self.governor.threads(kind)) != torch.get_num_threads():
             torch.set_num_threads(count)
+
+    def waited_s(self) -> float:
+        """Returns how long threads waited for a core, in all; 0 with one thread, which waits for no other."""
+        return waited_s() if torch.get_num_threads() > 1 else 0.0
 
     def free_bytes(self) -> int | None:
         """Returns the available memory; None if unknown."""
