@@ -27,7 +27,8 @@ from benchmarks.streams import StreamPlan
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-LOAD = Load(0.3, 0.02, 60, 200)
+LOAD = Load(0.3, 0.02, 60, 193)
+"""A prime number of streams, which begin evenly: chunks of many do not all come at one moment."""
 DRAWN = {"SIM_TIME_TO_FIRST_TOKEN_STD_DEV": "90ms", "SIM_INTER_TOKEN_LATENCY_STD_DEV": "6ms"}
 LOADS = {"constant": {}, "drawn": DRAWN, "saturated": {**DRAWN, "SIM_MAX_NUM_SEQS": "8"}}
 SHARES = (0.5, 0.9, 0.99)

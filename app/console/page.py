@@ -53,7 +53,7 @@ def routes() -> list[Route]:
     def file(context: RequestContext) -> Response:
         """A script or a style of the page; `report.html` is a page without a recording yet, for *Save*."""
         if context.params["file"] == "report.html":
-            return Response(_report(()).encode(), 200, HEADERS, TYPES[".html"])
+            return Response(page_with(()).encode(), 200, HEADERS, TYPES[".html"])
         path = files.get(context.params["file"])
         if path is None:
             raise not_found("The console has no such file.")
@@ -78,17 +78,17 @@ LINKS = re.compile(r'<(?:script defer src|link rel="stylesheet" href)="console/[
 
 def report_of(picture: Picture, frames: Iterable[Frame]) -> str:
     """Returns HTML with a recording."""
-    return _report((picture, *frames))
+    return page_with((picture, *frames))
 
 
 def comparison_of(comparison: Comparison, runs: Mapping[str, tuple[Picture, Iterable[Frame]]]) -> str:
     """Returns HTML with the recordings of two runs, by name."""
     lines = {name: [picture, *frames] for name, (picture, frames) in runs.items()}
     counts = [(name, len(its)) for name, its in lines.items()]
-    return _report(({"comparison": comparison, "runs": counts}, *chain(*lines.values())))
+    return page_with(({"comparison": comparison, "runs": counts}, *chain(*lines.values())))
 
 
-def _report(items: Iterable[object]) -> str:
+def page_with(items: Iterable[object]) -> str:
     """Returns the page with a recording of these lines. Its policy allows its scripts and styles by hash."""
     html = (FOLDER / "index.html").read_text("utf-8")
     styles, scripts = (

@@ -2,11 +2,14 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
 from app.cli import COMMANDS, main
 from config.settings import BY_NAME
+from scripts.example_pages import PAGES as EXAMPLES
+from scripts.example_pages import renewed
 from tests.application import app_of
 from tests.running_server import ROOT
 
@@ -120,6 +123,12 @@ def anchors(text: str) -> set[str]:
 def test_the_site_has_every_page_once() -> None:
     listed = re.findall(r"(?m)^ +- (?:[\w ]+: )?([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text())
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=str)
+def test_example_pages_are_those_of_the_present_console(page: Path) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    assert renewed(text) == text, "python -m scripts.example_pages"
 
 
 def test_the_readme_s_five_jobs_are_those_of_the_first_page() -> None:
