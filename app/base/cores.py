@@ -1,4 +1,4 @@
-"""Counts the cores that this process may use."""
+"""Counts the cores that this process may use, and the time that it waits for one."""
 
 import os
 from contextlib import suppress
@@ -10,6 +10,14 @@ def usable_cores() -> int:
     """Returns the cores that affinity and cgroups leave to this process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min(cores, cgroup_cores())))
+
+
+def waited_s() -> float:
+    """Returns how long this process's threads were ready and had no core, in all; 0 where no kernel tells."""
+    with suppress(OSError):
+        files = Path("/proc/self/task").glob("*/schedstat")
+        return sum(int(file.read_text().split()[1]) for file in files) / 1e9
+    return 0.0
 
 
 def cgroup_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:

@@ -28,11 +28,9 @@ class Linear:
         """`operation` is "none", or "swish" for silu."""
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, operation, [], "")
-        product = (_wide_product if self._is_wide(x) else F.linear)(x, self.weight, self.bias)
+        is_wide = len(x) > 1 and x.device.type == "cpu" and x.dtype == torch.bfloat16
+        product = (_wide_product if is_wide else F.linear)(x, self.weight, self.bias)
         return F.silu(product) if operation == "swish" else product
-
-    def _is_wide(self, x: torch.Tensor) -> bool:
-        return len(x) > 1 and x.device.type == "cpu" and x.dtype == torch.bfloat16
 
     def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
         """Returns (x W' + b) * other for the operation "mul", and with + for "add"."""

@@ -62,7 +62,7 @@ class Int8Linear:
     def _product(self, numbers: torch.Tensor) -> torch.Tensor:
         """Multiplies rounded numbers between -`LARGEST` and `LARGEST`."""
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        return multiply(numbers, 1.0, ZERO, self._packed)  # type: ignore[no-any-return]
+        return multiply(numbers, 1.0, ZERO, self._packed)
 
     def _product_in_two_parts(self, numbers: torch.Tensor) -> torch.Tensor:
         """Multiplies numbers of 14 bits: 7 bits are too few, so what rounding takes away has a row, too."""

@@ -101,17 +101,13 @@ class Choice:
 
     def item(self) -> Result:
         """Returns the newest part, and the text so far."""
-        sequence, said = self._outputs[-1]
-        return {
-            "request_id": self._request.request_id,
+        said = self._outputs[-1].said
+        return self._facts() | {
             "index": self.index,
             "token": "".join(said.texts),
             "token_id": said.ids[0] if said.ids else None,
             "text": self._text,
             "finished": self.finish_reason is not None,
-            "finish_reason": self.finish_reason,
-            "tokens_generated": len(self._ids),
-            "total_tokens": sequence.prompt_tokens + len(self._ids),
         }
 
     def result(self) -> Result:
@@ -122,18 +118,22 @@ class Choice:
             "logprobs": [it for each in said for it in each.logprobs or ()] or None,
             "prompt_logprobs": said[0].prompt_logprobs,
         }
-        return {
-            "request_id": self._request.request_id,
+        return self._facts() | {
             "prompt": self._request.prompt,
             "generated_text": self._text,
             "token_ids": self._ids,
-            "tokens_generated": len(self._ids),
             "prompt_tokens": sequence.prompt_tokens,
             "cached_tokens": sequence.cached_tokens,
-            "total_tokens": sequence.prompt_tokens + len(self._ids),
-            "finish_reason": self.finish_reason,
             "stop_reason": last.stop_reason,
             **{name: value for name, value in extra.items() if value is not None},
+        }
+
+    def _facts(self) -> Result:
+        return {
+            "request_id": self._request.request_id,
+            "tokens_generated": len(self._ids),
+            "total_tokens": self._outputs[-1].sequence.prompt_tokens + len(self._ids),
+            "finish_reason": self.finish_reason,
         }
 
 

@@ -11,14 +11,14 @@ from typing import Final, NamedTuple
 
 import torch
 
-from app.base.cores import usable_cores
+from app.base.cores import usable_cores, waited_s
 from app.llm.attention import Chunk, DecodeWorkspace, PagedStore, StepAttention
 from app.llm.batch_invariant import TiledAttention, tile_linears
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.decoder import Decoder, packing_works
 from app.llm.errors import ModelLoadError
 from app.llm.int8 import int8_works
-from app.llm.threads import ThreadGovernor, waited_s
+from app.llm.threads import ThreadGovernor
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,

@@ -122,7 +122,7 @@ def test_threads_step_down_beside_a_busy_core_and_up_again() -> None:
 
 def test_on_many_cores_the_best_count_is_found_and_each_kind_of_step_has_its_own() -> None:
     governor, random = ThreadGovernor(most=8, first=8), Random(2)
-    played(governor, {1: 1.0, 4: 0.5, 7: 0.3, 8: 0.9}, 200, random)
+    played(governor, {1: 1.0, 4: 0.5, 7: 0.3, 8: 0.9}, 400, random)
     assert governor.threads(1) == 7
     assert ThreadGovernor(most=1, first=3).threads(1) == 1
     governor.add(2, 1.0) if governor.threads(2) == 7 else pytest.fail(
