@@ -187,6 +187,8 @@ class StepAttention:
         """Stores `kv` [tokens, 2 * kv_heads, head_dim], and returns [tokens, heads, head_dim]."""
         kv = kv.unflatten(1, (2, -1))
         self._store.layers[layer].index_copy_(0, self._slots, kv)
+        if not self._chunks:
+            return self._decode(layer, queries, kv).to(queries.dtype)
         seen = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         if self._count:
             seen[: self._count] = self._decode(layer, queries[: self._count], kv[: self._count])

@@ -118,8 +118,8 @@ class Builder:
         self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, packed: bool, int8: bool
     ) -> None:
         self.config, self._weights, self.int8 = checkpoint.config, checkpoint.weights, int8
-        self._interleaved, self._dtype, self._device = checkpoint.interleaved, dtype, device
-        self._packed = packed
+        self._interleaved, self._dtype, self._packed = checkpoint.interleaved, dtype, packed
+        self.device = device
 
     def linear(
         self, weights: Iterable[torch.Tensor], bias: torch.Tensor | None = None
@@ -143,7 +143,7 @@ class Builder:
             raise ModelLoadError(
                 f"The tensor {name} is {list(tensor.shape)}, the configuration says {list(shape)}."
             )
-        return tensor.to(device=self._device, dtype=self._dtype)
+        return tensor.to(device=self.device, dtype=self._dtype)
 
     def table(self, name: str, *shape: int) -> torch.Tensor | Int8Matrix:
         """Reads an embedding or a head, which may be the same."""
@@ -210,24 +210,15 @@ class Layer:
 class Decoder:
     """Turns token ids into hidden states, and hidden states into logits."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        length: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        packed: bool = False,
-        int8: bool = False,
-    ) -> None:
-        self.config = config = checkpoint.config
-        build = Builder(checkpoint, dtype, device, packed, int8)
+    def __init__(self, build: Builder, length: int) -> None:
+        self.config = config = build.config
         shape = config.vocab_size, config.hidden_size
         self.embedding = build.table("model.embed_tokens.weight", *shape)
         self.layers = [Layer(number, build) for number in range(config.num_layers)]
         self.norm = build.tensor("model.norm.weight", config.hidden_size)
         head = self.embedding if config.tied else build.table("lm_head.weight", *shape)
         self.head = Int8Linear([head]) if isinstance(head, Int8Matrix) else build.linear([head])
-        self.rope = Rope(config, length, device)
+        self.rope = Rope(config, length, build.device)
 
     def __call__(
         self,

@@ -15,7 +15,7 @@ from app.base.cores import usable_cores, waited_s
 from app.llm.attention import Chunk, DecodeWorkspace, PagedStore, StepAttention
 from app.llm.batch_invariant import TiledAttention, tile_linears
 from app.llm.config import Checkpoint, ModelConfig
-from app.llm.decoder import Decoder, packing_works
+from app.llm.decoder import Builder, Decoder, packing_works
 from app.llm.errors import ModelLoadError
 from app.llm.int8 import int8_works
 from app.llm.threads import ThreadGovernor
@@ -167,8 +167,8 @@ class ModelRunner:
                 f"The weights take {needed >> 20} MiB in {device.info()['dtype']}, {free >> 20} MiB are free."
             )
         with torch.inference_mode():
-            kind = device.dtype, device.device, device.packs, device.int8
-            self.model = Decoder(checkpoint, self._length, *kind)
+            build = Builder(checkpoint, device.dtype, device.device, device.packs, device.int8)
+            self.model = Decoder(build, self._length)
             if self._batch_invariant:
                 tile_linears(self.model)
 
