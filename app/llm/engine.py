@@ -378,7 +378,7 @@ class LLMEngine:
         stats.draft_tokens += chunk.drafts
         stats.accepted.update(range(accepted))
         sequence.stored -= chunk.drafts - accepted
-        sequence.draft_limit = 2 * accepted + 1  # text that only seems to repeat itself soon costs little
+        sequence.draft_limit = 2 * accepted + 3  # text that only seems to repeat itself soon costs little
         self.scheduler.accept(sequence, accepted)
 
     def _say(self, sequence: Sequence, said: EngineCoreOutput, one: Sampled) -> None:
