@@ -56,6 +56,13 @@ class PagedStore:
         numbers = torch.tensor(blocks[first:last]).unsqueeze(1) * size
         return (numbers + self._offsets).flatten()[start - first * size : end - first * size]
 
+    def places(self, blocks: Listed[int], end: int) -> torch.Tensor | slice:
+        """Returns the slots of the first `end` tokens; blocks in order are a slice, which is not copied."""
+        first = blocks[0]
+        if list(blocks) == list(range(first, first + len(blocks))):
+            return slice(first * self.block_size, first * self.block_size + end)
+        return self.slots(blocks, 0, end).to(self.layers[0].device)
+
 
 @dataclass(slots=True, eq=False)
 class Chunk:
@@ -122,7 +129,7 @@ class DecodeWorkspace:
             if row.sequence in held:
                 continue
             if row.start:
-                slots = self._store.slots(row.blocks, 0, row.start).to(self.layers[0].device)
+                slots = self._store.places(row.blocks, row.start)
                 for stored, layer in zip(self._store.layers, self.layers, strict=True):
                     layer[:, len(rows), :, : row.start] = stored[slots].permute(1, 2, 0, 3)
             rows.append(row.sequence)
@@ -200,46 +207,52 @@ class StepAttention:
             first = last
         return seen
 
-    def _chunk(self, chunk: Chunk) -> tuple[int, torch.Tensor | None, torch.Tensor | None]:
+    def _chunk(self, chunk: Chunk) -> tuple[int, torch.Tensor | slice | None, torch.Tensor | None]:
         """Returns the number of tokens; for later chunks also the slots of all tokens so far, and a mask."""
         count = len(chunk.tokens)
         if not chunk.start:
             return count, None, None
-        slots = self._store.slots(chunk.blocks, 0, chunk.end).to(self._device)
+        slots = self._store.places(chunk.blocks, chunk.end)
         mask = torch.ones(count, chunk.end, dtype=torch.bool, device=self._device)
-        return count, slots, mask if count == 1 else mask.tril(chunk.start)
+        return count, slots, mask.tril(chunk.start).repeat(self._store.group, 1)
 
     def _decode(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Computes the attention of decodes; rows with fewer drafts than others are padded."""
         rows = self._workspace.layers[layer]
         rows[:, self._places, :, self._positions] = kv.to(rows.dtype)
         keys, values = rows[:, : self._rows, :, : self._length]
-        grouped = queries.to(rows.dtype).unflatten(1, (keys.shape[1], -1))
+        wide = queries.to(rows.dtype)
         if self._is_padded:
-            wide = grouped.new_zeros(self._rows, self._width, *grouped.shape[1:])
-            wide[self._places, self._offsets] = grouped
-            grouped = wide.flatten(0, 1)
-        if self._width > 1:
-            grouped = grouped.unflatten(0, (self._rows, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-        if self._plain:
-            scores = torch.matmul(grouped * grouped.shape[-1] ** -0.5, keys.transpose(-1, -2))
-            seen = torch.matmul(scores.add_(self._mask).softmax(-1), values)
+            narrow, wide = wide, wide.new_zeros(self._rows, self._width, *wide.shape[1:])
+            wide[self._places, self._offsets] = narrow
         else:
-            seen = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask)
-        if self._width == 1:
-            return seen.flatten(1, 2)
-        return seen.flatten(1, 2).unflatten(1, (-1, self._width))[self._places, :, self._offsets]
+            wide = wide.unflatten(0, (self._rows, -1))
+        seen = _attend(wide, keys, values, self._mask, self._plain)
+        return seen[self._places, self._offsets] if self._is_padded else seen.flatten(0, 1)
+
+
+def _attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, plain: bool = False
+) -> torch.Tensor:
+    """Returns [rows, tokens, heads, dim], the shape of `queries`. The heads of a group share a product.
+
+    Keys and values are [rows, kv_heads, places, dim], the mask is [..., group * tokens, places].
+    """
+    grouped = queries.unflatten(2, (keys.shape[1], -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    if plain:
+        scores = torch.matmul(grouped * grouped.shape[-1] ** -0.5, keys.transpose(-1, -2))
+        seen = torch.matmul(scores.add_(mask).softmax(-1), values)
+    else:
+        seen = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+    return seen.unflatten(2, (-1, queries.shape[1])).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
 def _look_back(queries: torch.Tensor, past: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Computes the attention of one chunk; without a mask it is causal, for the start of a prompt."""
     keys, values = past.permute(1, 2, 0, 3).unsqueeze(1)
-    seen = F.scaled_dot_product_attention(
-        queries.transpose(0, 1).unsqueeze(0),
-        keys,
-        values,
-        attn_mask=mask,
-        is_causal=mask is None,
-        enable_gqa=queries.shape[1] != keys.shape[1],
-    )
-    return seen[0].transpose(0, 1)
+    if mask is not None:
+        return _attend(queries.unsqueeze(0), keys, values, mask)[0]
+    heads, is_shared = queries.transpose(0, 1).unsqueeze(0), queries.shape[1] != keys.shape[1]
+    return F.scaled_dot_product_attention(heads, keys, values, is_causal=True, enable_gqa=is_shared)[
+        0
+    ].transpose(0, 1)

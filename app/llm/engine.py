@@ -363,11 +363,8 @@ class LLMEngine:
             for (row, chunk, output), one in zip(going, sampled, strict=True):
                 self._say(*output, one)
                 position = len(output.said.ids)
-                if (
-                    position <= chunk.drafts
-                    and not output.said.finish
-                    and one.token_id == chunk.tokens[position]
-                ):
+                drafted = position <= chunk.drafts and not output.said.finish
+                if drafted and one.token_id == chunk.tokens[position]:
                     right.append((row + 1, chunk, output))
             going = right
         return outputs

@@ -20,8 +20,8 @@ LARGEST: Final = 127 if HAS_VNNI else 63
 ZERO: Final = LARGEST + 1
 """Activations are -LARGEST to LARGEST; FBGEMM computes with this number more."""
 LEAST_STEP: Final = 1e-30
-_LARGEST = torch.tensor(float(LARGEST))
-"""A tensor, because torch makes one of a number each time."""
+_LARGEST, _TWICE = torch.tensor(float(LARGEST)), torch.tensor(2.0 * LARGEST)
+"""Tensors, because torch makes one of a number each time."""
 
 
 class Int8Matrix(NamedTuple):
@@ -66,9 +66,10 @@ class Int8Linear:
 
     def _product_in_two_parts(self, numbers: torch.Tensor) -> torch.Tensor:
         """Multiplies numbers of 14 bits: 7 bits are too few, so what rounding takes away has a row, too."""
-        rest = numbers.sub(numbers.round()).mul_(_LARGEST)
-        whole, rest = self._product(torch.stack((numbers, rest)))
-        return whole.add_(rest, alpha=1 / LARGEST)
+        rounded = numbers.round()  # FBGEMM would round some numbers in the middle the other way
+        rest = numbers.sub_(rounded).mul_(_TWICE)
+        whole, part = self._product(torch.stack((rounded, rest)))
+        return whole.add_(part, alpha=0.5 / LARGEST)
 
     def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
         """Returns x W' + b + other; `operation` is "add"."""

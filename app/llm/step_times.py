@@ -10,7 +10,7 @@ import numpy
 
 FIRST_TOKENS: Final = 64
 """Most prompt tokens of the first step, before anything is measured."""
-LEAST_TOKENS: Final = 16
+LEAST_TOKENS: Final = 8
 """Prompt tokens that a step always has room for, so that a prompt goes on beside many decodes."""
 GROWTH: Final = 4
 """Most times that a step exceeds the largest one measured."""
@@ -47,13 +47,13 @@ class StepTimes:
         """Returns the prompt tokens that fit, from position `start`.
 
         The step also has `decodes`, with `context` tokens before them. Prompts get the rest of the target, or
-        as much time as all else in the step takes, whichever is more.
+        half as much time as all else in the step takes, whichever is more.
         """
         if not self._steps:
             return FIRST_TOKENS
         _, per_token, per_pair = self._constants
         fixed_s = self.seconds(decodes, context)
-        left_s = max(self._target_s - fixed_s, fixed_s)  # small parts would mostly read weights
+        left_s = max(self._target_s - fixed_s, fixed_s / 2)  # small parts would mostly read weights
         # per_pair / 2 * tokens² + slope * tokens = left_s
         slope = per_token + per_pair * start
         root = slope + sqrt(slope * slope + 2 * per_pair * left_s)
