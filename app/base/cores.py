@@ -13,7 +13,7 @@ def usable_cores() -> int:
 
 
 def waited_s() -> float:
-    """Returns how long this process's threads were ready and had no core, in all; 0 where no kernel tells."""
+    """Returns the time that threads of this process waited for a core; 0 where it is unknown."""
     with suppress(OSError):
         files = Path("/proc/self/task").glob("*/schedstat")
         return sum(int(file.read_text().split()[1]) for file in files) / 1e9

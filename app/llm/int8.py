@@ -65,7 +65,7 @@ class Int8Linear:
         return multiply(numbers, 1.0, ZERO, self._packed)
 
     def _product_in_two_parts(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Multiplies numbers of 14 bits: 7 bits are too few, so what rounding takes away has a row, too."""
+        """Multiplies numbers of 14 bits, in two rows of 7 bits each: the rounded numbers, and the rest."""
         rounded = numbers.round()  # FBGEMM would round some numbers in the middle the other way
         rest = numbers.sub_(rounded).mul_(_TWICE)
         whole, part = self._product(torch.stack((rounded, rest)))

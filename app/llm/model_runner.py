@@ -87,7 +87,7 @@ class DeviceManager:
             torch.set_num_threads(count)
 
     def waited_s(self) -> float:
-        """Returns how long threads waited for a core, in all; 0 with one thread, which waits for no other."""
+        """Returns the time that threads waited for a core; 0 with one thread, which waits for no other."""
         return waited_s() if torch.get_num_threads() > 1 else 0.0
 
     def free_bytes(self) -> int | None:

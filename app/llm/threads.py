@@ -20,7 +20,7 @@ BETTER: Final = 0.95
 """Most cost of another count, as a share, to be chosen."""
 FIRST_PAUSE: Final = 32
 LONGEST_PAUSE: Final = 1024
-"""Steps of a kind between two trials; as many as twice before after each that was in vain."""
+"""Steps of a kind between two trials; doubled by each trial in vain."""
 
 
 def wait_shortly(environ: MutableMapping[str, str]) -> None:
