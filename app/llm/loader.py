@@ -146,10 +146,8 @@ def read_gguf(path: Path) -> Checkpoint:
     if kind not in ARCHITECTURES.values():
         known = ", ".join(ARCHITECTURES.values())
         raise ModelLoadError(f"The architecture {kind} is not supported, only {known}.")
-    if (
-        file.fields.get(f"{kind}.rope.scaling.type") not in (None, "none")
-        or "rope_freqs.weight" in file.tensors
-    ):
+    scaling = file.fields.get(f"{kind}.rope.scaling.type")
+    if scaling not in (None, "none") or "rope_freqs.weight" in file.tensors:
         raise ModelLoadError(f"{file.path} scales its rotations, which is not supported in GGUF files.")
     if (embedding := file.tensors.get("token_embd.weight")) is None:
         raise ModelLoadError("The weights lack the tensor token_embd.weight.")

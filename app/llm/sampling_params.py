@@ -155,14 +155,10 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
 
     def check_vocabulary(self, size: int) -> None:
         """Raises RequestError for a token id outside the vocabulary, or more logprobs than tokens."""
-        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            if count is not None and count > size:
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name) or 0) > size:
                 raise RequestError(f"{name}: {count} are more than the vocabulary of {size}.")
-        for name, ids in (
-            ("logit_bias", self.logit_bias),
-            ("stop_token_ids", self.stop_token_ids),
-            ("allowed_token_ids", self.allowed_token_ids or ()),
-        ):
-            for token_id in ids:
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            for token_id in getattr(self, name) or ():
                 if not 0 <= token_id < size:
                     raise RequestError(f"{name}: token id {token_id} is outside the vocabulary of {size}.")

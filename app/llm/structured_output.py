@@ -90,10 +90,9 @@ class Forms:
         self._backend, self._size = tokenizer.backend, vocab_size
         # The library gets all tokens of the model's head.
         written = tokenizer.backend.to_str()
-        self._tokens = llguidance.LLTokenizer(written, vocab_size, self._ends[0])
-        self._sandbox: CompileSandbox | None = None
-        if most_cpu_s is not None:
-            self._sandbox = CompileSandbox(written, vocab_size, self._ends[0], most_cpu_s)
+        given = written, vocab_size, self._ends[0]
+        self._tokens = llguidance.LLTokenizer(*given)
+        self._sandbox = None if most_cpu_s is None else CompileSandbox(*given, most_cpu_s)
 
     def matcher(self, form: TextForm) -> FormMatcher:
         """Returns the state of one reply. Raises RequestError if the structured output does not compile."""
@@ -121,10 +120,9 @@ class Forms:
         make = llguidance.LLMatcher
         if form.json_schema is not None:
             return str(make.grammar_from_json_schema(form.json_schema, defaults=JSON_STYLE))
-        if form.regex is not None:
-            return str(make.grammar_from_regex(form.regex))
-        if form.choices:
-            return str(make.grammar_from_regex("|".join(map(re.escape, form.choices))))
+        pattern = "|".join(map(re.escape, form.choices)) if form.choices else form.regex
+        if pattern is not None:
+            return str(make.grammar_from_regex(pattern))
         if form.grammar is not None:
             lark = any_to_lark(form.grammar)
             counted = LARK_COUNT.sub(lambda found: found[1] or f"{{{found[2]},{found[3]}}}", lark)

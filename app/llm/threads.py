@@ -37,10 +37,8 @@ class KindOfSteps:
         """Counts of threads: the chosen one, and that of the next step, which may be a trial."""
         self.costs: deque[float] = deque(maxlen=SAMPLES)
         """The latest costs with `count`."""
-        self.level = 0.0
-        """Cost with `best` when a trial began."""
-        self.left = pause
-        """Steps until the next trial."""
+        self.level, self.left = 0.0, pause
+        """Cost with `best` when a trial began, and steps until the next trial."""
 
 
 class ThreadGovernor:
