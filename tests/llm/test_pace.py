@@ -1,5 +1,7 @@
 """How much of a prompt a step computes, and on how many threads, on a machine that the tests make up."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
@@ -16,6 +18,7 @@ from app.llm.model_runner import DeviceManager, ModelRunner
 from app.llm.step_times import FIRST_TOKENS, LEAST_TOKENS, StepTimes
 from app.llm.threads import SHORT_WAIT, ThreadGovernor, wait_shortly
 from tests.llm.tiny import GREEDY
+from tests.running_server import ROOT
 
 pytestmark = pytest.mark.engine
 TARGET_S = 0.2
@@ -148,6 +151,28 @@ def test_cores_are_those_of_affinity_and_of_both_versions_of_cgroups(tmp_path: P
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     assert cgroup_cores(tmp_path, own) == 1.5
     assert cgroup_cores(tmp_path, tmp_path / "nowhere") == inf
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own count")
+def test_a_thread_that_shares_its_core_waits_for_it() -> None:
+    program = """
+import os, time
+from app.base.cores import waited_s
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+begun_s = waited_s()
+if child := os.fork():
+    end_s = time.monotonic() + 0.5
+    while time.monotonic() < end_s:
+        pass
+    os.kill(child, 9)
+    print(waited_s() - begun_s)
+while not child:
+    pass
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert float(done.stdout) > 0.05
 
 
 def test_what_the_user_says_of_waiting_stays() -> None:
