@@ -252,7 +252,6 @@ def _look_back(queries: torch.Tensor, past: torch.Tensor, mask: torch.Tensor | N
     keys, values = past.permute(1, 2, 0, 3).unsqueeze(1)
     if mask is not None:
         return _attend(queries.unsqueeze(0), keys, values, mask)[0]
-    heads, is_shared = queries.transpose(0, 1).unsqueeze(0), queries.shape[1] != keys.shape[1]
-    return F.scaled_dot_product_attention(heads, keys, values, is_causal=True, enable_gqa=is_shared)[
-        0
-    ].transpose(0, 1)
+    heads, shared = queries.transpose(0, 1).unsqueeze(0), queries.shape[1] != keys.shape[1]
+    seen = F.scaled_dot_product_attention(heads, keys, values, is_causal=True, enable_gqa=shared)
+    return seen[0].transpose(0, 1)

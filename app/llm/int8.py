@@ -14,11 +14,10 @@ from typing import Final, NamedTuple
 import torch
 import torch.nn.functional as F
 
-HAS_VNNI: Final = bool(torch.cpu._is_vnni_supported())
-"""Without these instructions FBGEMM adds pairs of products in 16 bits: exact for activations of 7 bits."""
-LARGEST: Final = 127 if HAS_VNNI else 63
+LARGEST: Final = 127 if torch.cpu._is_vnni_supported() else 63
+"""Greatest activation: without VNNI, FBGEMM adds pairs of products in 16 bits, exact for 7 bits each."""
 ZERO: Final = LARGEST + 1
-"""Activations are -LARGEST to LARGEST; FBGEMM computes with this number more."""
+"""Zero point of activations, which have no sign in FBGEMM."""
 LEAST_STEP: Final = 1e-30
 _LARGEST, _TWICE = torch.tensor(float(LARGEST)), torch.tensor(2.0 * LARGEST)
 """Tensors, because torch makes one of a number each time."""
@@ -55,21 +54,13 @@ class Int8Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         step = x.abs().amax(-1, keepdim=True).div_(_LARGEST).clamp_min_(LEAST_STEP)
         numbers = x / step
-        product = self._product(numbers) if HAS_VNNI else self._product_in_two_parts(numbers)
-        product.mul_(step)
-        return product if self._bias is None else product.add_(self._bias)
-
-    def _product(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Multiplies rounded numbers between -`LARGEST` and `LARGEST`."""
-        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        return multiply(numbers, 1.0, ZERO, self._packed)
-
-    def _product_in_two_parts(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Multiplies numbers of 14 bits, in two rows of 7 bits each: the rounded numbers, and the rest."""
         rounded = numbers.round()  # FBGEMM would round some numbers in the middle the other way
+        # One number of 8 bits is too coarse, so a second row has the rest of each.
         rest = numbers.sub_(rounded).mul_(_TWICE)
-        whole, part = self._product(torch.stack((rounded, rest)))
-        return whole.add_(part, alpha=0.5 / LARGEST)
+        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        whole, part = multiply(torch.stack((rounded, rest)), 1.0, ZERO, self._packed)
+        product: torch.Tensor = whole.add_(part, alpha=0.5 / LARGEST).mul_(step)
+        return product if self._bias is None else product.add_(self._bias)
 
     def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
         """Returns x W' + b + other; `operation` is "add"."""
