@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import MutableMapping
+from math import inf
 from statistics import median
 from typing import Final
 
@@ -18,6 +19,8 @@ SAMPLES: Final = 3
 """Steps with each count that are compared; their median, as single steps may be late."""
 BETTER: Final = 0.95
 """Most cost of another count, as a share, to be chosen."""
+WORSE: Final = 1.3
+"""Rise of the cost, as a factor, after which fewer threads are tried: some systems count no waits."""
 FIRST_PAUSE: Final = 32
 LONGEST_PAUSE: Final = 1024
 """Steps of a kind between two trials; doubled by each trial in vain."""
@@ -37,8 +40,8 @@ class KindOfSteps:
         """Counts of threads: the chosen one, and that of the next step, which may be a trial."""
         self.costs: deque[float] = deque(maxlen=SAMPLES)
         """The latest costs with `count`."""
-        self.level, self.left = 0.0, pause
-        """Cost with `best` when a trial began, and steps until the next trial."""
+        self.level, self.left = inf, pause
+        """Cost with `best` at the last trial, and steps until the next trial."""
 
 
 class ThreadGovernor:
@@ -62,9 +65,9 @@ class ThreadGovernor:
         its = self._kinds[kind]
         if crowded and its.count > self.counts[0]:
             self._first = max(count for count in self.counts if count < its.count)
+            self._pause = FIRST_PAUSE if its.count == its.best else min(2 * self._pause, LONGEST_PAUSE)
             for one in self._kinds.values():
                 self._choose(one, min(one.best, self._first))
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
             return
         its.costs.append(cost)
         its.left -= 1
@@ -72,13 +75,19 @@ class ThreadGovernor:
             return
         typical = median(its.costs)
         if its.count != its.best:
-            is_better = typical < BETTER * its.level
+            if is_better := typical < BETTER * its.level:
+                its.level = typical
             self._pause = FIRST_PAUSE if is_better else min(2 * self._pause, LONGEST_PAUSE)
             self._first = its.count if is_better else its.best
             self._choose(its, self._first)
-        elif its.left <= 0 and len(self.counts) > 1:
-            others = [count for count in self.counts if count != its.best]
-            its.count, its.level = others[self._trials % len(others)], typical
+        elif its.left <= 0 or typical > WORSE * its.level:
+            most = self.counts[-1] if its.left <= 0 else its.best
+            self._try(its, typical, [it for it in self.counts if it <= most and it != its.best])
+
+    def _try(self, its: KindOfSteps, level: float, others: list[int]) -> None:
+        its.level = level
+        if others:
+            its.count = others[self._trials % len(others)]
             self._trials += 1
             its.costs.clear()
 

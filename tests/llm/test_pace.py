@@ -116,6 +116,10 @@ def played(governor: ThreadGovernor, costs: dict[int, float], steps: int, random
 def test_threads_step_down_beside_a_busy_core_and_up_again() -> None:
     governor, random = ThreadGovernor(most=2, first=2), Random(1)
     assert played(governor, {1: 1.0, 2: 0.6}, 400, random) < 1.05 * 0.6 * 400
+    assert played(governor, {1: 1.0, 2: 1.8}, 400, random) < 400 / 0.9
+    assert governor.threads(1) == 1
+    played(governor, {1: 1.0, 2: 0.6}, 2000, random)
+    assert governor.threads(1) == 2
     assert played(governor, {1: 1.0, 2: 5.0}, 400, random) < 400 / 0.9
     assert governor.threads(1) == 1
     assert governor.threads(2) == 1, "a crowd is for all kinds of steps"
