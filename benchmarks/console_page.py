@@ -112,11 +112,11 @@ def _figures(values: Sequence[float]) -> list[tuple[str, float]]:
     return [(f"p{part * 100:.0f}", values[int(len(values) * part)]) for part in SHARES]
 
 
-def _lateness(latencies: dict[str, list[float]]) -> dict[tuple[str, str], float]:
-    """How late a server is that does nothing but wait, in ms, by latency and figure."""
+def _lateness(latencies: dict[str, list[float]]) -> dict[tuple[str, str, str], float]:
+    """Returns how late a server is that does nothing but wait, in ms, by load, latency and figure."""
     planned = {"ttft": LOAD.ttft_s * 1e3, "itl": LOAD.itl_s * 1e3}
     return {
-        (latency, figure): value - planned[latency]
+        ("constant", latency, figure): value - planned[latency]
         for latency, values in latencies.items()
         for figure, value in _figures(values)
     }
@@ -171,18 +171,18 @@ def _name(process: Path) -> str:
     return (process / "comm").read_text()
 
 
-def _show(rows: Sequence[Row], late: Mapping[tuple[str, str], float], idle: float) -> int:
+def _show(rows: Sequence[Row], late: Mapping[tuple[str, str, str], float], idle: float) -> int:
     wrong = [
         f"{load}: {latency} {figure} is {page:g} ms on the page, {client:.1f} ms for the client"
         for load, latency, figure, client, page in rows
-        if abs(page - client) > max(MOST_OFF * client, MOST_OFF_MS, late[latency, figure])
+        if abs(page - client) > max(MOST_OFF * client, MOST_OFF_MS, late.get((load, latency, figure), 0.0))
     ]
     if idle > MOST_IDLE:
         wrong.append(f"the idle page takes {idle:.1%} of a core, and may take {MOST_IDLE:.0%}")
     table = [
         (
             *(load, latency, figure, number(client, 1), number(page, 1), f"{page - client:+.1f}"),
-            number(late[latency, figure], 1),
+            number(late.get((load, latency, figure), 0.0), 1),
         )
         for load, latency, figure, client, page in rows
     ]
