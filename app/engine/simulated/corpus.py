@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from app.base.clock.pause import Slices
+from app.base.clock.pause import Slices, pause_if_possible
 from app.engine.core.request import LENGTH, STOP, EngineRequest, Reply
 from app.text.base import Tokenizer, TokenizerError
 
@@ -106,14 +106,16 @@ class Corpus:
         """Returns ids and texts of exactly `count` tokens (>= 0)."""
         ids: list[int] = []
         texts: list[str] = []
-        room, choices, slices = count, self._openings, Slices(PART_TOKENS)
+        room, choices, pause_at = count, self._openings, PART_TOKENS
         while room > 0:
             phrase = self._fitting(room, choices, rng)
             ids += phrase.ids[:room]
             texts += phrase.texts[:room]
             room = count - len(ids)
             choices = self._followers
-            slices.spend(len(phrase.ids))
+            if len(ids) >= pause_at:
+                pause_if_possible()
+                pause_at += PART_TOKENS
         return ids, texts
 
     def _fitting(self, room: int, choices: Phrases, rng: Random) -> Phrase:
