@@ -59,6 +59,7 @@ class Need:
 
 
 NEEDS = (
+    Need("ci", "a run of CI", "CI=true", "CI" in os.environ),
     Need("shared", "the recording of a real vLLM", "VLLM_RECORDING=folder, or ../shared/golden", IS_RECORDED),
     Need("redis", "a Redis server", "apt-get install redis-server", REDIS_SERVER is not None),
     Need("prometheus", "Prometheus", "apt-get install prometheus", PROMETHEUS is not None),

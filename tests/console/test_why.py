@@ -12,6 +12,8 @@ from config.settings import StepSettings
 from tests.application import app_of
 from tests.console.watched import Watched, quick_profile
 
+pytestmark = pytest.mark.ci
+
 SLOW = {"time_to_first_token": 1.0, "inter_token_latency": 0.1}
 both = pytest.mark.parametrize("timing", ["requests", "steps"])
 
