@@ -1,26 +1,26 @@
-"""Linear layers with weights of 8 bits, by FBGEMM's products of integers, on CPUs.
+"""Linear layers with weights of 8 bits, on CPUs.
 
-Each output channel of a weight has a scale. Activations are float32; each product rounds them to integers,
-row by row. Sums of integers are exact, so that a row's result does not depend on the rows beside it.
+Each output channel of a weight has a scale. Activations are float32; each product rounds them to integers of
+16 bits, row by row. Sums of integers are exact, so that a row's result does not depend on the rows beside it.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+import numpy
 import torch
 import torch.nn.functional as F
 
-LARGEST: Final = 127 if torch.cpu._is_vnni_supported() else 63
-"""Greatest activation: without VNNI, FBGEMM adds pairs of products in 16 bits, exact for 7 bits each."""
-ZERO: Final = LARGEST + 1
-"""Zero point of activations, which have no sign in FBGEMM."""
-LEAST_STEP: Final = 1e-30
-_LARGEST, _TWICE = torch.tensor(float(LARGEST)), torch.tensor(2.0 * LARGEST)
-"""Tensors, because torch makes one of a number each time."""
+LARGEST_WEIGHT: Final = 127
+LEAST_SCALE: Final = 1e-30
+
+
+def largest_activation(size: int) -> int:
+    """Returns the largest integer that activations become: sums of `size` products fit into 32 bits."""
+    return min(2**15 - 1, (2**31 - 1) // (LARGEST_WEIGHT * size))
 
 
 class Int8Matrix(NamedTuple):
@@ -32,7 +32,11 @@ class Int8Matrix(NamedTuple):
     @classmethod
     def quantized(cls, weight: torch.Tensor) -> Int8Matrix:
         """Quantises a float32 weight, which is overwritten."""
-        scales = torch.linalg.vector_norm(weight, math.inf, -1, keepdim=True).div_(127).clamp_min_(LEAST_STEP)
+        scales = (
+            torch.linalg.vector_norm(weight, math.inf, -1, keepdim=True)
+            .div_(LARGEST_WEIGHT)
+            .clamp_min_(LEAST_SCALE)
+        )
         return cls(weight.div_(scales).round_().to(torch.int8), scales)
 
     @classmethod
@@ -48,23 +52,29 @@ class Int8Linear:
     """x W' + b for float32 `x` [rows, in], with W of several matrices, one below the other."""
 
     def __init__(self, weights: Iterable[Int8Matrix], bias: torch.Tensor | None = None) -> None:
+        from app.llm.kernels import add_products, quantise  # takes part of a second
+
+        self._quantise, self._add_products = quantise, add_products
         weight = Int8Matrix.stacked(weights)
-        self._packed, self._bias = _pack(weight), bias
+        self._values, self._scales = weight.values.numpy(), weight.scales[:, 0].numpy()
+        self._channels, size = self._values.shape
+        self._largest, self._bias = float(largest_activation(size)), bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        step = x.abs().amax(-1, keepdim=True).div_(_LARGEST).clamp_min_(LEAST_STEP)
-        numbers = x / step
-        rounded = numbers.round()  # FBGEMM would round some numbers in the middle the other way
-        # One number of 8 bits is too coarse, so a second row has the rest of each.
-        rest = numbers.sub_(rounded).mul_(_TWICE)
-        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        whole, part = multiply(torch.stack((rounded, rest)), 1.0, ZERO, self._packed)
-        product: torch.Tensor = whole.add_(part, alpha=0.5 / LARGEST).mul_(step)
-        return product if self._bias is None else product.add_(self._bias)
+        if self._bias is None:
+            return self._add_product(x, x.new_zeros(len(x), self._channels))
+        return self._add_product(x, self._bias.repeat(len(x), 1))
 
     def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
-        """Returns x W' + b + other; `operation` is "add"."""
-        return self(x).add_(other)
+        """Returns x W' + b + other, in the memory of `other`; `operation` is "add"."""
+        return self._add_product(x, other if self._bias is None else other.add_(self._bias))
+
+    def _add_product(self, x: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        numbers = x.contiguous().numpy()
+        values, steps = numpy.empty(numbers.shape, numpy.int16), numpy.empty(len(numbers), numpy.float32)
+        self._quantise(numbers, numbers.view(numpy.int32), self._largest, values, steps)
+        self._add_products(values, steps, self._values, self._scales, sums.numpy())
+        return sums
 
 
 class Int8GatedLinear(Int8Linear):
@@ -73,27 +83,3 @@ class Int8GatedLinear(Int8Linear):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = super().__call__(x).chunk(2, -1)
         return F.silu(gate).mul_(up)
-
-
-def _pack(weight: Int8Matrix) -> torch.ScriptObject:
-    """Returns FBGEMM's form of a weight."""
-    scales, zeros = weight.scales[:, 0].double(), torch.zeros(len(weight.scales), dtype=torch.int64)
-    backends = torch.backends.quantized
-    before, backends.engine = backends.engine, "fbgemm"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch announces the end of its quantised tensors
-            tensor = torch._make_per_channel_quantized_tensor(weight.values, scales, zeros, 0)
-            return torch.ops.quantized.linear_prepack(tensor, None)
-    finally:
-        backends.engine = before
-
-
-def int8_works() -> bool:
-    """Returns True when FBGEMM is there and computes what float32 does."""
-    weight, x = torch.eye(24, 40), torch.linspace(-1, 1, 200).view(5, 40)
-    try:
-        product = Int8Linear([Int8Matrix.quantized(weight.clone())])(x)
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return False
-    return bool((product - x @ weight.T).abs().max() < 0.01)

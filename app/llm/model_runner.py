@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Listed
+from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 import torch
@@ -17,7 +18,6 @@ from app.llm.batch_invariant import TiledAttention, tile_linears
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.decoder import Builder, Decoder, packing_works
 from app.llm.errors import ModelLoadError
-from app.llm.int8 import int8_works
 from app.llm.threads import ThreadGovernor
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
@@ -60,8 +60,8 @@ class DeviceManager:
         self.int8 = dtype == "int8"
         if self.int8 and self.device.type != "cpu":
             raise ModelLoadError(f"int8 is for CPUs, not for {self.device.type}: choose bfloat16 or float32.")
-        if self.int8 and not int8_works():
-            raise ModelLoadError("int8 needs a torch with FBGEMM: choose bfloat16 or float32.")
+        if self.int8 and find_spec("numba") is None:
+            raise ModelLoadError("int8 needs numba: install requirements-engine.txt.")
         self.dtype = DTYPES[dtype]
         self.packs = self.device.type == "cpu" and not self.int8 and packing_works(self.dtype)
         """True when linear layers are packed for oneDNN."""
@@ -85,6 +85,10 @@ class DeviceManager:
         """Sets the threads of the caller's next step, which is of this kind."""
         if (count := self.governor.threads(kind)) != torch.get_num_threads():
             torch.set_num_threads(count)
+        if self.int8:
+            from app.llm.kernels import use_threads
+
+            use_threads(count)
 
     def waited_s(self) -> float:
         """Returns the time that threads waited for a core; 0 with one thread, which waits for no other."""

@@ -1,0 +1,76 @@
+"""Loops over the numbers of a model on a CPU, compiled by numba at their first import.
+
+Compiling takes some two seconds; the result is kept beside this file where that can be written.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from numba import config, njit, prange, set_num_threads
+from numpy import float32, int16, int32, rint
+
+KEPT: Final = os.access(os.path.dirname(__file__), os.W_OK)
+CHANNELS: Final = 32
+"""Output channels of a thread's turn: their weights stay in its cache for all rows."""
+WITHOUT_SIGN: Final = int32(0x7FFFFFFF)
+
+
+def use_threads(count: int) -> None:
+    """Sets the threads of the caller's next loops."""
+    set_num_threads(min(count, config.NUMBA_NUM_THREADS))
+
+
+@njit("(float32[:, ::1], int32[:, ::1], float32, int16[:, ::1], float32[::1])", cache=KEPT)
+def quantise(x, bits, largest, values, steps):  # type: ignore[no-untyped-def]
+    """Writes `x` [rows, size] as `values` of at most `largest`, times a step for each row.
+
+    `bits` is `x`, too: without the sign, they are in the order of numbers, infinity and NaN last.
+    """
+    for row in range(len(x)):
+        top = int32(1)
+        for place in range(x.shape[1]):
+            top = max(top, int32(bits[row, place] & WITHOUT_SIGN))
+        greatest = int32(top).view(float32)
+        steps[row] = greatest / largest
+        inverse = largest / greatest
+        for place in range(x.shape[1]):
+            values[row, place] = int16(rint(x[row, place] * inverse))
+
+
+@njit(
+    "(int16[:, ::1], float32[::1], int8[:, ::1], float32[::1], float32[:, ::1])",
+    parallel=True,
+    nogil=True,
+    cache=KEPT,
+)
+def add_products(x, steps, weight, scales, sums):  # type: ignore[no-untyped-def]
+    """Adds (x * steps) (weight * scales)' to `sums` [rows, channels]. Integers are summed in 32 bits."""
+    rows, size = x.shape
+    together = rows - rows % 4
+    for block in prange((len(weight) + CHANNELS - 1) // CHANNELS):
+        channels = range(block * CHANNELS, min(len(weight), (block + 1) * CHANNELS))
+        for row in range(0, together, 4):  # four rows share the conversion of a weight
+            a, b, c, d = x[row], x[row + 1], x[row + 2], x[row + 3]
+            for channel in channels:
+                one = weight[channel]
+                a_sum = b_sum = c_sum = d_sum = int32(0)
+                for place in range(size):
+                    factor = int32(one[place])
+                    a_sum = int32(a_sum + int32(a[place] * factor))
+                    b_sum = int32(b_sum + int32(b[place] * factor))
+                    c_sum = int32(c_sum + int32(c[place] * factor))
+                    d_sum = int32(d_sum + int32(d[place] * factor))
+                sums[row, channel] += a_sum * (scales[channel] * steps[row])
+                sums[row + 1, channel] += b_sum * (scales[channel] * steps[row + 1])
+                sums[row + 2, channel] += c_sum * (scales[channel] * steps[row + 2])
+                sums[row + 3, channel] += d_sum * (scales[channel] * steps[row + 3])
+        for row in range(together, rows):
+            a = x[row]
+            for channel in channels:
+                one = weight[channel]
+                a_sum = int32(0)
+                for place in range(size):
+                    a_sum = int32(a_sum + int32(a[place] * int32(one[place])))
+                sums[row, channel] += a_sum * (scales[channel] * steps[row])
