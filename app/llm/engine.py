@@ -337,7 +337,6 @@ class LLMEngine:
         outputs = self._sample(logits)
         if any(said.error == NO_NUMBERS for _, said in outputs):
             # Nothing may read their keys, except requests that share them already and fail likewise.
-            self.runner.workspace.forget()
             self.cache.discard()
         for chunk, output in zip(logits.sampled, outputs, strict=True):
             if chunk.drafts:

@@ -14,6 +14,8 @@ import numpy
 import torch
 import torch.nn.functional as F
 
+from app.llm.kernels import add_products, quantise
+
 LARGEST_WEIGHT: Final = 127
 LEAST_SCALE: Final = 1e-30
 
@@ -52,9 +54,6 @@ class Int8Linear:
     """x W' + b for float32 `x` [rows, in], with W of several matrices, one below the other."""
 
     def __init__(self, weights: Iterable[Int8Matrix], bias: torch.Tensor | None = None) -> None:
-        from app.llm.kernels import add_products, quantise  # takes part of a second
-
-        self._quantise, self._add_products = quantise, add_products
         weight = Int8Matrix.stacked(weights)
         self._values, self._scales = weight.values.numpy(), weight.scales[:, 0].numpy()
         self._channels, size = self._values.shape
@@ -72,8 +71,8 @@ class Int8Linear:
     def _add_product(self, x: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
         numbers = x.contiguous().numpy()
         values, steps = numpy.empty(numbers.shape, numpy.int16), numpy.empty(len(numbers), numpy.float32)
-        self._quantise(numbers, numbers.view(numpy.int32), self._largest, values, steps)
-        self._add_products(values, steps, self._values, self._scales, sums.numpy())
+        quantise(numbers, numbers.view(numpy.int32), self._largest, values, steps)
+        add_products(values, steps, self._values, self._scales, sums.numpy())
         return sums
 
 

@@ -9,7 +9,7 @@ import os
 from typing import Final
 
 from numba import config, njit, prange, set_num_threads
-from numpy import float32, int16, int32, rint
+from numpy import empty, exp, float32, int16, int32, rint
 
 KEPT: Final = os.access(os.path.dirname(__file__), os.W_OK)
 CHANNELS: Final = 32
@@ -74,3 +74,40 @@ def add_products(x, steps, weight, scales, sums):  # type: ignore[no-untyped-def
                 for place in range(size):
                     a_sum = int32(a_sum + int32(a[place] * int32(one[place])))
                 sums[row, channel] += a_sum * (scales[channel] * steps[row])
+
+
+@njit(
+    "(float32[:,:,::1], float32[:,:,:,::1], int32[:,::1], int32[::1], int32[::1], int64, float32[:,:,::1])",
+    parallel=True,
+    nogil=True,
+    fastmath={"reassoc", "contract", "nsz"},
+    cache=KEPT,
+)
+def attend(queries, stored, tables, rows, ends, block_size, seen):  # type: ignore[no-untyped-def]
+    """Writes to `seen` [tokens, heads, dim] what each token's `queries` find in its sequence.
+
+    `stored` [slots, keys or values, kv_heads, dim] has blocks of slots, and a token's row of `tables` its
+    sequence's blocks, of which the first `ends` tokens count.
+    """
+    kv_heads, size = stored.shape[2:]
+    group, scale = queries.shape[1] // kv_heads, float32(size**-0.5)
+    for part in prange(len(queries) * kv_heads):
+        token, kv_head = part // kv_heads, part % kv_heads
+        end, table = ends[token], tables[rows[token]]
+        for head in range(kv_head * group, (kv_head + 1) * group):
+            query, sums, weights = queries[token, head], seen[token, head], empty(end, float32)
+            for place in range(end):
+                key = stored[table[place // block_size] * block_size + place % block_size, 0, kv_head]
+                product = float32(0)
+                for number in range(size):
+                    product += query[number] * key[number]
+                weights[place] = product * scale
+            top, total = weights.max(), float32(0)
+            for place in range(end):
+                weights[place] = exp(weights[place] - top)
+                total += weights[place]
+            sums[:] = 0
+            for place in range(end):
+                value = stored[table[place // block_size] * block_size + place % block_size, 1, kv_head]
+                for number in range(size):
+                    sums[number] += weights[place] / total * value[number]

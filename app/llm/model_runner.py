@@ -7,17 +7,17 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Listed
-from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 import torch
 
 from app.base.cores import usable_cores, waited_s
-from app.llm.attention import Chunk, DecodeWorkspace, PagedStore, StepAttention
-from app.llm.batch_invariant import TiledAttention, tile_linears
+from app.llm.attention import Chunk, PagedStore, StepAttention
+from app.llm.batch_invariant import tile_linears
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.decoder import Builder, Decoder, packing_works
 from app.llm.errors import ModelLoadError
+from app.llm.kernels import use_threads
 from app.llm.threads import ThreadGovernor
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
@@ -60,8 +60,6 @@ class DeviceManager:
         self.int8 = dtype == "int8"
         if self.int8 and self.device.type != "cpu":
             raise ModelLoadError(f"int8 is for CPUs, not for {self.device.type}: choose bfloat16 or float32.")
-        if self.int8 and find_spec("numba") is None:
-            raise ModelLoadError("int8 needs numba: install requirements-engine.txt.")
         self.dtype = DTYPES[dtype]
         self.packs = self.device.type == "cpu" and not self.int8 and packing_works(self.dtype)
         """True when linear layers are packed for oneDNN."""
@@ -85,10 +83,7 @@ class DeviceManager:
         """Sets the threads of the caller's next step, which is of this kind."""
         if (count := self.governor.threads(kind)) != torch.get_num_threads():
             torch.set_num_threads(count)
-        if self.int8:
-            from app.llm.kernels import use_threads
-
-            use_threads(count)
+        use_threads(count)
 
     def waited_s(self) -> float:
         """Returns the time that threads waited for a core; 0 with one thread, which waits for no other."""
@@ -154,6 +149,8 @@ class ModelRunner:
         self.device = device
         self.on_layer: Callable[[], object] = lambda: None
         """Called before each layer of a step, which may take seconds."""
+        if batch_invariant and device.device.type != "cpu":
+            raise ModelLoadError(f"batch_invariant is for CPUs, not for {device.device.type}.")
         self._num_blocks, self._block_size, self._length = num_blocks, block_size, length
         self._batch_invariant = batch_invariant
         self.load_weights(checkpoint)
@@ -179,7 +176,8 @@ class ModelRunner:
     def make_cache(self) -> None:
         """Allocates keys and values. Raises ModelLoadError, with the number of blocks that fits."""
         config, device, blocks = self.config, self.device, self._num_blocks
-        size = 2 * config.num_layers * config.kv_size * device.dtype.itemsize * self._block_size
+        dtype = torch.float32 if device.device.type == "cpu" else device.dtype
+        size = 2 * config.num_layers * config.kv_size * dtype.itemsize * self._block_size
         free = device.free_bytes()
         if free is not None and blocks * size > free - SPARE_BYTES:
             raise ModelLoadError(
@@ -187,15 +185,14 @@ class ModelRunner:
                 f" num_blocks={max(0, free - SPARE_BYTES) // size} fits."
             )
         with torch.inference_mode():
-            self.store = PagedStore(config, blocks, self._block_size, device.dtype, device.device)
-        self.workspace = DecodeWorkspace(self.store, limit_bytes=self.store.size_bytes)
+            self.store = PagedStore(config, blocks, self._block_size, dtype, device.device)
 
     def free(self, parts: Collection[str]) -> None:
         """Frees "weights" and "kv_cache"; `run` needs `load_weights` and `make_cache` first."""
         if "weights" in parts:
             del self.model
         if "kv_cache" in parts:
-            del self.workspace, self.store
+            del self.store
         self.device.collect()
 
     @property
@@ -203,17 +200,11 @@ class ModelRunner:
         return self.config.vocab_size
 
     def run(self, decodes: Listed[Chunk], chunks: Listed[Chunk]) -> StepLogits:
-        """Runs one step; the sampled chunks may come in another order than in `decodes`."""
+        """Runs one step."""
         with torch.inference_mode():
-            tiled = self._batch_invariant
-            rows = None if tiled else self.workspace.arrange(decodes)
-            if rows is None:  # tiled, or no memory: decodes are chunks like others, from the store
-                rows, chunks = [], [*decodes, *chunks]
-            if tiled:
-                attention: StepAttention = TiledAttention(self.store, chunks)
-            else:
-                attention = StepAttention(self.store, self.workspace, rows, chunks)
-            parts = [*rows, *chunks]
+            parts = [*decodes, *chunks]
+            one_by_one = parts if self._batch_invariant else decodes
+            attention = StepAttention(self.store, one_by_one, [] if self._batch_invariant else chunks)
             tokens = [token for it in parts for token in it.tokens]
             positions = [place for it in parts for place in range(it.start, it.end)]
             ids, places = (torch.tensor(its, device=self.device.device) for its in (tokens, positions))
