@@ -141,7 +141,7 @@ engine: $(ENGINE)/.installed
 
 # Two threads of torch that wait for each other are slow beside anything else, and the models are tiny.
 test-engine: $(ENGINE)/.installed
-	OMP_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest $(AT_A_TIME) tests/llm
+	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest $(AT_A_TIME) tests/llm
 
 clean:
 	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) $(DOCS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import numpy
 import torch
 import torch.nn.functional as F
 
@@ -12,6 +13,7 @@ from app.llm.attention import StepAttention
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.errors import ModelLoadError
 from app.llm.int8 import Int8GatedLinear, Int8Linear, Int8Matrix
+from app.llm.kernels import normalize
 
 
 class Linear:
@@ -77,12 +79,19 @@ def packing_works(dtype: torch.dtype) -> bool:
     return all(torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance) for a, b in pairs)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalizes in float32, as in the models' training."""
-    if x.dtype == torch.float32:
-        return F.rms_norm(x, weight.shape, weight, eps)
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))).to(x.dtype).mul_(weight)
+class RmsNorm:
+    """Normalizes the last dimension in float32, as in the models' training."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self._weight, self._eps = weight.float(), eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.device.type != "cpu":
+            return F.rms_norm(x.float(), self._weight.shape, self._weight, self._eps).to(x.dtype)
+        weight, numbers = self._weight.numpy(), x.float().contiguous().numpy()
+        normed, rows = numpy.empty_like(numbers), (-1, len(weight))
+        normalize(numbers.reshape(rows), weight, self._eps, normed.reshape(rows))
+        return torch.from_numpy(normed).type_as(x)
 
 
 class Rope:
@@ -149,6 +158,11 @@ class Builder:
         """Reads an embedding or a head, which may be the same."""
         return Int8Matrix.quantized(self.tensor(name, *shape)) if self.int8 else self.tensor(name, *shape)
 
+    def norm(self, name: str, size: int, turned_heads: int = 0) -> RmsNorm:
+        weight = self.tensor(name, size)
+        weight = self.turned(weight, "norm", turned_heads) if turned_heads else weight
+        return RmsNorm(weight, self.config.rms_norm_eps)
+
     def bias(self, name: str, size: int) -> torch.Tensor | None:
         return self.tensor(name, size) if name in self._weights else None
 
@@ -167,8 +181,8 @@ class Layer:
         self.number, self.config = number, (config := build.config)
         layer, hidden, inner = f"model.layers.{number}", config.hidden_size, config.intermediate_size
         name, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-        self.attention_norm = build.tensor(f"{layer}.input_layernorm.weight", hidden)
-        self.mlp_norm = build.tensor(f"{layer}.post_attention_layernorm.weight", hidden)
+        self.attention_norm = build.norm(f"{layer}.input_layernorm.weight", hidden)
+        self.mlp_norm = build.norm(f"{layer}.post_attention_layernorm.weight", hidden)
         parts = ("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads)
         matrices = (
             build.turned(
@@ -182,29 +196,27 @@ class Layer:
             if (bias := build.bias(f"{name}.{part}_proj.bias", heads * config.head_dim)) is not None
         ]
         self.qkv = build.linear(matrices, torch.cat(biases) if len(biases) == 3 else None)
-        self.head_norms: list[torch.Tensor] = []
+        self.head_norms: list[RmsNorm] = []
         """Norms of queries and of keys; Qwen3 alone has them."""
         if config.architecture == "qwen3":
-            norms = (build.tensor(f"{name}.{part}_norm.weight", config.head_dim) for part in "qk")
-            self.head_norms = [build.turned(norm, "norm", 1) for norm in norms]
+            self.head_norms = [build.norm(f"{name}.{part}_norm.weight", config.head_dim, 1) for part in "qk"]
         heads, bias = config.num_heads * config.head_dim, build.bias(f"{name}.o_proj.bias", hidden)
         self.output = build.linear([build.tensor(f"{name}.o_proj.weight", hidden, heads)], bias)
         self.gated = build.gated(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight", inner, hidden)
         self.down = build.linear([build.tensor(f"{mlp}.down_proj.weight", hidden, inner)])
 
     def __call__(self, x: torch.Tensor, turns: torch.Tensor, attention: StepAttention) -> torch.Tensor:
-        config, eps = self.config, self.config.rms_norm_eps
-        heads = self.qkv(rms_norm(x, self.attention_norm, eps)).view(len(x), -1, config.head_dim)
+        config = self.config
+        heads = self.qkv(self.attention_norm(x)).view(len(x), -1, config.head_dim)
         turning = heads[:, : config.num_heads + config.num_kv_heads]
         queries, kv = heads[:, : config.num_heads], heads[:, config.num_heads :]
         if self.head_norms:
             keys = kv[:, : config.num_kv_heads]
             for part, norm in zip((queries, keys), self.head_norms, strict=True):
-                part.copy_(rms_norm(part, norm, eps))
+                part.copy_(norm(part))
         Rope.turn(turning, turns)
         x = self.output.fused(attention(self.number, queries, kv).reshape(len(x), -1), x, "add")
-        y = rms_norm(x, self.mlp_norm, eps)
-        return self.down.fused(self.gated(y), x, "add")
+        return self.down.fused(self.gated(self.mlp_norm(x)), x, "add")
 
 
 class Decoder:
@@ -215,7 +227,7 @@ class Decoder:
         shape = config.vocab_size, config.hidden_size
         self.embedding = build.table("model.embed_tokens.weight", *shape)
         self.layers = [Layer(number, build) for number in range(config.num_layers)]
-        self.norm = build.tensor("model.norm.weight", config.hidden_size)
+        self.norm = build.norm("model.norm.weight", config.hidden_size)
         head = self.embedding if config.tied else build.table("lm_head.weight", *shape)
         self.head = Int8Linear([head]) if isinstance(head, Int8Matrix) else build.linear([head])
         self.rope = Rope(config, length, build.device)
@@ -236,4 +248,4 @@ class Decoder:
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(rms_norm(hidden, self.norm, self.config.rms_norm_eps)).float()
+        return self.head(self.norm(hidden)).float()

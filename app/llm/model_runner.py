@@ -81,9 +81,9 @@ class DeviceManager:
 
     def use_threads(self, kind: int) -> None:
         """Sets the threads of the caller's next step, which is of this kind."""
-        if (count := self.governor.threads(kind)) != torch.get_num_threads():
+        use_threads(count := self.governor.threads(kind))
+        if count != torch.get_num_threads():
             torch.set_num_threads(count)
-        use_threads(count)
 
     def waited_s(self) -> float:
         """Returns the time that threads waited for a core; 0 with one thread, which waits for no other."""

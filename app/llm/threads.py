@@ -27,9 +27,14 @@ LONGEST_PAUSE: Final = 1024
 
 
 def wait_shortly(environ: MutableMapping[str, str]) -> None:
-    """Sets `SHORT_WAIT` where the user did not; OpenMP reads it when torch is loaded."""
+    """Sets `SHORT_WAIT` where the user did not; OpenMP reads it when torch is loaded.
+
+    numba starts torch's threads, too, and would start as many as there are cores.
+    """
     for name, value in SHORT_WAIT.items():
         environ.setdefault(name, value)
+    if "OMP_NUM_THREADS" in environ:
+        environ.setdefault("NUMBA_NUM_THREADS", environ["OMP_NUM_THREADS"])
 
 
 class KindOfSteps:

@@ -180,6 +180,8 @@ while not child:
 
 
 def test_what_the_user_says_of_waiting_stays() -> None:
-    environ = {"OMP_WAIT_POLICY": "ACTIVE"}
+    environ = {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3"}
     wait_shortly(environ)
-    assert environ == {**SHORT_WAIT, "OMP_WAIT_POLICY": "ACTIVE"}
+    assert environ == {
+        **SHORT_WAIT, "OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3", "NUMBA_NUM_THREADS": "3"
+    }  # fmt: skip
