@@ -1,6 +1,6 @@
 """Loops over the numbers of a model on a CPU, compiled by numba at their first import.
 
-Compiling takes some two seconds; the result is kept beside this file where that can be written.
+Compiling takes a few seconds; the result is kept beside this file or in the home folder, if one can be written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numba import config, njit, prange, set_num_threads
 from numpy import empty, exp, float32, int16, int32, rint, sqrt
 
 binding.set_option("", "-vectorizer-maximize-bandwidth")  # multiplies 16 integers at once, not 8
-KEPT: Final = os.access(os.path.dirname(__file__), os.W_OK)
+KEPT: Final = any(os.access(it, os.W_OK) for it in (os.path.dirname(__file__), os.path.expanduser("~")))
 CHANNELS: Final = 32
 """Output channels of a thread's turn: their weights stay in its cache for all rows."""
 IN_ANY_ORDER: Final = {"reassoc", "contract", "nsz"}
