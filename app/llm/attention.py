@@ -88,7 +88,7 @@ class StepAttention:
     """
 
     def __init__(self, store: PagedStore, decodes: Listed[Chunk], chunks: Listed[Chunk]) -> None:
-        """Tokens of `decodes` look back one by one, and those of each chunk together."""
+        """Each token of `decodes` looks back alone, the tokens of a chunk together."""
         self._store, device = store, store.layers[0].device
         parts = [store.slots(it.blocks, it.start, it.end) for it in (*decodes, *chunks)]
         self._slots = torch.cat(parts).to(device)
@@ -130,19 +130,18 @@ class Decodes:
     """Attention of single tokens on a CPU: each is computed by itself, the same whatever is beside it."""
 
     def __init__(self, store: PagedStore, decodes: Listed[Chunk]) -> None:
-        self._block_size = store.block_size
-        self._tables = numpy.zeros((len(decodes), max(len(it.blocks) for it in decodes)), numpy.int32)
+        tables = numpy.zeros((len(decodes), max(len(it.blocks) for it in decodes)), numpy.int32)
         for row, it in enumerate(decodes):
-            self._tables[row, : len(it.blocks)] = it.blocks
-        rows = [(row, end + 1) for row, it in enumerate(decodes) for end in range(it.start, it.end)]
-        self._rows, self._ends = numpy.array(rows, numpy.int32).T.copy()
+            tables[row, : len(it.blocks)] = it.blocks
+        tokens = [(row, end + 1) for row, it in enumerate(decodes) for end in range(it.start, it.end)]
+        rows, ends = numpy.array(tokens, numpy.int32).T.copy()
+        self._where = tables, rows, ends, store.block_size
 
     def __call__(self, queries: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
         """Returns [tokens, heads, dim], the shape of `queries`."""
         numbers = queries.float().contiguous()
         seen = torch.empty_like(numbers)
-        where = self._tables, self._rows, self._ends, self._block_size
-        attend(numbers.numpy(), stored.numpy(), *where, seen.numpy())
+        attend(numbers.numpy(), stored.numpy(), *self._where, seen.numpy())
         return seen.to(queries.dtype)
 
 

@@ -13,7 +13,7 @@ from app.llm.attention import StepAttention
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.errors import ModelLoadError
 from app.llm.int8 import Int8GatedLinear, Int8Linear, Int8Matrix
-from app.llm.kernels import normalize
+from app.llm.kernels import multiply_bfloat16, normalize
 
 
 class Linear:
@@ -41,6 +41,8 @@ class Linear:
         return self(x).mul_(other) if operation == "mul" else self(x).add_(other)
 
 
+FEW_ROWS: Final = 8
+"""Most rows of a product for a loop; with more rows, converting the weights is faster."""
 WIDE_ROWS: Final = 2048
 """Rows of a weight that are float32 at a time, so that they stay in the cache of a CPU."""
 
@@ -48,8 +50,11 @@ WIDE_ROWS: Final = 2048
 def _wide_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiplies in float32: CPUs that cannot pack bfloat16 take four times as long to multiply its rows."""
     wide = x.float()
-    parts = [F.linear(wide, part.float()) for part in weight.split(WIDE_ROWS)]
-    product = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    if len(x) <= FEW_ROWS:
+        product = wide.new_empty(len(x), len(weight))
+        multiply_bfloat16(wide.contiguous().numpy(), weight.view(torch.uint16).numpy(), product.numpy())
+    else:
+        product = torch.cat([F.linear(wide, part.float()) for part in weight.split(WIDE_ROWS)], -1)
     return (product if bias is None else product.add_(bias)).to(x.dtype)
 
 

@@ -34,11 +34,8 @@ class Int8Matrix(NamedTuple):
     @classmethod
     def quantized(cls, weight: torch.Tensor) -> Int8Matrix:
         """Quantises a float32 weight, which is overwritten."""
-        scales = (
-            torch.linalg.vector_norm(weight, math.inf, -1, keepdim=True)
-            .div_(LARGEST_WEIGHT)
-            .clamp_min_(LEAST_SCALE)
-        )
+        largest = torch.linalg.vector_norm(weight, math.inf, -1, keepdim=True)
+        scales = largest.div_(LARGEST_WEIGHT).clamp_min_(LEAST_SCALE)
         return cls(weight.div_(scales).round_().to(torch.int8), scales)
 
     @classmethod
@@ -60,15 +57,11 @@ class Int8Linear:
         self._largest, self._bias = float(largest_activation(size)), bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._bias is None:
-            return self._add_product(x, x.new_zeros(len(x), self._channels))
-        return self._add_product(x, self._bias.repeat(len(x), 1))
+        return self.fused(x, x.new_zeros(len(x), self._channels), "add")
 
     def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
         """Returns x W' + b + other, in the memory of `other`; `operation` is "add"."""
-        return self._add_product(x, other if self._bias is None else other.add_(self._bias))
-
-    def _add_product(self, x: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        sums = other if self._bias is None else other.add_(self._bias)
         numbers = x.contiguous().numpy()
         values, steps = numpy.empty(numbers.shape, numpy.int16), numpy.empty(len(numbers), numpy.float32)
         quantise(numbers, numbers.view(numpy.int32), self._largest, values, steps)

@@ -1,6 +1,6 @@
 """Loops over the numbers of a model on a CPU, compiled by numba at their first import.
 
-Compiling takes a few seconds; the result is kept beside this file or in the home folder, if one can be written.
+Compiling takes a few seconds; the result is kept beside this file, or in the home folder.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from typing import Final
 
 from llvmlite import binding
 from numba import config, njit, prange, set_num_threads
-from numpy import empty, exp, float32, int16, int32, rint, sqrt
+from numpy import empty, exp, float32, int16, int32, rint, sqrt, uint32
 
 binding.set_option("", "-vectorizer-maximize-bandwidth")  # multiplies 16 integers at once, not 8
 KEPT: Final = any(os.access(it, os.W_OK) for it in (os.path.dirname(__file__), os.path.expanduser("~")))
+IN_THREADS: Final = {"parallel": True, "nogil": True, "cache": KEPT}
 CHANNELS: Final = 32
 """Output channels of a thread's turn: their weights stay in its cache for all rows."""
 IN_ANY_ORDER: Final = {"reassoc", "contract", "nsz"}
-"""What sums of floats need to be computed eight at a time; NaN and infinity stay what they are."""
+"""Lets eight floats be summed at a time; NaN and infinity are kept."""
 WITHOUT_SIGN: Final = int32(0x7FFFFFFF)
 
 
@@ -55,12 +56,7 @@ def quantise(x, bits, largest, values, steps):  # type: ignore[no-untyped-def]
             values[row, place] = int16(rint(x[row, place] * inverse))
 
 
-@njit(
-    "(int16[:, ::1], float32[::1], int8[:, ::1], float32[::1], float32[:, ::1])",
-    parallel=True,
-    nogil=True,
-    cache=KEPT,
-)
+@njit("(int16[:, ::1], float32[::1], int8[:, ::1], float32[::1], float32[:, ::1])", **IN_THREADS)
 def add_products(x, steps, weight, scales, sums):  # type: ignore[no-untyped-def]
     """Adds (x * steps) (weight * scales)' to `sums` [rows, channels]. Integers are summed in 32 bits."""
     for block in prange((len(weight) + CHANNELS - 1) // CHANNELS):
@@ -73,18 +69,29 @@ def add_products(x, steps, weight, scales, sums):  # type: ignore[no-untyped-def
                 sums[row, channel] += total * (scales[channel] * steps[row])
 
 
+@njit("(float32[:, ::1], uint16[:, ::1], float32[:, ::1])", fastmath=IN_ANY_ORDER, **IN_THREADS)
+def multiply_bfloat16(x, weight, product):  # type: ignore[no-untyped-def]
+    """Writes x weight' [rows, channels]; the bits of a bfloat16 are the upper ones of a float32."""
+    for block in prange((len(weight) + CHANNELS - 1) // CHANNELS):
+        for row in range(len(x)):
+            factors = x[row]
+            for channel in range(block * CHANNELS, min(len(weight), (block + 1) * CHANNELS)):
+                others, total = weight[channel], float32(0)
+                for place in range(len(factors)):
+                    total += factors[place] * uint32(uint32(others[place]) << uint32(16)).view(float32)
+                product[row, channel] = total
+
+
 @njit(
-    "(float32[:,:,::1], float32[:,:,:,::1], int32[:,::1], int32[::1], int32[::1], int64, float32[:,:,::1])",
-    parallel=True,
-    nogil=True,
+    "(f4[:,:,::1], f4[:,:,:,::1], i4[:,::1], i4[::1], i4[::1], i8, f4[:,:,::1])",
     fastmath=IN_ANY_ORDER,
-    cache=KEPT,
+    **IN_THREADS,
 )
 def attend(queries, stored, tables, rows, ends, block_size, seen):  # type: ignore[no-untyped-def]
     """Writes to `seen` [tokens, heads, dim] what each token's `queries` find in its sequence.
 
-    `stored` [slots, keys or values, kv_heads, dim] has blocks of slots, and a token's row of `tables` its
-    sequence's blocks, of which the first `ends` tokens count.
+    `stored` [slots, keys or values, kv_heads, dim] has blocks of slots. A token's row of `tables` has the
+    blocks of its sequence; `ends` counts the tokens that it looks back at, itself included.
     """
     kv_heads, size = stored.shape[2:]
     group, scale = queries.shape[1] // kv_heads, float32(size**-0.5)
