@@ -1,6 +1,6 @@
 """Loops over the numbers of a model on a CPU, compiled by numba at their first import.
 
-Compiling takes a few seconds; the result is kept beside this file, or in the home folder.
+Compiling takes up to ten seconds; the result is kept beside this file, or in the home folder.
 """
 
 from __future__ import annotations
