@@ -51,13 +51,6 @@ class PagedStore:
         numbers = torch.tensor(blocks[first:last]).unsqueeze(1) * size
         return (numbers + self._offsets).flatten()[start - first * size : end - first * size]
 
-    def places(self, blocks: Listed[int], end: int) -> torch.Tensor | slice:
-        """Returns the slots of the first `end` tokens; blocks in order are a slice, which is not copied."""
-        first = blocks[0]
-        if list(blocks) == list(range(first, first + len(blocks))):
-            return slice(first * self.block_size, first * self.block_size + end)
-        return self.slots(blocks, 0, end).to(self.layers[0].device)
-
 
 @dataclass(slots=True, eq=False)
 class Chunk:
@@ -109,19 +102,19 @@ class StepAttention:
         first = self._count
         for count, slots, mask in self._chunks:
             last = first + count
-            past = kv[first:last] if slots is None else stored[slots].to(queries.dtype)
+            past = kv[first:last] if slots is None else stored.index_select(0, slots).to(queries.dtype)
             seen[first:last] = _look_back(queries[first:last], past, mask)
             first = last
         return seen
 
     def _chunk(
         self, chunk: Chunk, device: torch.device
-    ) -> tuple[int, torch.Tensor | slice | None, torch.Tensor | None]:
+    ) -> tuple[int, torch.Tensor | None, torch.Tensor | None]:
         """Returns the number of tokens; for later chunks also the slots of all tokens so far, and a mask."""
         count = len(chunk.tokens)
         if not chunk.start:
             return count, None, None
-        slots = self._store.places(chunk.blocks, chunk.end)
+        slots = self._store.slots(chunk.blocks, 0, chunk.end).to(device)
         mask = torch.ones(count, chunk.end, dtype=torch.bool, device=device)
         return count, slots, mask.tril(chunk.start).repeat(self._store.group, 1)
 
@@ -135,13 +128,13 @@ class Decodes:
             tables[row, : len(it.blocks)] = it.blocks
         tokens = [(row, end + 1) for row, it in enumerate(decodes) for end in range(it.start, it.end)]
         rows, ends = numpy.array(tokens, numpy.int32).T.copy()
-        self._where = tables, rows, ends, store.block_size
+        self._where, self._block_size = (tables, rows, ends), store.block_size
 
     def __call__(self, queries: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
         """Returns [tokens, heads, dim], the shape of `queries`."""
-        numbers = queries.float().contiguous()
+        numbers, blocks = queries.float().contiguous(), stored.unflatten(0, (-1, self._block_size))
         seen = torch.empty_like(numbers)
-        attend(numbers.numpy(), stored.numpy(), *self._where, seen.numpy())
+        attend(numbers.numpy(), blocks.numpy(), *self._where, seen.numpy())
         return seen.to(queries.dtype)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from llvmlite import binding
 from numba import config, njit, prange, set_num_threads
-from numpy import empty, exp, float32, int16, int32, rint, sqrt, uint32
+from numpy import empty, exp, float32, inf, int16, int32, rint, sqrt, uint32
 
 binding.set_option("", "-vectorizer-maximize-bandwidth")  # multiplies 16 integers at once, not 8
 KEPT: Final = any(os.access(it, os.W_OK) for it in (os.path.dirname(__file__), os.path.expanduser("~")))
@@ -83,35 +83,42 @@ def multiply_bfloat16(x, weight, product):  # type: ignore[no-untyped-def]
 
 
 @njit(
-    "(f4[:,:,::1], f4[:,:,:,::1], i4[:,::1], i4[::1], i4[::1], i8, f4[:,:,::1])",
+    "(f4[:,:,::1], f4[:,:,:,:,::1], i4[:,::1], i4[::1], i4[::1], f4[:,:,::1])",
     fastmath=IN_ANY_ORDER,
     **IN_THREADS,
 )
-def attend(queries, stored, tables, rows, ends, block_size, seen):  # type: ignore[no-untyped-def]
+def attend(queries, stored, tables, rows, ends, seen):  # type: ignore[no-untyped-def]
     """Writes to `seen` [tokens, heads, dim] what each token's `queries` find in its sequence.
 
-    `stored` [slots, keys or values, kv_heads, dim] has blocks of slots. A token's row of `tables` has the
-    blocks of its sequence; `ends` counts the tokens that it looks back at, itself included.
+    `stored` is [blocks, slots, keys or values, kv_heads, dim]. A token's row of `tables` has the blocks of
+    its sequence; `ends` counts the tokens that it looks back at, itself included. Weights are relative to
+    the greatest product so far; earlier sums shrink when that grows (arXiv 1805.02867).
     """
-    kv_heads, size = stored.shape[2:]
-    group, scale = queries.shape[1] // kv_heads, float32(size**-0.5)
-    for part in prange(len(queries) * kv_heads):
-        token, kv_head = part // kv_heads, part % kv_heads
-        end, table = ends[token], tables[rows[token]]
-        for head in range(kv_head * group, (kv_head + 1) * group):
-            query, sums, weights = queries[token, head], seen[token, head], empty(end, float32)
-            for place in range(end):
-                key = stored[table[place // block_size] * block_size + place % block_size, 0, kv_head]
-                product = float32(0)
+    block_size, _, kv_heads, size = stored.shape[1:]
+    heads, scale = queries.shape[1], float32(size**-0.5)
+    for part in prange(len(queries) * heads):
+        token, head = part // heads, part % heads
+        kv_head = head // (heads // kv_heads)
+        query, sums, products = queries[token, head], seen[token, head], empty(block_size, float32)
+        top, total = float32(-inf), float32(0)
+        sums[:] = 0
+        for start in range(0, ends[token], block_size):
+            block = stored[tables[rows[token], start // block_size]]
+            count, before = min(block_size, ends[token] - start), top
+            for place in range(count):
+                key, product = block[place, 0, kv_head], float32(0)
                 for number in range(size):
                     product += query[number] * key[number]
-                weights[place] = product * scale
-            top, total = weights.max(), float32(0)
-            for place in range(end):
-                weights[place] = exp(weights[place] - top)
-                total += weights[place]
-            sums[:] = 0
-            for place in range(end):
-                value = stored[table[place // block_size] * block_size + place % block_size, 1, kv_head]
+                products[place] = product * scale
+                top = max(top, products[place])
+            kept = exp(before - top)
+            total *= kept
+            for number in range(size):
+                sums[number] *= kept
+            for place in range(count):
+                value, weight = block[place, 1, kv_head], exp(products[place] - top)
+                total += weight
                 for number in range(size):
-                    sums[number] += weights[place] / total * value[number]
+                    sums[number] += weight * value[number]
+        for number in range(size):
+            sums[number] /= total

@@ -36,7 +36,7 @@ class StepTimes:
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
         """Base, tokens and pairs of each step, divided by its seconds: so errors are relative."""
         self._constants = [0.0, 0.0, 0.0]
-        self._largest = 0
+        self._largest, self._lateness = 0, 1.0
 
     def seconds(self, tokens: int, pairs: float) -> float:
         """Returns the expected time of a step; 0 before the first one."""
@@ -47,13 +47,15 @@ class StepTimes:
         """Returns the prompt tokens that fit, from position `start`.
 
         The step also has `decodes`, with `context` tokens before them. Prompts get the rest of the target, or
-        half as much time as all else in the step takes, whichever is more.
+        half as much time as all else in the step takes, whichever is more. The target is for a step as late
+        as the second latest one that counts.
         """
         if not self._steps:
             return FIRST_TOKENS
         _, per_token, per_pair = self._constants
         fixed_s = self.seconds(decodes, context)
-        left_s = max(self._target_s - fixed_s, fixed_s / 2)  # small parts would mostly read weights
+        # small parts would mostly read weights
+        left_s = max(self._target_s / self._lateness - fixed_s, fixed_s / 2)
         # per_pair / 2 * tokens² + slope * tokens = left_s
         slope = per_token + per_pair * start
         root = slope + sqrt(slope * slope + 2 * per_pair * left_s)
@@ -81,3 +83,5 @@ class StepTimes:
                 if square := float(column @ column):
                     change = float(column @ (1 - steps @ constants)) / square
                     constants[place] = max(0.0, constants[place] + change)
+        shares = sorted(float(it) for it in steps[: len(self._steps)] @ constants)
+        self._lateness = 1 / min(1.0, max(shares[:2][-1], 1 / OUTLIER))

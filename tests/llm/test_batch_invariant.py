@@ -1,6 +1,7 @@
 """Replies of `batch_invariant` are equal to the last bit, whatever a step holds beside them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -44,7 +45,8 @@ def alone(
     folder = tmp_path_factory.mktemp("model")
     make_model(folder, Shape("qwen3"))
     each = range(len(WANTED))
-    own = [replies(make_engine(folder, request.param, batch_invariant=True), [it], 0)[it] for it in each]
+    options: dict[str, Any] = {"batch_invariant": True, "block_size": 8}
+    own = [replies(make_engine(folder, request.param, **options), [it], 0)[it] for it in each]
     return folder, request.param, own
 
 
