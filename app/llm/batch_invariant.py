@@ -34,8 +34,8 @@ class TiledLinear(Linear):
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
 
-    def __call__(self, x: torch.Tensor, operation: str = "none") -> torch.Tensor:
-        return _tiled(lambda rows: self._linear(rows, operation), x)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return _tiled(self._linear, x)
 
     def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
         return _tiled(lambda rows, more: self._linear.fused(rows, more, operation), x, other)

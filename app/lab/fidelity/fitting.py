@@ -13,7 +13,7 @@ from app.lab.fidelity.benchmark_files import MeasuredRun
 from app.lab.fidelity.pod import OfflineRequest, Pod
 from app.lab.fidelity.simulation import SimulationPlan, simulate
 from app.lab.load.report import four
-from config.profile import CostConstants, FrontCosts, Profile
+from config.profile import CostConstants, EngineLimits, FrontCosts, Profile
 
 
 class SimulatedRun(Struct):
@@ -37,7 +37,7 @@ SCALINGS = 4
 ITL_MEAN = 4
 """Place of the mean inter-token latency among the figures of a run."""
 
-Costs = TypeVar("Costs", CostConstants, FrontCosts)
+Costs = TypeVar("Costs", CostConstants, FrontCosts, EngineLimits)
 
 
 class Constant(Struct, frozen=True):
@@ -70,6 +70,7 @@ CONSTANTS = (
     Constant("front", 0.3, 2e-3),
     Constant("front_per_token", 0.4, 0.5e-6),
     Constant("out_per_stream", 0.4, 20e-6),
+    Constant("engine_step_time", 0.15, 0.0),
 )
 OF_NORM = ("weights", "expert_weights", "per_token", "p", "tile", "spill")
 """Constants that a table of `products` replaces."""
@@ -159,9 +160,8 @@ class Problem(Struct, frozen=True):
             own = {name: value for name, value in given.items() if name in costs.__struct_fields__}
             return msgspec.structs.replace(costs, **own)
 
-        return msgspec.structs.replace(
-            self.start, cost=changed(self.start.cost), front=changed(self.start.front)
-        )
+        parts = {name: changed(getattr(self.start, name)) for name in ("cost", "front", "engine")}
+        return msgspec.structs.replace(self.start, **parts)
 
     def play(self, x: Collection[float]) -> list[SimulatedRun]:
         profile = self.profile(x)
@@ -202,7 +202,8 @@ def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ())
     """Chooses the constants to fit: all but `fixed`, or `OF_IDLE_RUNS` if all runs are of an idle server."""
     if not fixed and all(run.is_idle for run in runs):
         fixed = [it.name for it in CONSTANTS if it.name not in OF_IDLE_RUNS]
-    values = msgspec.structs.asdict(start.cost) | msgspec.structs.asdict(start.front)
+    parts = start.engine, start.cost, start.front
+    values = {name: value for part in parts for name, value in msgspec.structs.asdict(part).items()}
     without = {*fixed, *(OF_NORM if start.cost.products else ("products_scale",))}
     constants = tuple(it for it in CONSTANTS if it.name not in without and (values[it.name] or it.least))
     starts = tuple(values[it.name] or it.least for it in constants)
