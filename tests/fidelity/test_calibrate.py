@@ -106,6 +106,17 @@ def test_an_idle_server_tells_what_host_and_engine_add_and_the_kernels_stay() ->
     assert "base and front are fitted, all other constants stay" in line
 
 
+def test_the_time_at_which_prompts_are_cut_is_found_again() -> None:
+    start, recording = read_profile("smollm2-135m-cpu"), load(2, 60, 300)
+    true = msgspec.structs.replace(start, engine=msgspec.structs.replace(start.engine, engine_step_time=0.16))
+    run = Run(recording, 16, 0.0, Run(recording, 16, 0.0, []).replay(true).figures)
+    fixed = [it.name for it in CONSTANTS if it.name != "engine_step_time"]
+    made = make_problem(start, [run], fixed)
+    found = Search(made, None, 40, lambda done: None).run(seed=3)
+    assert made.profile(found.x).engine.engine_step_time == pytest.approx(0.16, rel=0.02)
+    assert not make_problem(TRUE, [run], fixed).constants
+
+
 def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
     small = msgspec.structs.replace(TRUE, cost=msgspec.structs.replace(TRUE.cost, wake=1e-5, base=2e-17))
