@@ -37,6 +37,7 @@ class StepTimes:
         """Base, tokens and pairs of each step, divided by its seconds: so errors are relative."""
         self._constants = [0.0, 0.0, 0.0]
         self._largest, self._lateness = 0, 1.0
+        """Most tokens of a step, and the time of the second latest one as a multiple of the expected."""
 
     def seconds(self, tokens: int, pairs: float) -> float:
         """Returns the expected time of a step; 0 before the first one."""

@@ -86,8 +86,8 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
     played = problem.play(found.x)
     errors = {run.name: run.errors(it) for run, it in zip(problem.runs, played, strict=True)}
     profile = problem.profile(found.x)
-    cost, front = _rounded(profile.cost), _rounded(profile.front)
-    profile = msgspec.structs.replace(profile, cost=cost, front=front)
+    cost, front, engine = _rounded(profile.cost), _rounded(profile.front), _rounded(profile.engine)
+    profile = msgspec.structs.replace(profile, cost=cost, front=front, engine=engine)
     unseen = {run.name: run.errors(run.replay(profile)) for run in kept}
     fitted = told(profile, given.model, errors, unseen, problem.alone)
     wrong = misfits({**errors, **unseen}, given.evaluations)
