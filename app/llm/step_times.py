@@ -8,6 +8,8 @@ from typing import Final
 
 import numpy
 
+from app.engine.core.scheduler import PREFILL_SHARE
+
 FIRST_TOKENS: Final = 64
 """Most prompt tokens of the first step, before anything is measured."""
 LEAST_TOKENS: Final = 8
@@ -48,15 +50,14 @@ class StepTimes:
         """Returns the prompt tokens that fit, from position `start`.
 
         The step also has `decodes`, with `context` tokens before them. Prompts get the rest of the target, or
-        half as much time as all else in the step takes, whichever is more. The target is for a step as late
-        as the second latest one that counts.
+        `PREFILL_SHARE` of the time of all else in the step, whichever is more. The target is for a step as
+        late as the second latest one that counts.
         """
         if not self._steps:
             return FIRST_TOKENS
         _, per_token, per_pair = self._constants
         fixed_s = self.seconds(decodes, context)
-        # small parts would mostly read weights
-        left_s = max(self._target_s / self._lateness - fixed_s, fixed_s / 2)
+        left_s = max(self._target_s / self._lateness - fixed_s, PREFILL_SHARE * fixed_s)
         # per_pair / 2 * tokens² + slope * tokens = left_s
         slope = per_token + per_pair * start
         root = slope + sqrt(slope * slope + 2 * per_pair * left_s)

@@ -25,7 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.engine.core.batch import Batch, Blocks, Drafts, LoRASlots, S, SchedulerLimits
-from app.engine.core.scheduler import Scheduler, WaitingQueue
+from app.engine.core.scheduler import PREFILL_SHARE, Scheduler, WaitingQueue
 from app.engine.kvcache.block_pool import CountedBlocks
 from config.settings import Settings
 
@@ -127,7 +127,7 @@ class PrefillTime:
             step: Batch[Any] = Batch(count + tokens, count + prefills, context, pairs, int(prefills))
             return self._cost.seconds(step, 0.0, False)
 
-        target_s = max(self._target_s, 1.5 * seconds(0))
+        target_s = max(self._target_s, (1 + PREFILL_SHARE) * seconds(0))
         return LEAST_PREFILL + bisect_right(range(LEAST_PREFILL + 1, most + 1), target_s, key=seconds)
 
 
