@@ -102,8 +102,8 @@ class StepAttention:
         first = self._count
         for count, slots, mask in self._chunks:
             last = first + count
-            past = kv[first:last] if slots is None else stored.index_select(0, slots).to(queries.dtype)
-            seen[first:last] = _look_back(queries[first:last], past, mask)
+            past = kv[first:last] if slots is None else stored.index_select(0, slots)
+            seen[first:last] = _look_back(queries[first:last].to(past.dtype), past, mask)
             first = last
         return seen
 
@@ -115,8 +115,9 @@ class StepAttention:
         if not chunk.start:
             return count, None, None
         slots = self._store.slots(chunk.blocks, 0, chunk.end).to(device)
-        mask = torch.ones(count, chunk.end, dtype=torch.bool, device=device)
-        return count, slots, mask.tril(chunk.start).repeat(self._store.group, 1)
+        dtype = self._store.layers[0].dtype
+        mask = torch.full((count, chunk.end), -torch.inf, dtype=dtype, device=device).triu(chunk.start + 1)
+        return count, slots, mask.repeat(self._store.group, 1)
 
 
 class Decodes:

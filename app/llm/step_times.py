@@ -12,13 +12,11 @@ from app.engine.core.scheduler import PREFILL_SHARE
 
 FIRST_TOKENS: Final = 64
 """Most prompt tokens of the first step, before anything is measured."""
-LEAST_TOKENS: Final = 8
-"""Prompt tokens that a step always has room for, so that a prompt goes on beside many decodes."""
 GROWTH: Final = 4
 """Most times that a step exceeds the largest one measured."""
 WINDOW: Final = 16
 """Steps that count; the machine may be faster or slower than before."""
-OUTLIER: Final = 2.0
+OUTLIER: Final = 1.5
 """Most times that a step counts for longer than expected: the process may have been stopped meanwhile."""
 ROUNDS: Final = 8
 
@@ -39,7 +37,7 @@ class StepTimes:
         """Base, tokens and pairs of each step, divided by its seconds: so errors are relative."""
         self._constants = [0.0, 0.0, 0.0]
         self._largest, self._lateness = 0, 1.0
-        """Most tokens of a step, and the time of the second latest one as a multiple of the expected."""
+        """Most tokens of a step, and the time of the latest one as a multiple of the expected."""
 
     def seconds(self, tokens: int, pairs: float) -> float:
         """Returns the expected time of a step; 0 before the first one."""
@@ -51,7 +49,7 @@ class StepTimes:
 
         The step also has `decodes`, with `context` tokens before them. Prompts get the rest of the target, or
         `PREFILL_SHARE` of the time of all else in the step, whichever is more. The target is for a step as
-        late as the second latest one that counts.
+        late as the latest one that counts.
         """
         if not self._steps:
             return FIRST_TOKENS
@@ -62,7 +60,7 @@ class StepTimes:
         slope = per_token + per_pair * start
         root = slope + sqrt(slope * slope + 2 * per_pair * left_s)
         most = GROWTH * self._largest
-        return max(LEAST_TOKENS, most if 2 * left_s >= most * root else int(2 * left_s / root))
+        return max(1, most if 2 * left_s >= most * root else int(2 * left_s / root))
 
     def add(self, tokens: int, pairs: float, seconds: float, has_prompt: bool = True) -> None:
         """Learns from a step."""
@@ -85,5 +83,5 @@ class StepTimes:
                 if square := float(column @ column):
                     change = float(column @ (1 - steps @ constants)) / square
                     constants[place] = max(0.0, constants[place] + change)
-        shares = sorted(float(it) for it in steps[: len(self._steps)] @ constants)
-        self._lateness = 1 / min(1.0, max(shares[:2][-1], 1 / OUTLIER))
+        least = float((steps[: len(self._steps)] @ constants).min())
+        self._lateness = 1 / min(1.0, max(least, 1 / OUTLIER))

@@ -15,7 +15,7 @@ from app.base.cores import cgroup_cores, usable_cores
 from app.llm.engine import EngineOptions, LLMEngine
 from app.llm.loader import load_checkpoint
 from app.llm.model_runner import DeviceManager, ModelRunner
-from app.llm.step_times import FIRST_TOKENS, LEAST_TOKENS, StepTimes
+from app.llm.step_times import FIRST_TOKENS, StepTimes
 from app.llm.threads import SHORT_WAIT, ThreadGovernor, wait_shortly
 from tests.llm.tiny import GREEDY
 from tests.running_server import ROOT
@@ -75,7 +75,7 @@ def test_a_step_that_was_stopped_for_long_changes_little() -> None:
     before = times.most_tokens(0, 0, 1000)
     times.add(150, 1e5, 60.0)
     after = times.most_tokens(0, 0, 1000)
-    assert 0.7 * before < after <= before
+    assert 0.6 * before < after <= before
 
 
 @settings(max_examples=25, deadline=None)
@@ -99,7 +99,7 @@ def test_the_time_of_steps_is_learned_whatever_the_machine(
         place += tokens
     most_s = max(TARGET_S, 1.5 * (base + per_token * 4 + per_pair * 400))
     for tokens, took_s in steps[6:]:
-        assert took_s < 1.25 * most_s or tokens == LEAST_TOKENS
+        assert took_s < 1.25 * most_s or tokens == 1
         assert took_s > 0.75 * TARGET_S or tokens == 512 or place - tokens < 512
 
 

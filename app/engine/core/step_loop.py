@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from app.engine.core.sequence import SequenceContext, SteppedSequence
     from config.profile import CostConstants, FrontCosts, Profile
 
-LEAST_PREFILL = 16
-"""Prompt tokens that a step always has room for, where prompts are cut by time."""
 TILE_ROWS = 128
 """Rows of a matrix product that a device computes together."""
 
@@ -128,7 +126,7 @@ class PrefillTime:
             return self._cost.seconds(step, 0.0, False)
 
         target_s = max(self._target_s, (1 + PREFILL_SHARE) * seconds(0))
-        return LEAST_PREFILL + bisect_right(range(LEAST_PREFILL + 1, most + 1), target_s, key=seconds)
+        return 1 + bisect_right(range(2, most + 1), target_s, key=seconds)
 
 
 WatchStep: TypeAlias = Callable[[Batch[S], float, float], None]
