@@ -191,7 +191,7 @@ def test_no_request_is_lost_when_pods_join_and_leave(
 
 
 def test_prompts_are_cut_by_time_as_the_real_engine_cuts_them() -> None:
-    """Steps with a part of a prompt take 0.2 s, or 1.5 times what their decodes take, and use that up."""
+    """Steps with a part of a prompt take 0.2 s, or 1.25 times what their decodes take, and use that up."""
     profile = read_profile("smollm2-135m-cpu")
     steps: list[tuple[int, int, float]] = []
     plan = SimulationPlan(profile=profile)

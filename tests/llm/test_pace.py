@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.base.cores import cgroup_cores, usable_cores
+from app.engine.core.scheduler import PREFILL_SHARE
 from app.llm.engine import EngineOptions, LLMEngine
 from app.llm.loader import load_checkpoint
 from app.llm.model_runner import DeviceManager, ModelRunner
@@ -97,7 +98,7 @@ def test_the_time_of_steps_is_learned_whatever_the_machine(
         times.add(tokens + 4, pairs, took_s)
         steps.append((tokens, took_s))
         place += tokens
-    most_s = max(TARGET_S, 1.5 * (base + per_token * 4 + per_pair * 400))
+    most_s = max(TARGET_S, (1 + PREFILL_SHARE) * (base + per_token * 4 + per_pair * 400))
     for tokens, took_s in steps[6:]:
         assert took_s < 1.25 * most_s or tokens == 1
         assert took_s > 0.75 * TARGET_S or tokens == 512 or place - tokens < 512

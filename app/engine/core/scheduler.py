@@ -26,7 +26,7 @@ PRIORITY = 1 << 48
 """Factor of a priority in a sort key: exceeds any arrival number, so priority decides first."""
 SLACK = 64
 """Most stale entries in the lines, beyond the number of waiting sequences, before a cleanup."""
-PREFILL_SHARE = 0.5
+PREFILL_SHARE = 0.25
 """Least time of prompts in a step cut by time, as a share of the rest: smaller parts mostly read weights."""
 
 W = TypeVar("W", bound=SequenceState)
