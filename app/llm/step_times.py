@@ -37,7 +37,7 @@ class StepTimes:
         """Base, tokens and pairs of each step, divided by its seconds: so errors are relative."""
         self._constants = [0.0, 0.0, 0.0]
         self._largest, self._lateness = 0, 1.0
-        """Most tokens of a step, and the time of the latest one as a multiple of the expected."""
+        """Most tokens of a step, and the time of the slowest one as a multiple of the expected."""
 
     def seconds(self, tokens: int, pairs: float) -> float:
         """Returns the expected time of a step; 0 before the first one."""
@@ -49,7 +49,7 @@ class StepTimes:
 
         The step also has `decodes`, with `context` tokens before them. Prompts get the rest of the target, or
         `PREFILL_SHARE` of the time of all else in the step, whichever is more. The target is for a step as
-        late as the latest one that counts.
+        slow as the slowest one that counts.
         """
         if not self._steps:
             return FIRST_TOKENS
