@@ -76,6 +76,7 @@ def test_events_of_the_cache_leave_and_what_runs_at_the_end_runs_to_its_end(tmp_
     with subscribed() as subscriber:
         cache = {"SIM_ENABLE_KVCACHE": "true", "SIM_ZMQ_ENDPOINT": f"tcp://127.0.0.1:{subscriber.port}"}
         with served_by("gthread", tmp_path, **LATENCIES, **cache) as server, Wire(server.port) as wire:
+            subscriber.wait_for_publisher()
             assert post(server.port, ask(prompt=list(range(1, 65)))).status == 200
             assert subscriber.events(1)[0]["type"] == "BlockStored"
             events = wire.post(ask(max_tokens=60, stream=True)).events()
