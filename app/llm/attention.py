@@ -40,10 +40,6 @@ class PagedStore:
             self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
         self._offsets = torch.arange(block_size)
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers)
-
     def slots(self, blocks: Listed[int], start: int, end: int) -> torch.Tensor:
         """Returns the slots of a sequence's tokens from `start` to `end` (exclusive)."""
         size = self.block_size
@@ -80,15 +76,22 @@ class StepAttention:
     begin with blocks that another prompt computes in the same step.
     """
 
-    def __init__(self, store: PagedStore, decodes: Listed[Chunk], chunks: Listed[Chunk]) -> None:
+    def __init__(self, store: PagedStore, decodes: Listed[Chunk], chunks: list[Chunk]) -> None:
         """Each token of `decodes` looks back alone, the tokens of a chunk together."""
-        self._store, device = store, store.layers[0].device
+        self._store, self._given, device = store, chunks, store.layers[0].device
         parts = [store.slots(it.blocks, it.start, it.end) for it in (*decodes, *chunks)]
         self._slots = torch.cat(parts).to(device)
-        self._chunks = [self._chunk(chunk, device) for chunk in chunks]
+        self._chunks = [self._chunk(chunk) for chunk in chunks]
         self._count = sum(len(it.tokens) for it in decodes)
         if decodes:
             self._decode = (Decodes if device.type == "cpu" else GatheredDecodes)(store, decodes)
+
+    def drop_last(self) -> int:
+        """Removes a last chunk without a sample from `chunks` if decodes wait; returns the tokens left."""
+        if self._count and self._given and not self._given[-1].samples:
+            self._slots = self._slots[: -len(self._given.pop().tokens)]
+            self._chunks.pop()
+        return len(self._slots)
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Stores `kv` [tokens, 2 * kv_heads, head_dim], and returns [tokens, heads, head_dim]."""
@@ -107,11 +110,9 @@ class StepAttention:
             first = last
         return seen
 
-    def _chunk(
-        self, chunk: Chunk, device: torch.device
-    ) -> tuple[int, torch.Tensor | None, torch.Tensor | None]:
+    def _chunk(self, chunk: Chunk) -> tuple[int, torch.Tensor | None, torch.Tensor | None]:
         """Returns the number of tokens; for later chunks also the slots of all tokens so far, and a mask."""
-        count = len(chunk.tokens)
+        count, device = len(chunk.tokens), self._slots.device
         if not chunk.start:
             return count, None, None
         slots = self._store.slots(chunk.blocks, 0, chunk.end).to(device)

@@ -240,13 +240,15 @@ class Decoder:
         tokens: torch.Tensor,
         positions: torch.Tensor,
         attention: StepAttention,
-        on_layer: Callable[[], object],
+        is_late: Callable[[float], bool],
     ) -> torch.Tensor:
-        """Returns the last hidden states of all tokens of a step; calls `on_layer` before each layer."""
+        """Returns the last hidden states; drops the last chunk if, after a share of layers, it `is_late`."""
         table, turns = self.embedding, self.rope.at(positions)
         x = table.rows(tokens) if isinstance(table, Int8Matrix) else F.embedding(tokens, table)
         for layer in self.layers:
-            on_layer()
+            if is_late(layer.number / len(self.layers)):
+                count = attention.drop_last()
+                x, turns = x[:count], turns[:count]
             x = layer(x, turns, attention)
         return x
 

@@ -29,7 +29,7 @@ from app.llm.sampler import NO_NUMBERS, Sampled, SamplingState, logprobs_of, sam
 from app.llm.sampling_params import SamplingParams
 from app.llm.sequence import Detokenizer, PagedBlocks, Sequence
 from app.llm.speculation import PromptLookup
-from app.llm.step_times import StepTimes
+from app.llm.step_times import OUTLIER, StepTimes
 from app.llm.threads import CROWDED
 from app.text.huggingface import LocalTokenizer
 
@@ -56,7 +56,7 @@ class EngineOptions(EngineSizes, frozen=True, kw_only=True):
 
 
 class EngineStats(Struct):
-    """Counts since the start, or since `LLMEngine.clear_stats`."""
+    """Counts since the start, or since they were cleared."""
 
     steps: int = 0
     step_s: float = 0.0
@@ -130,6 +130,10 @@ class LLMEngine:
         if options.step_time_s:
             self.scheduler.prefill_limit = self._prefill_limit
         self._times = StepTimes(options.step_time_s)
+        self._begun_s = self._expected_s = 0.0
+        """When the latest step began, and its expected time."""
+        self.on_layer: Callable[[], object] = lambda: None
+        """Called before each layer of a step, which may take seconds."""
         self._choices: dict[Hashable, list[Sequence]] = {}
         """Unfinished choices by request id."""
         self.halted = False
@@ -194,7 +198,7 @@ class LLMEngine:
             self._waiting.add(sequence)
 
     def _check(self, ids: Listed[int], params: SamplingParams) -> None:
-        vocabulary = self.runner.vocab_size
+        vocabulary = self.runner.config.vocab_size
         if not ids:
             raise RequestError("The prompt is empty.")
         if min(ids) < 0 or max(ids) >= vocabulary:
@@ -233,7 +237,8 @@ class LLMEngine:
         from app.llm.structured_output import Forms  # takes part of a second
 
         assert self.tokenizer is not None
-        return Forms(self.tokenizer, self.runner.vocab_size, self.eos_token_ids, self.options.form_cpu_s)
+        size, limit_s = self.runner.config.vocab_size, self.options.form_cpu_s
+        return Forms(self.tokenizer, size, self.eos_token_ids, limit_s)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if self.tokenizer is None:
@@ -287,9 +292,6 @@ class LLMEngine:
             self.scheduler.preemptions += 1
             self._waiting.add(sequence)
 
-    def clear_stats(self) -> None:
-        self.stats = EngineStats()
-
     def _parts(self, batch: Batch[Sequence]) -> tuple[list[Chunk], list[Chunk]]:
         decodes = []
         for it in batch.decodes:
@@ -301,7 +303,7 @@ class LLMEngine:
             if it not in decoding and it.computed > (start := it.stored):
                 asked = it.params.prompt_logprobs is not None and not it.output_ids
                 logits = asked and start < it.prompt_tokens - 1
-                ids = it.prompt_ids if it.computed <= len(it.prompt_ids) else it.token_ids
+                ids = it.prompt_ids if it.computed <= it.prompt_tokens else [*it.prompt_ids, *it.output_ids]
                 part, blocks = ids[start : it.computed], it.block_numbers()
                 chunks.append(Chunk(it, part, start, blocks, it in sampling, prompt_logits=logits))
         return decodes, chunks
@@ -314,23 +316,32 @@ class LLMEngine:
 
     def _timed(self, batch: Batch[Sequence], decodes: list[Chunk], chunks: list[Chunk]) -> list[Output]:
         """Computes a step, on as many threads as help, and learns from its time."""
-        device, kind = self.runner.device, 0 if chunks else batch.tokens.bit_length()
-        pairs, begun_s = batch.attention + batch.context, self._now()
-        expected_s = self._times.seconds(batch.tokens, pairs) if chunks else 1.0
+        device, kind, count = self.runner.device, 0 if chunks else batch.tokens.bit_length(), len(chunks)
+        pairs, self._begun_s = batch.attention + batch.context, self._now()
+        self._expected_s = self._times.seconds(batch.tokens, pairs)
         device.use_threads(kind)
         waited = device.waited_s()
         outputs = self._compute(batch, decodes, chunks)
-        took_s = self._now() - begun_s
-        if expected_s:
+        took_s = self._now() - self._begun_s
+        if len(chunks) < count:  # the step was late, and has lost its last chunk
+            took_s = max(took_s, OUTLIER * self._expected_s)
+        if expected_s := self._expected_s if count else 1.0:
             crowded = device.waited_s() - waited > CROWDED * took_s
             device.governor.add(kind, took_s / expected_s, crowded)
-        self._times.add(batch.tokens, pairs, took_s, bool(chunks))
+        self._times.add(batch.tokens, pairs, took_s, count > 0)
         return outputs
 
+    def _is_late(self, done: float) -> bool:
+        self.on_layer()
+        return self._times.is_late(done, self._now() - self._begun_s, self._expected_s)
+
     def _compute(self, batch: Batch[Sequence], decodes: list[Chunk], chunks: list[Chunk]) -> list[Output]:
-        logits = self.runner.run(decodes, chunks)
+        logits = self.runner.run(decodes, chunks, self._is_late)
         for chunk in (*decodes, *chunks):
             chunk.sequence.stored = chunk.end
+        for sequence in self.scheduler.prefilling:
+            sequence.computed = sequence.stored  # its part may have been dropped
+            self.cache.filled(sequence, is_stored=True)
         self.stats.prompt_tokens += sum(len(it.tokens) for it in chunks if not it.sequence.output_ids)
         for chunk, rows in logits.prompts:
             _note_prompt(chunk, rows)

@@ -279,7 +279,7 @@ class Library:
             raise RequestError(str(error)) from error
 
     def _clear_stats(self) -> None:
-        self.engine.clear_stats()
+        self.engine.stats = type(self.engine.stats)()
         self._since_s = time.monotonic()
 
     def _stats(self) -> Result:
@@ -298,7 +298,7 @@ class Library:
                 "allocated_blocks": cache.capacity - cache.free,
                 "free_blocks": cache.free,
                 "utilization": cache.pool.usage,
-                "total_memory": engine.runner.store.size_bytes,
+                "total_memory": sum(layer.nbytes for layer in engine.runner.store.layers),
             },
             "model_stats": {
                 "tokens_generated": stats.generated_tokens,

@@ -100,13 +100,6 @@ class DeviceManager:
         except (OSError, KeyError, ValueError):
             return None
 
-    def collect(self) -> None:
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        elif self.device.type == "mps":
-            torch.mps.empty_cache()
-
     def info(self) -> dict[str, object]:
         kinds = {"cuda": "nvidia_gpu", "mps": "apple_gpu", "cpu": "cpu"}
         return {
@@ -147,8 +140,6 @@ class ModelRunner:
     ) -> None:
         self.config: ModelConfig = checkpoint.config
         self.device = device
-        self.on_layer: Callable[[], object] = lambda: None
-        """Called before each layer of a step, which may take seconds."""
         if batch_invariant and device.device.type != "cpu":
             raise ModelLoadError(f"batch_invariant is for CPUs, not for {device.device.type}.")
         self._num_blocks, self._block_size, self._length = num_blocks, block_size, length
@@ -193,14 +184,12 @@ class ModelRunner:
             del self.model
         if "kv_cache" in parts:
             del self.store
-        self.device.collect()
+        gc.collect()
+        if (device := self.device.device).type != "cpu":
+            torch.get_device_module(device).empty_cache()
 
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
-
-    def run(self, decodes: Listed[Chunk], chunks: Listed[Chunk]) -> StepLogits:
-        """Runs one step."""
+    def run(self, decodes: list[Chunk], chunks: list[Chunk], is_late: Callable[[float], bool]) -> StepLogits:
+        """Runs one step. `is_late` is as for `Decoder`; the chunk leaves `chunks`."""
         with torch.inference_mode():
             parts = [*decodes, *chunks]
             one_by_one = parts if self._batch_invariant else decodes
@@ -208,7 +197,7 @@ class ModelRunner:
             tokens = [token for it in parts for token in it.tokens]
             positions = [place for it in parts for place in range(it.start, it.end)]
             ids, places = (torch.tensor(its, device=self.device.device) for its in (tokens, positions))
-            return self._logits(self.model(ids, places, attention, self.on_layer), parts)
+            return self._logits(self.model(ids, places, attention, is_late), [*decodes, *chunks])
 
     def _logits(self, hidden: torch.Tensor, chunks: Listed[Chunk]) -> StepLogits:
         """Applies the head to the requested tokens only: mostly the last one of a prompt."""

@@ -75,12 +75,6 @@ class Detokenizer:
 class Sequence(SequenceState):
     """Choice `index` of the request `request_id`."""
 
-    __slots__ = (
-        *("deadline_s", "detokenizer", "draft_limit", "drafts", "ended", "index", "known_ids", "output_ids"),
-        *("params", "prompt_ids", "prompt_logprobs", "queued_s", "request_id", "sampling"),
-        *("scheduled_s", "stored"),
-    )
-
     def __init__(
         self,
         request_id: Hashable,
@@ -113,10 +107,6 @@ class Sequence(SequenceState):
         self.known_ids = array("i")
         """Token ids of prompt and reply for `PromptLookup`, up to its latest draft."""
 
-    @property
-    def token_ids(self) -> list[int]:
-        return [*self.prompt_ids, *self.output_ids]
-
     def reply_ids(self, start: int, stop: int) -> list[int]:
         return self.output_ids[start:stop]
 
@@ -128,3 +118,8 @@ class PagedBlocks(KVCache):
         super().begin(sequence, found, count)
         assert isinstance(sequence, Sequence)
         sequence.stored = found * self.block_size
+
+    def filled(self, sequence: SequenceState, is_stored: bool = False) -> None:
+        """Caches the last part of a prompt at once, an earlier one when stored, as it may be dropped."""
+        if is_stored or sequence.computed == sequence.prompt_tokens + sequence.written:
+            super().filled(sequence)

@@ -64,8 +64,6 @@ logger = logging.getLogger(__name__)
 class WorkerClient:
     """A worker that has sent a message. Its requests' ids in the engine are (worker, key)."""
 
-    __slots__ = ("keys", "name", "notices", "wants_kv_events")
-
     def __init__(self, name: bytes) -> None:
         self.name, self.wants_kv_events = name, False
         self.keys: set[int] = set()
@@ -103,7 +101,7 @@ class EngineService:
             num_blocks=engine.options.num_blocks,
             block_size=engine.options.block_size,
         )
-        engine.runner.on_layer = heartbeat.beat
+        engine.on_layer = heartbeat.beat
         self._encode_events = encoder("map")
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(list[Order]).decode

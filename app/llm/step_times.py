@@ -18,6 +18,8 @@ WINDOW: Final = 16
 """Steps that count; the machine may be faster or slower than before."""
 OUTLIER: Final = 1.5
 """Most times that a step counts for longer than expected: the process may have been stopped meanwhile."""
+LATE: Final = 1.1
+"""Times the target, or a longer expected time, after which decodes should wait no longer for prompts."""
 ROUNDS: Final = 8
 
 
@@ -36,30 +38,33 @@ class StepTimes:
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
         """Base, tokens and pairs of each step, divided by its seconds: so errors are relative."""
         self._constants = [0.0, 0.0, 0.0]
-        self._largest, self._lateness = 0, 1.0
-        """Most tokens of a step, and the time of the slowest one as a multiple of the expected."""
+        self._largest_step = 0
 
     def seconds(self, tokens: int, pairs: float) -> float:
         """Returns the expected time of a step; 0 before the first one."""
         base, per_token, per_pair = self._constants
         return base + per_token * tokens + per_pair * pairs
 
+    def is_late(self, done: float, seconds: float, expected_s: float) -> bool:
+        """Returns whether the other layers, as fast as expected, end after the step's limit."""
+        limit_s = LATE * max(self._target_s, expected_s)
+        return self._target_s > 0 and seconds + (1 - done) * expected_s > limit_s
+
     def most_tokens(self, decodes: int, context: int, start: int) -> int:
         """Returns the prompt tokens that fit, from position `start`.
 
         The step also has `decodes`, with `context` tokens before them. Prompts get the rest of the target, or
-        `PREFILL_SHARE` of the time of all else in the step, whichever is more. The target is for a step as
-        slow as the slowest one that counts.
+        `PREFILL_SHARE` of the time of all else in the step, whichever is more.
         """
         if not self._steps:
             return FIRST_TOKENS
         _, per_token, per_pair = self._constants
         fixed_s = self.seconds(decodes, context)
-        left_s = max(self._target_s / self._lateness - fixed_s, PREFILL_SHARE * fixed_s)
+        left_s = max(self._target_s - fixed_s, PREFILL_SHARE * fixed_s)
         # per_pair / 2 * tokens² + slope * tokens = left_s
         slope = per_token + per_pair * start
         root = slope + sqrt(slope * slope + 2 * per_pair * left_s)
-        most = GROWTH * self._largest
+        most = GROWTH * self._largest_step
         return max(1, most if 2 * left_s >= most * root else int(2 * left_s / root))
 
     def add(self, tokens: int, pairs: float, seconds: float, has_prompt: bool = True) -> None:
@@ -72,7 +77,7 @@ class StepTimes:
             seconds = min(seconds, OUTLIER * self.seconds(tokens, pairs))
         elif not self._steps:
             self._constants[1] = seconds / tokens
-        self._largest = max(self._largest, tokens)
+        self._largest_step = max(self._largest_step, tokens)
         self._steps.append((1 / seconds, tokens / seconds, pairs / seconds))
         self._fit()
 
@@ -83,5 +88,3 @@ class StepTimes:
                 if square := float(column @ column):
                     change = float(column @ (1 - steps @ constants)) / square
                     constants[place] = max(0.0, constants[place] + change)
-        least = float((steps[: len(self._steps)] @ constants).min())
-        self._lateness = 1 / min(1.0, max(least, 1 / OUTLIER))

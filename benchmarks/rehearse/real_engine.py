@@ -56,7 +56,7 @@ class RealEngine:
         return f"{its['device']}, {its['dtype']}, threads: {its['num_threads']}"
 
     def add(self, number: int, input_tokens: int, output_tokens: int) -> None:
-        ids = range(self._engine.runner.vocab_size)
+        ids = range(self._engine.runner.config.vocab_size)
         prompt = Random(f"{self._seed}/{number}").choices(ids, k=input_tokens)
         params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
         self._engine.add_request(str(number), prompt, params)
