@@ -29,7 +29,7 @@ from app.llm.sampler import NO_NUMBERS, Sampled, SamplingState, logprobs_of, sam
 from app.llm.sampling_params import SamplingParams
 from app.llm.sequence import Detokenizer, PagedBlocks, Sequence
 from app.llm.speculation import PromptLookup
-from app.llm.step_times import OUTLIER, StepTimes
+from app.llm.step_times import MOST_DROPS, OUTLIER, StepTimes
 from app.llm.threads import CROWDED
 from app.text.huggingface import LocalTokenizer
 
@@ -130,8 +130,8 @@ class LLMEngine:
         if options.step_time_s:
             self.scheduler.prefill_limit = self._prefill_limit
         self._times = StepTimes(options.step_time_s)
-        self._begun_s = self._expected_s = 0.0
-        """When the latest step began, and its expected time."""
+        self._begun_s, self._expected_s, self._drops = 0.0, 0.0, 0
+        """When the latest step began, its expected time, and how many steps in a row have dropped a part."""
         self.on_layer: Callable[[], object] = lambda: None
         """Called before each layer of a step, which may take seconds."""
         self._choices: dict[Hashable, list[Sequence]] = {}
@@ -323,17 +323,19 @@ class LLMEngine:
         waited = device.waited_s()
         outputs = self._compute(batch, decodes, chunks)
         took_s = self._now() - self._begun_s
-        if len(chunks) < count:  # the step was late, and has lost its last chunk
+        crowded = device.waited_s() - waited > CROWDED * took_s
+        self._drops = self._drops + 1 if len(chunks) < count else 0
+        if self._drops:  # all layers would have taken longer
             took_s = max(took_s, OUTLIER * self._expected_s)
         if expected_s := self._expected_s if count else 1.0:
-            crowded = device.waited_s() - waited > CROWDED * took_s
             device.governor.add(kind, took_s / expected_s, crowded)
         self._times.add(batch.tokens, pairs, took_s, count > 0)
         return outputs
 
     def _is_late(self, done: float) -> bool:
         self.on_layer()
-        return self._times.is_late(done, self._now() - self._begun_s, self._expected_s)
+        seconds = self._now() - self._begun_s
+        return self._drops < MOST_DROPS and self._times.is_late(done, seconds, self._expected_s)
 
     def _compute(self, batch: Batch[Sequence], decodes: list[Chunk], chunks: list[Chunk]) -> list[Output]:
         logits = self.runner.run(decodes, chunks, self._is_late)

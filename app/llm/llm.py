@@ -279,8 +279,7 @@ class Library:
             raise RequestError(str(error)) from error
 
     def _clear_stats(self) -> None:
-        self.engine.stats = type(self.engine.stats)()
-        self._since_s = time.monotonic()
+        self.engine.stats, self._since_s = type(self.engine.stats)(), time.monotonic()
 
     def _stats(self) -> Result:
         engine, uptime_s = self.engine, time.monotonic() - self._since_s

@@ -18,8 +18,9 @@ WINDOW: Final = 16
 """Steps that count; the machine may be faster or slower than before."""
 OUTLIER: Final = 1.5
 """Most times that a step counts for longer than expected: the process may have been stopped meanwhile."""
-LATE: Final = 1.1
+LATE: Final = 1.2
 """Times the target, or a longer expected time, after which decodes should wait no longer for prompts."""
+MOST_DROPS: Final = 3  # late steps in a row without their part of a prompt
 ROUNDS: Final = 8
 
 

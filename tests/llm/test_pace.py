@@ -11,6 +11,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from app.base.cores import cgroup_cores, usable_cores
 from app.engine.core.scheduler import PREFILL_SHARE
@@ -75,9 +76,9 @@ class Machine:
 
         runner.run = timed  # type: ignore[method-assign]
 
-    def add(self, number: int, tokens: int) -> None:
+    def add(self, number: int, tokens: int, max_tokens: int = 64) -> None:
         prompt = Random(number).choices(range(VOCABULARY), k=tokens)
-        self.engine.add_request(number, prompt, GREEDY)
+        self.engine.add_request(number, prompt, replace(GREEDY, max_tokens=max_tokens))
 
     def run(self, *prompts: int) -> None:
         for number, tokens in enumerate(prompts):
@@ -128,6 +129,21 @@ def test_a_prompt_that_ends_after_a_drop_leaves_only_blocks_that_are_stored(fold
             machine.step()
         assert machine.dropped and machine.replies == plain.replies
         assert machine.engine.stats.prefix_hits == stored // 16 * 16
+
+
+def test_a_prompt_goes_on_where_every_step_is_late(folder: Path) -> None:
+    def seconds(tokens: int, pairs: float) -> float:
+        return (0.1 + 0.002 * tokens) * (8 if len(machine.steps) >= 40 else 1)
+
+    machine = Machine(folder, seconds)
+    for number in range(4):
+        machine.add(number, 200, max_tokens=500)
+    while len(machine.steps) < 40:
+        machine.step()
+    machine.add(4, 300)
+    while machine.engine.scheduler.waiting.members or machine.engine.scheduler.prefilling:
+        machine.step()
+    assert machine.dropped and machine.engine.scheduler.decoding[0] == 5, "before the replies end"
 
 
 def test_without_a_target_prompts_are_cut_by_tokens(folder: Path) -> None:
