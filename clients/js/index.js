@@ -2,11 +2,13 @@
 
 import { AssertionError } from "node:assert";
 import { spawn } from "node:child_process";
+import { randomInt } from "node:crypto";
 import { createServer } from "node:net";
 import { setTimeout as sleep } from "node:timers/promises";
 
 const RULES = "/admin/script/rules";
 const [START_LIMIT_MS, STOP_LIMIT_MS, TIMEOUT_MS] = [30_000, 5_000, 10_000];
+const PORTS = [16_000, 32_000]; // below the kernel's ephemeral range, so that outgoing connections take none of these
 const [MOST_LOG, MOST_LINES, MOST_TEXT] = [1 << 16, 30, 160]; // characters, entries, characters
 
 /** The server refused a request of the test, did not answer, or did not start. */
@@ -167,11 +169,15 @@ function flags(settings) {
 }
 
 async function freePort() {
-  const probe = createServer();
-  await new Promise((open, failed) => probe.once("error", failed).listen(0, "127.0.0.1", open));
-  const { port } = probe.address();
-  await new Promise((closed) => probe.close(closed));
-  return port;
+  for (;;) {
+    const [port, probe] = [randomInt(...PORTS), createServer()];
+    const isFree = await new Promise((tell, failed) => {
+      probe.once("error", (error) => (error.code === "EADDRINUSE" ? tell(false) : failed(error)));
+      probe.listen(port, "127.0.0.1", () => tell(true));
+    });
+    await new Promise((closed) => probe.close(closed));
+    if (isFree) return port;
+  }
 }
 
 function kill(child, signal) {

@@ -46,3 +46,7 @@ test("what cannot be is told", async () => {
   await assert.rejects(connect("http://127.0.0.1:1/v1").requests(), ControlError);
   await assert.rejects(connect(server.baseURL).requests(), /answered 401/);
 });
+
+test("no outgoing connection can take the port before the server does", () => {
+  assert.ok(Number(new URL(server.url).port) < 32_768);
+});

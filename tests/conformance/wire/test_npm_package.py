@@ -38,4 +38,4 @@ def test_an_agents_loop_is_set_and_verified(agent: str, tmp_path: Path) -> None:
     command = [str(NODE), "--test", "--test-reporter=tap", "a.test.mjs"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=55)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"# pass {1 if agent else 3}" in done.stdout
+    assert f"# pass {1 if agent else 4}" in done.stdout
