@@ -309,10 +309,10 @@ class LLMEngine:
         return decodes, chunks
 
     def _prefill_limit(self) -> int:
-        """Returns the prompt tokens of the next step, which fit into `step_time_s`."""
-        scheduler = self.scheduler
+        """Returns the prompt tokens of the next step: what fits into `step_time_s`, or half after a drop."""
+        scheduler, halves = self.scheduler, self._drops not in (0, MOST_DROPS)
         start = scheduler.prefilling[0].computed if scheduler.prefilling else 0
-        return self._times.most_tokens(*scheduler.decoding, start)
+        return max(1, self._times.most_tokens(*scheduler.decoding, start) >> halves)
 
     def _timed(self, batch: Batch[Sequence], decodes: list[Chunk], chunks: list[Chunk]) -> list[Output]:
         """Computes a step, on as many threads as help, and learns from its time."""

@@ -113,6 +113,13 @@ def test_a_late_step_drops_its_prompt_and_no_reply_changes(folder: Path) -> None
     assert slow.engine.stats.prefix_hits == 900 // 16 * 16, "all its blocks are found"
 
 
+def test_late_steps_in_a_row_have_ever_shorter_parts(folder: Path) -> None:
+    machine = Machine(folder, costs, slow_steps=range(6, 14))
+    machine.run(8, 8, 8, 900)
+    assert machine.dropped
+    assert max(took_s for decodes, _, took_s in machine.steps if decodes) < 1.6 * TARGET_S
+
+
 def test_a_prompt_that_ends_after_a_drop_leaves_only_blocks_that_are_stored(folder: Path) -> None:
     plain = Machine(folder, costs)
     plain.run(8, 900)
