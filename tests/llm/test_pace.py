@@ -113,7 +113,7 @@ def test_a_late_step_drops_its_prompt_and_no_reply_changes(folder: Path) -> None
     assert slow.engine.stats.prefix_hits == 900 // 16 * 16, "all its blocks are found"
 
 
-def test_late_steps_in_a_row_have_ever_shorter_parts(folder: Path) -> None:
+def test_late_steps_in_a_row_hold_no_stream_for_long(folder: Path) -> None:
     machine = Machine(folder, costs, slow_steps=range(6, 14))
     machine.run(8, 8, 8, 900)
     assert machine.dropped
