@@ -75,7 +75,7 @@ def test_actions_act_also_without_the_development_routes() -> None:
 
 def test_a_refused_request_is_counted_with_its_reason() -> None:
     app = app_of("--console", "--force-dummy-tokenizer", "--max-model-len", "16")
-    console = next(it for it in app.middleware._middleware if isinstance(it, Console))
+    console = next(it for it in app.middleware.members if isinstance(it, Console))
     console.observer.begin()
     for data, status in ((b'{"model": "other", "prompt": "a"}', 404), (b"{", 400)):
         asked = app.test_client().post("/v1/completions", data=data, content_type="application/json")

@@ -32,7 +32,8 @@ class MiddlewareStack:
     """Runs `begin` in the order of the list, and in reverse each `end` that was active at the beginning."""
 
     def __init__(self, middleware: Sequence[Middleware]) -> None:
-        self._middleware = tuple(middleware)
+        self.members = tuple(middleware)
+        """The outermost first."""
         self._begin: tuple[Begin, ...] = ()
         self._begin_general: tuple[Begin, ...] = ()
         self._end: tuple[Ending, ...] = ()
@@ -41,14 +42,14 @@ class MiddlewareStack:
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
-        return {name: cache for one in self._middleware for name, cache in one.caches.items()}
+        return {name: cache for one in self.members for name, cache in one.caches.items()}
 
     def on_settings(self, settings: Settings) -> None:
         """Subscribe the stack after its middleware, so that `active` is up to date."""
         self.refresh()
 
     def refresh(self) -> None:
-        active = [one for one in self._middleware if one.active]
+        active = [one for one in self.members if one.active]
         begins = [one for one in active if type(one).begin is not Middleware.begin]
         self._begin = tuple(one.begin for one in begins if one.concerns_plain)
         self._begin_general = *self._begin, *(one.begin for one in begins if not one.concerns_plain)
