@@ -5,7 +5,7 @@
 # make test-shared  run those that compare with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
 # make test-general  hostile clients once more, with servers that do without the fast path
 # make test-image    run the tests of the image, and those that start no process, with the Python that the image has
-# make lint       ruff, mypy and plain words
+# make lint       ruff, mypy, plain words and code habits
 # make bench      run the benchmarks
 # make mutants    change the code a little and see whether tests notice: N=80 SEED=1 ROOMS="kvcache schema"
 # make image      build the container image
@@ -97,6 +97,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict app config vllm_understudy benchmarks wsgi.py examples/plugins
 	$(BIN)/python scripts/plain_words.py
+	$(BIN)/python -m scripts.code_habits
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
