@@ -22,11 +22,11 @@ from app.serving.api.writer import BlockWriter, Segment, named_event
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import Response, json_response
-from app.serving.http.route import Route, post
+from app.serving.http.route import STREAM_MEDIA, Route, RouteDocs, post
 from app.serving.protocol import anthropic as wire
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
-from app.serving.protocol.common import GAP, HOLE, encode
+from app.serving.protocol.common import EXAMPLE_CHAT, GAP, HOLE, encode
 from app.serving.protocol.options import Effort
 from app.text.base import ChatOptions, Tokenizer, TokenizerInputError
 
@@ -238,9 +238,20 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
         before = {"original_input_tokens": counted}
         return json_response({"input_tokens": counted, "context_management": before})
 
+    message_docs = RouteDocs(
+        body=(wire.MessagesRequest,),
+        example={"model": "", "messages": EXAMPLE_CHAT, "max_tokens": 8},
+        media=STREAM_MEDIA,
+        errors=(wire.ErrorResponse,),
+    )
+    count_docs = RouteDocs(
+        body=(wire.CountTokensRequest,),
+        example={"model": "", "messages": EXAMPLE_CHAT},
+        errors=(wire.ErrorResponse,),
+    )
     return [
-        post("/v1/messages", create_message, message_error),
-        post("/v1/messages/count_tokens", count_tokens, message_error),
+        post("/v1/messages", create_message, message_error, docs=message_docs),
+        post("/v1/messages/count_tokens", count_tokens, message_error, docs=count_docs),
     ]
 
 

@@ -13,7 +13,7 @@ from app.serving.api.writer import ChoiceState, ChunkWriter, PlainChoice
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response
-from app.serving.http.route import PlainHandler, Route, post
+from app.serving.http.route import STREAM_MEDIA, PlainHandler, Route, RouteDocs, post
 from app.serving.protocol import common
 from app.serving.protocol import completions as wire
 from app.serving.protocol.common import HOLE, PromptTokensDetails, Usage
@@ -151,7 +151,13 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         )
         return pipeline.submit(asked, meta, prompts, CompletionWriter(meta, options), context)
 
-    return [post("/v1/completions", completions, plain=plain)]
+    docs = RouteDocs(
+        body=(wire.CompletionRequest,),
+        example={"prompt": "hello", "max_tokens": 8},
+        answer=wire.Completion,
+        media=STREAM_MEDIA,
+    )
+    return [post("/v1/completions", completions, plain=plain, docs=docs)]
 
 
 def completion_prompt(

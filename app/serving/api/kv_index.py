@@ -14,7 +14,8 @@ from app.serving.api.pipeline import ChatRules
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import not_found, timed_out, unavailable
 from app.serving.http.response import Response, json_response
-from app.serving.http.route import Route, get, post
+from app.serving.http.route import Route, RouteDocs, get, post
+from app.serving.protocol.common import EXAMPLE_CHAT
 from app.serving.protocol.decoding import Request, decode
 from app.serving.protocol.tokenize import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
 from app.text.base import TokenizerLoadError
@@ -73,7 +74,7 @@ def routes(index: KvIndex, settings: Settings) -> list[Route]:
         """The state of the index; sizes and pods are null while its backend does not answer."""
         return json_response({"backend": at.kv_index_backend, **index.stats()})
 
-    def route(path: str, kind: type[T], answer: Callable[[T], object]) -> Route:
+    def route(path: str, kind: type[T], answer: Callable[[T], object], docs: RouteDocs) -> Route:
         @wraps(answer)
         def handle(context: RequestContext) -> Response:
             asked = decode(body.read(context), context.content_type, kind)
@@ -88,13 +89,20 @@ def routes(index: KvIndex, settings: Settings) -> list[Route]:
             except BackendUnavailable as error:
                 raise unavailable(f"The index cannot be asked now: {error}.") from None
 
-        return post(path, handle)
+        return post(path, handle, docs=docs)
 
+    text_docs = RouteDocs(
+        body=(ScoreTextRequest,),
+        example={"prompt": "hello"},
+        answer=dict[str, float] | None,
+    )
+    chat_docs = RouteDocs(body=(ScoreChatRequest,), example={"messages": EXAMPLE_CHAT})
+    token_docs = RouteDocs(body=(ScoreTokensRequest,), example={"tokens": [1, 2, 3]})
     return [
         get("/kv/index", kv_index),
-        route("/score_completions", ScoreTextRequest, texts),
-        route("/score_chat_completions", ScoreChatRequest, chats),
-        route("/score_tokens", ScoreTokensRequest, ids),
+        route("/score_completions", ScoreTextRequest, texts, text_docs),
+        route("/score_chat_completions", ScoreChatRequest, chats, chat_docs),
+        route("/score_tokens", ScoreTokensRequest, ids, token_docs),
     ]
 
 

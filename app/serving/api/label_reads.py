@@ -22,7 +22,7 @@ from app.serving.api.writer import ChoiceState, WholeWriter
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request, not_implemented
 from app.serving.http.response import Response
-from app.serving.http.route import Route, post
+from app.serving.http.route import Route, RouteDocs, post
 from app.serving.protocol import rules
 from app.serving.protocol.coercion import JsonObject, Misfit, convert_value
 from app.serving.protocol.common import ItemList, Usage
@@ -175,8 +175,23 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
             raise not_implemented("The model does not support structured decisions.")
         return _decide(pipeline, tokens, request, context)
 
-    decisions = post("/v1/systemone", systemone)
-    return [post("/generative_scoring", generative_scoring), decisions] if generates else [decisions]
+    decision_docs = RouteDocs(
+        body=(DecisionRequest,),
+        example={
+            "state": "a cat",
+            "questions": {"alive": {"type": "noul", "instructions": "Is it alive?"}},
+        },
+        answer=Decisions,
+    )
+    decisions = post("/v1/systemone", systemone, docs=decision_docs)
+    if not generates:
+        return [decisions]
+    scoring_docs = RouteDocs(
+        body=(GenerativeScoringRequest,),
+        example={"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]},
+        answer=ItemList,
+    )
+    return [post("/generative_scoring", generative_scoring, docs=scoring_docs), decisions]
 
 
 def _prompts(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> list[TokenIds]:

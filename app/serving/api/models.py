@@ -10,7 +10,7 @@ from app.serving.api.identity import Identity
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import malformed, not_found
 from app.serving.http.response import Response, json_response
-from app.serving.http.route import Route, get, post
+from app.serving.http.route import Route, RouteDocs, get, post
 from app.serving.protocol.coercion import Misfit, convert
 from app.serving.protocol.decoding import Request, decode, read_json
 from app.serving.protocol.rules import check_unicode
@@ -145,9 +145,18 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
         models.adapters.unload(asked.lora_name)
         return Response(f"Success: adapter {asked.lora_name!r} is unloaded.".encode())
 
+    load_docs = RouteDocs(
+        body=(LoadAdapterRequest,),
+        example={"lora_name": "sql", "lora_path": "/sql"},
+    )
+    unload_docs = RouteDocs(body=(UnloadAdapterRequest,), example={"lora_name": "sql"})
+    register_docs = RouteDocs(
+        body=(RegisterAdapterRequest,),
+        example={"name": "sql", "src": "/sql"},
+    )
     return [
-        post("/v1/load_lora_adapter", load_lora_adapter),
-        post("/v1/unload_lora_adapter", unload),
-        post("/adapters", register_adapter),
+        post("/v1/load_lora_adapter", load_lora_adapter, docs=load_docs),
+        post("/v1/unload_lora_adapter", unload, docs=unload_docs),
+        post("/adapters", register_adapter, docs=register_docs),
         Route(methods=("DELETE",), path="/adapters/{adapter_name}", handle=unregister_adapter),
     ]

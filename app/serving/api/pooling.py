@@ -30,7 +30,7 @@ from app.serving.faults.fault import Fault, damage
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response
-from app.serving.http.route import Handler, Route, post
+from app.serving.http.route import BINARY_MEDIA, Handler, Route, RouteDocs, post
 from app.serving.protocol import pooling as wire
 from app.serving.protocol.chat import Message
 from app.serving.protocol.common import ItemList, Usage, encode
@@ -58,6 +58,41 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
 `score` is a classifier with one class, a cross-encoder; `classify` is one with several. `pooling` is our own,
 for one server with all tasks.
 """
+
+_SCORE_DOCS = RouteDocs(
+    body=(wire.ScoreRequest,),
+    example={"queries": "what is a cat", "documents": ["an animal", "a tool"]},
+    answer=ItemList,
+)
+_RERANK_DOCS = RouteDocs(
+    body=(wire.RerankRequest,),
+    example={"query": "what is a cat", "documents": ["an animal", "a tool"]},
+)
+DOCS: Mapping[str, RouteDocs] = {
+    EMBEDDINGS: RouteDocs(
+        body=(wire.EmbeddingRequest,),
+        example={"input": "hello"},
+        answer=ItemList,
+        media=BINARY_MEDIA,
+    ),
+    COHERE: RouteDocs(body=(wire.CohereEmbedRequest,), example={"texts": ["hello"]}),
+    "/pooling": RouteDocs(
+        body=(wire.PoolingRequest,),
+        example={"input": "hello"},
+        answer=ItemList,
+        media=BINARY_MEDIA,
+    ),
+    "/classify": RouteDocs(
+        body=(wire.ClassificationRequest,),
+        example={"input": "hello"},
+        answer=ItemList,
+    ),
+    "/score": _SCORE_DOCS,
+    "/v1/score": _SCORE_DOCS,
+    "/rerank": _RERANK_DOCS,
+    "/v1/rerank": _RERANK_DOCS,
+    "/v2/rerank": _RERANK_DOCS,
+}
 
 WANTED: Mapping[str, str] = {"embed": "embedding", "classify": "classes"}
 """Kind of output for scripts, by task; single tokens (`token_embed`, `token_classify`) have none."""
@@ -94,7 +129,7 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         "/classify": runner.create_classification,
         **{path: runner.create_rerank if "rerank" in path else runner.create_score for path in SCORES},
     }
-    return [post(path, handlers[path]) for path in served_routes(settings)]
+    return [post(path, handlers[path], docs=DOCS[path]) for path in served_routes(settings)]
 
 
 class PoolingJob(NamedTuple):

@@ -1,9 +1,11 @@
 """Routes of HTTP and methods of gRPC: path, handler and error format."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from app.serving.http.context import MatchedRoute, RequestContext
 from app.serving.http.errors import ApiError
@@ -26,6 +28,42 @@ class PlainHandler(Protocol):
         """Answers a recognised request. Raises errors that `Route.on_error` handles."""
 
 
+JSON_MEDIA = "application/json"
+STREAM_MEDIA = (JSON_MEDIA, "text/event-stream")
+"""Media types of a route that streams on demand."""
+BINARY_MEDIA = (JSON_MEDIA, "application/octet-stream")
+"""Media types of a route that sends vectors as bytes on demand."""
+NO_MEDIA: tuple[str, ...] = ()
+"""Media types of a route that answers without a body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteDocs:
+    """Types of a route's requests and responses, from which /openapi.json is made.
+
+    Each attribute has a default, so a route without docs takes no body and answers any JSON or text.
+    """
+
+    body: tuple[Any, ...] = ()
+    """Types of the body, one of which it has to fit."""
+    example: Mapping[str, object] = field(default_factory=dict)
+    """A body that succeeds; a `model` in it stands for the served one."""
+    body_is_optional: bool = False
+    query: type[Struct] | None = None
+    """Struct with the parameters of the query."""
+    answer: Any = None
+    """Type of the JSON of a success."""
+    media: tuple[str, ...] | None = None
+    """Media types of a success; None for JSON, or for any text where `answer` is not set."""
+    errors: tuple[type[Struct], ...] = ()
+    """Types of errors besides the usual ones."""
+    status: int = 200
+    """Status of a success."""
+
+
+NO_DOCS = RouteDocs()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route(MatchedRoute):
     """A handler for `methods` of `path`, whose variable parts are in braces, as in vLLM.
@@ -37,6 +75,7 @@ class Route(MatchedRoute):
     methods: tuple[str, ...]
     handle: Handler
     plain: PlainHandler | None = None
+    docs: RouteDocs = NO_DOCS
 
 
 class Probe:
@@ -55,19 +94,36 @@ class Probe:
         return self._handle(context)
 
 
-def get(path: str, handle: Handler) -> Route:
-    return Route(methods=("GET",), path=path, handle=handle)
+def get(path: str, handle: Handler, docs: RouteDocs = NO_DOCS) -> Route:
+    return Route(methods=("GET",), path=path, handle=handle, docs=docs)
 
 
-def probe(path: str, handle: Handler, *more_methods: str) -> Route:
+def probe(path: str, handle: Handler, *more_methods: str, docs: RouteDocs = NO_DOCS) -> Route:
     """Returns a route for GET and `more_methods`; `handle` never waits, and plain GET requests skip Flask."""
-    return Route(methods=("GET", *more_methods), path=path, handle=handle, plain=Probe(handle))
+    return Route(
+        methods=("GET", *more_methods),
+        path=path,
+        handle=handle,
+        plain=Probe(handle),
+        docs=docs,
+    )
 
 
 def post(
-    path: str, handle: Handler, on_error: ErrorHandler | None = None, plain: PlainHandler | None = None
+    path: str,
+    handle: Handler,
+    on_error: ErrorHandler | None = None,
+    plain: PlainHandler | None = None,
+    docs: RouteDocs = NO_DOCS,
 ) -> Route:
-    return Route(methods=("POST",), path=path, handle=handle, on_error=on_error, plain=plain)
+    return Route(
+        methods=("POST",),
+        path=path,
+        handle=handle,
+        on_error=on_error,
+        plain=plain,
+        docs=docs,
+    )
 
 
 # gRPC: a call is an HTTP request with metadata as headers and the message as body.

@@ -11,6 +11,8 @@ from msgspec.json import Encoder
 
 encode = Encoder().encode
 """Encodes to compact JSON. UnicodeEncodeError for a lone surrogate."""
+EXAMPLE_CHAT = ({"role": "user", "content": "hi"},)
+"""The shortest conversation, for examples of requests."""
 GAP = b"\0"
 """Placeholder in a template. JSON never contains this byte: texts escape it."""
 HOLE = Raw(GAP)

@@ -9,11 +9,11 @@ from msgspec import Meta, Struct
 
 from app.engine.core.lifecycle import Operations, WeightUpdates
 from app.engine.core.wire import DEEPEST_SLEEP, PauseMode
-from app.serving.api.admin.server import action
+from app.serving.api.admin.server import ANY_OBJECT, EMPTY_ANSWER, action
 from app.serving.http.connection import watched
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request, internal, malformed
-from app.serving.http.route import Route
+from app.serving.http.route import NO_DOCS, NO_MEDIA, Route, RouteDocs
 from app.serving.protocol import decoding
 from app.serving.protocol.coercion import JsonObject
 
@@ -21,6 +21,12 @@ from app.serving.protocol.coercion import JsonObject
 class SleepQuery(Struct):
     level: Annotated[int, Meta(ge=0, le=DEEPEST_SLEEP)] = 1
     mode: PauseMode = "abort"
+
+
+class WakeQuery(Struct):
+    """The query of ``POST /wake_up``, which the handler reads without this type."""
+
+    tags: list[str]
 
 
 class PauseQuery(Struct):
@@ -145,11 +151,18 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], Mapping[s
             now = ", ".join(f"{name}={value!r}" for name, value in settings().items())
         return {"vllm_config": now, "vllm_env": {}, "system_env": {}}
 
-    posts = (sleep, release_kv_cache_memory, wake_up, pause, resume, reset_prefix_cache)
     return [
-        *(action(f"POST /{work.__name__}", work) for work in posts),
-        *(action(f"GET /{work.__name__}", work) for work in (is_sleeping, is_paused, server_info)),
-        *(action(f"POST /{name}", reset_media) for name in ("reset_mm_cache", "reset_encoder_cache")),
+        action("POST /sleep", sleep, RouteDocs(query=SleepQuery)),
+        action("POST /release_kv_cache_memory", release_kv_cache_memory),
+        action("POST /wake_up", wake_up, RouteDocs(query=WakeQuery)),
+        action("POST /pause", pause, RouteDocs(query=PauseQuery)),
+        action("POST /resume", resume),
+        action("POST /reset_prefix_cache", reset_prefix_cache, RouteDocs(query=ResetQuery)),
+        action("GET /is_sleeping", is_sleeping),
+        action("GET /is_paused", is_paused),
+        action("GET /server_info", server_info, RouteDocs(query=InfoQuery)),
+        action("POST /reset_mm_cache", reset_media, EMPTY_ANSWER),
+        action("POST /reset_encoder_cache", reset_media, EMPTY_ANSWER),
     ]
 
 
@@ -162,7 +175,11 @@ def profiler(limits: BodyLimits) -> list[Route]:
     def stop_profile(context: RequestContext) -> None:
         """Succeeds."""
 
-    return [action("POST /start_profile", start_profile), action("POST /stop_profile", stop_profile)]
+    start_docs = RouteDocs(body=(StartProfileRequest,), body_is_optional=True, media=NO_MEDIA)
+    return [
+        action("POST /start_profile", start_profile, start_docs),
+        action("POST /stop_profile", stop_profile, EMPTY_ANSWER),
+    ]
 
 
 def _object(body: BodyLimits, context: RequestContext, error: ApiError) -> JsonObject:
@@ -190,7 +207,11 @@ def elastic_routes(body: BodyLimits, ranks: int) -> list[Route]:
         """Always false: ranks never come or go."""
         return {"is_scaling_elastic_ep": False}
 
-    return [action(f"POST /{work.__name__}", work) for work in (scale_elastic_ep, is_scaling_elastic_ep)]
+    scale_docs = RouteDocs(body=(ANY_OBJECT,), example={"new_data_parallel_size": 1})
+    return [
+        action("POST /scale_elastic_ep", scale_elastic_ep, scale_docs),
+        action("POST /is_scaling_elastic_ep", is_scaling_elastic_ep),
+    ]
 
 
 T = TypeVar("T", bound=decoding.Request)
@@ -204,7 +225,11 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
         return decoding.decode_embedded(body.read(context), context.content_type, kind)
 
     def step(
-        path: str, work: Callable[[], None], answer: str, kind: type[decoding.Request] | None = None
+        path: str,
+        work: Callable[[], None],
+        answer: str,
+        kind: type[decoding.Request] | None = None,
+        docs: RouteDocs = NO_DOCS,
     ) -> Route:
 
         def handle(context: RequestContext) -> object:
@@ -214,7 +239,7 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
             return {"message": answer}
 
         handle.__doc__ = f"A step of an update of weights: {answer.lower()}."
-        return action(f"POST /{path}", handle)
+        return action(f"POST /{path}", handle, docs)
 
     def finish_weight_update(context: RequestContext) -> object:
         """Ends an update; the weights then have a new version, if one is named."""
@@ -269,15 +294,32 @@ def weight_routes(weights: WeightUpdates, body: BodyLimits, ranks: int) -> list[
             raise internal(f"Method {method!r} is not implemented.")
         return {"results": [methods[str(method)]()] * weights.devices}
 
-    posts = (finish_weight_update, update_weight_version, weight_checker, collective_rpc)
+    connect_docs = RouteDocs(body=(InitTransferRequest,), example={"init_info": {}})
+    update_docs = RouteDocs(body=(UpdateWeightsRequest,), example={"update_info": {}})
+    finish_docs = RouteDocs(
+        body=(FinishUpdateRequest,),
+        example={"weight_version": "2"},
+        body_is_optional=True,
+    )
+    version_docs = RouteDocs(body=(WeightVersionRequest,), example={"new_version": "2"})
+    check_docs = RouteDocs(body=(WeightCheckRequest,), example={"action": "checksum"})
+    call_docs = RouteDocs(body=(ANY_OBJECT,), example={"method": "sleep"})
     return [
         step(
-            "init_weight_transfer_engine", weights.connect, "Weight transfer initialized", InitTransferRequest
+            "init_weight_transfer_engine",
+            weights.connect,
+            "Weight transfer initialized",
+            InitTransferRequest,
+            docs=connect_docs,
         ),
         step("shutdown_weight_transfer_engine", weights.disconnect, "Weight transfer shut down"),
         step("start_weight_update", weights.start, "Weight update started"),
         step("start_draft_weight_update", weights.start_draft, "Draft weight update started"),
-        step("update_weights", weights.update, "Weights updated", UpdateWeightsRequest),
-        *(action(f"POST /{work.__name__}", work) for work in posts),
-        *(action(f"GET /{work.__name__}", work) for work in (weight_info, get_world_size)),
+        step("update_weights", weights.update, "Weights updated", UpdateWeightsRequest, docs=update_docs),
+        action("POST /finish_weight_update", finish_weight_update, finish_docs),
+        action("POST /update_weight_version", update_weight_version, version_docs),
+        action("POST /weight_checker", weight_checker, check_docs),
+        action("POST /collective_rpc", collective_rpc, call_docs),
+        action("GET /weight_info", weight_info),
+        action("GET /get_world_size", get_world_size, RouteDocs(query=WorldSizeQuery)),
     ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
+from msgspec import Struct
 
 from app.base import Bounded
 from app.base.clock.clock import Clock
@@ -20,7 +21,7 @@ from app.serving.faults.injector import FaultAudit
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError, bad_request, malformed, unavailable
 from app.serving.http.response import Response, json_response
-from app.serving.http.route import Route, post, probe
+from app.serving.http.route import NO_DOCS, NO_MEDIA, Route, RouteDocs, post, probe
 from config import VLLM_VERSION, ConfigError
 from config.fake_metrics import FakeMetricsError, merged
 from config.plugins import API
@@ -60,7 +61,23 @@ def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], b
     return lambda: clock.now() >= ready_at_s and service.healthy and not service.draining
 
 
-def action(operation: str, work: Work) -> Route:
+EMPTY_ANSWER = RouteDocs(media=NO_MEDIA)
+ANY_OBJECT = dict[str, object]
+"""Type of a body that may be any JSON object."""
+
+
+class RanksQuery(Struct):
+    """Queries of settings and draining; the handlers read them without this type."""
+
+    check: bool = False
+    ranks: Literal["all"] | None = None
+
+
+class VerdictQuery(Struct):
+    over: bool = False
+
+
+def action(operation: str, work: Work, docs: RouteDocs = NO_DOCS) -> Route:
     """Returns the route of "METHOD /path" that answers the JSON that `work` returns, or an empty 200."""
 
     def handle(context: RequestContext) -> Response:
@@ -69,7 +86,7 @@ def action(operation: str, work: Work) -> Route:
 
     handle.__doc__ = work.__doc__
     method, _, path = operation.partition(" ")
-    return Route(methods=(method,), path=path, handle=handle)
+    return Route(methods=(method,), path=path, handle=handle, docs=docs)
 
 
 def json_body(data: bytes, kind: type[T]) -> T:
@@ -99,10 +116,10 @@ def health_routes(healthy: Callable[[], bool], ready: Callable[[], bool], load: 
         return json_response({"server_load": load.count})
 
     return [
-        probe("/health", health),
-        probe("/ping", health, "POST"),
-        probe("/health/ready", health_ready),
-        probe("/ready", health_ready),
+        probe("/health", health, docs=EMPTY_ANSWER),
+        probe("/ping", health, "POST", docs=EMPTY_ANSWER),
+        probe("/health/ready", health_ready, docs=EMPTY_ANSWER),
+        probe("/ready", health_ready, docs=EMPTY_ANSWER),
         probe("/version", version),
         probe("/load", server_load),
     ]
@@ -197,7 +214,7 @@ def report_routes(
 
     return [
         action("GET /admin/plugins", plugin_report),
-        action("GET /admin/verdict", verdict),
+        action("GET /admin/verdict", verdict, RouteDocs(query=VerdictQuery)),
         action("DELETE /admin/verdict", begin_anew),
         action("GET /kv_event_sources", sources),
         action("GET /query", query),
@@ -238,11 +255,12 @@ def routes(
         counts = {"running": service.running, "waiting": service.waiting}
         return siblings.answers(context, {"status": "draining", **counts})
 
+    change_docs = RouteDocs(body=(ANY_OBJECT,), example={"log-http": False}, query=RanksQuery)
     return [
-        action("GET /admin/config", config),
+        action("GET /admin/config", config, RouteDocs(query=RanksQuery)),
         action("GET /admin/config/live", live_help),
-        action("POST /admin/config", change),
-        action("POST /admin/drain", drain),
+        action("POST /admin/config", change, change_docs),
+        action("POST /admin/drain", drain, RouteDocs(query=RanksQuery)),
     ]
 
 
@@ -258,7 +276,13 @@ def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
             raise bad_request(str(error), FAKES) from None
         return Response(b"", 204)
 
-    return [post("/fake_metrics", change)]
+    docs = RouteDocs(
+        body=(ANY_OBJECT,),
+        example={"running-requests": 3},
+        media=NO_MEDIA,
+        status=204,
+    )
+    return [post("/fake_metrics", change, docs=docs)]
 
 
 class PeerRanks:

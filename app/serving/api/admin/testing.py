@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from app.base.clock.pause import call_long
-from app.serving.api.admin.server import PeerRanks, action, json_body
+from app.serving.api.admin.server import ANY_OBJECT, PeerRanks, action, json_body
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import bad_request
-from app.serving.http.route import Route
+from app.serving.http.route import Route, RouteDocs
 from app.serving.middleware.journal import Journal
 from app.serving.protocol.decoding import decode_query
 
@@ -50,7 +50,8 @@ def journal_routes(journal: Journal, siblings: PeerRanks) -> list[Route]:
         journal.clear(decode_query(context.query(), JournalQuery).scope)
         return siblings.answers(context, {"entries": []})
 
-    return [action("GET /admin/journal", entries), action("DELETE /admin/journal", forget)]
+    docs = RouteDocs(query=JournalQuery)
+    return [action("GET /admin/journal", entries, docs), action("DELETE /admin/journal", forget, docs)]
 
 
 def rule_routes(
@@ -90,5 +91,15 @@ def rule_routes(
         changed()
         return siblings.answers(context, rows(book.added))
 
-    works = {"GET": show, "PUT": add, "POST": add, "DELETE": remove}
-    return [action(f"{method} {RULES}", work) for method, work in works.items()]
+    docs = RouteDocs(query=RulesQuery)
+    add_docs = RouteDocs(
+        body=(ANY_OBJECT,),
+        example={"rules": [{"when": {"message": "hi"}, "then": {"text": "Hello."}}]},
+        query=RulesQuery,
+    )
+    return [
+        action(f"GET {RULES}", show, docs),
+        action(f"PUT {RULES}", add, add_docs),
+        action(f"POST {RULES}", add, add_docs),
+        action(f"DELETE {RULES}", remove, docs),
+    ]

@@ -18,10 +18,10 @@ from app.serving.api.writer import END, ChoiceState, ChunkWriter, PlainChoice, c
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
-from app.serving.http.route import PlainHandler, Route, post
+from app.serving.http.route import STREAM_MEDIA, PlainHandler, Route, RouteDocs, post
 from app.serving.protocol import chat as wire
 from app.serving.protocol import common
-from app.serving.protocol.common import HOLE, encode, template
+from app.serving.protocol.common import EXAMPLE_CHAT, HOLE, encode, template
 from app.serving.protocol.options import NamedToolChoice
 from app.serving.protocol.validation import ValidatedRequest
 
@@ -270,9 +270,20 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         options = replace(options, n=len(prompts), prompt_details=False, metrics=False)
         return pipeline.submit(asked, meta, prompts, ChatWriter(meta, options), context)
 
+    chat_docs = RouteDocs(
+        body=(wire.ChatCompletionRequest,),
+        example={"messages": EXAMPLE_CHAT, "max_tokens": 8},
+        answer=wire.ChatCompletion,
+        media=STREAM_MEDIA,
+    )
+    batch_docs = RouteDocs(
+        body=(wire.BatchChatRequest,),
+        example={"messages": [EXAMPLE_CHAT], "max_tokens": 8},
+        answer=wire.ChatCompletion,
+    )
     return [
-        post("/v1/chat/completions", chat_completions, plain=plain),
-        post("/v1/chat/completions/batch", chat_batch),
+        post("/v1/chat/completions", chat_completions, plain=plain, docs=chat_docs),
+        post("/v1/chat/completions/batch", chat_batch, docs=batch_docs),
     ]
 
 

@@ -15,7 +15,7 @@ from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response
-from app.serving.http.route import Route, get, post
+from app.serving.http.route import Route, RouteDocs, get, post
 from app.serving.protocol.chat import ChatCompletionRequest, Message, content_text
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.decoding import decode, decode_first
@@ -156,8 +156,14 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
             return json_response(tokenizer.info())
         return json_response({"tokenizer_class": type(tokenizer).__name__})
 
+    tokenize_docs = RouteDocs(
+        body=TOKENIZE_REQUESTS,
+        example={"prompt": "hello"},
+        answer=TokensAnswer,
+    )
+    detokenize_docs = RouteDocs(body=(DetokenizeRequest,), example={"tokens": [120, 121]})
     return [
-        post("/tokenize", tokenize),
-        post("/detokenize", detokenize),
+        post("/tokenize", tokenize, docs=tokenize_docs),
+        post("/detokenize", detokenize, docs=detokenize_docs),
         *([get("/tokenizer_info", tokenizer_info)] if with_info else []),
     ]

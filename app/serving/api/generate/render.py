@@ -26,12 +26,13 @@ from app.serving.api.sampling import text_form
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response, json_response
-from app.serving.http.route import Route, post
+from app.serving.http.route import Route, RouteDocs, post
 from app.serving.protocol import chat as wire
 from app.serving.protocol import common, generate
 from app.serving.protocol.anthropic import MessagesRequest
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
+from app.serving.protocol.common import EXAMPLE_CHAT
 from app.serving.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from app.serving.protocol.options import StreamOptions, StructuredOutputs
 from app.serving.protocol.responses import ResponsesRequest
@@ -94,11 +95,24 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         }
         return json_response(_generate_request(pipeline, accepted, prompt, 0, more, {}))
 
+    chat_docs = RouteDocs(
+        body=(ChatCompletionRequest,),
+        example={"messages": EXAMPLE_CHAT, "max_tokens": 8},
+    )
+    message_docs = RouteDocs(
+        body=(MessagesRequest,),
+        example={"model": "", "messages": EXAMPLE_CHAT, "max_tokens": 8},
+    )
+    completion_docs = RouteDocs(
+        body=(CompletionRequest,),
+        example={"prompt": "hello", "max_tokens": 8},
+    )
+    response_docs = RouteDocs(body=(ResponsesRequest,), example={"input": "hello"})
     return [
-        post("/v1/chat/completions/render", render_chat),
-        post("/v1/messages/render", render_message),
-        post("/v1/completions/render", render_completion),
-        post("/v1/responses/render", render_response),
+        post("/v1/chat/completions/render", render_chat, docs=chat_docs),
+        post("/v1/messages/render", render_message, docs=message_docs),
+        post("/v1/completions/render", render_completion, docs=completion_docs),
+        post("/v1/responses/render", render_response, docs=response_docs),
     ]
 
 
@@ -323,9 +337,18 @@ def derender_routes(pipeline: RequestPipeline) -> list[Route]:
         }
         return json_response(Completion(**head, choices=choices, **same))
 
+    generated = {"request_id": "x", "choices": [{"index": 0, "token_ids": [5, 6]}]}
+    chat_docs = RouteDocs(
+        body=(generate.DerenderChatRequest,),
+        example={"generate_response": generated},
+    )
+    completion_docs = RouteDocs(
+        body=(generate.DerenderCompletionRequest,),
+        example={"generate_responses": [generated]},
+    )
     return [
-        post("/v1/chat/completions/derender", derender_chat),
-        post("/v1/completions/derender", derender_completion),
+        post("/v1/chat/completions/derender", derender_chat, docs=chat_docs),
+        post("/v1/completions/derender", derender_completion, docs=completion_docs),
     ]
 
 

@@ -17,7 +17,7 @@ from app.serving.api.writer import ChoiceState, ResponseWriter
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, forbidden, malformed
 from app.serving.http.response import DONE, Response, event_of, json_response
-from app.serving.http.route import Handler, Route, post
+from app.serving.http.route import STREAM_MEDIA, Handler, Route, RouteDocs, post
 from app.serving.protocol import common
 from app.serving.protocol import generate as wire
 from app.serving.protocol.common import PromptTokensDetails, Usage
@@ -187,9 +187,21 @@ def routes(
         return Response()
 
     beside = (*render.routes(pipeline), *render.derender_routes(pipeline))
-    return [
-        post("/inference/v1/generate", gated(generate)),
-        *(replace(route, handle=gated(route.handle)) for route in beside),
-        *([post("/abort_requests", abort_requests)] if enabled or aborts else []),
-        post("/inference/v1/abort_requests", gated(abort_named_requests)),
-    ]
+    generate_docs = RouteDocs(
+        body=(wire.GenerateRequest,),
+        example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 5}},
+        answer=wire.GenerateResponse,
+        media=STREAM_MEDIA,
+    )
+    abort_docs = RouteDocs(
+        body=(wire.AbortRequest,),
+        example={"request_ids": ["cmpl-1"]},
+        body_is_optional=True,
+    )
+    served = [post("/inference/v1/generate", gated(generate), docs=generate_docs)]
+    served += [replace(route, handle=gated(route.handle)) for route in beside]
+    if enabled or aborts:
+        served.append(post("/abort_requests", abort_requests, docs=abort_docs))
+    abort_named = gated(abort_named_requests)
+    served.append(post("/inference/v1/abort_requests", abort_named, docs=abort_docs))
+    return served

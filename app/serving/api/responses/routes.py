@@ -27,7 +27,7 @@ from app.serving.http.connection import Connection, watched
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import EVENT_STREAM, Response, json_response
-from app.serving.http.route import Route, get, post
+from app.serving.http.route import STREAM_MEDIA, Route, RouteDocs, get, post
 from app.serving.protocol import responses as wire
 from app.serving.protocol.chat import ChatCompletionRequest, Message
 from app.serving.protocol.common import encode
@@ -233,10 +233,18 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
         kept.cancel()
         return json_response(kept.response)
 
+    create_docs = RouteDocs(
+        body=(wire.ResponsesRequest,),
+        example={"input": "hello"},
+        answer=wire.ResponseObject,
+        media=STREAM_MEDIA,
+    )
+    retrieve_docs = RouteDocs(query=Retrieval, answer=wire.ResponseObject, media=STREAM_MEDIA)
+    cancel_docs = RouteDocs(answer=wire.ResponseObject)
     return [
-        post("/v1/responses", create_response),
-        get("/v1/responses/{response_id}", retrieve_response),
-        post("/v1/responses/{response_id}/cancel", cancel_response),
+        post("/v1/responses", create_response, docs=create_docs),
+        get("/v1/responses/{response_id}", retrieve_response, docs=retrieve_docs),
+        post("/v1/responses/{response_id}/cancel", cancel_response, docs=cancel_docs),
     ]
 
 
