@@ -43,6 +43,7 @@ ROOMS = {
     "clock": ("app/base/clock", "tests/clock"),
     "protocol": ("app/serving/protocol", "tests/protocol", "tests/api", *POOLED, *WIRE),
     "api": ("app/serving/api", "tests/api", "tests/pooling", "tests/grpc", "tests/script", *SERVED),
+    "extensions": ("app/extensions", "tests/core", *SERVED),
     "kvcache": ("app/engine/kvcache", "tests/kvcache"),
     "kvindex": ("app/kvindex", "tests/kvindex"),
     "schema": ("app/engine/forms/schema", "tests/schema"),

@@ -27,7 +27,7 @@ from app.engine.core.lifecycle import Operations
 from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import EngineClient
 from app.engine.kvcache.cache import KVCacheManager
-from app.serving.api.admin.lifecycle import routes as lifecycle_routes
+from app.extensions.devmode.routes import routes as lifecycle_routes
 from app.serving.api.admin.server import PeerRanks, json_body
 from app.serving.flask.application import Understudy
 from app.serving.http.connection import Connection

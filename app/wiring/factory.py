@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from app.base.clock.pause import call_off_hub
 from app.base.metrics.fake import FakeFamilies
 from app.base.metrics.instruments import Exposition, Families
 from app.base.metrics.recorder import Recorder
+from app.core.extensions import Extension, ServerParts, enabled_extensions
 from app.engine.core.batch import LoRASlots
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Lifecycle, WeightUpdates
@@ -31,8 +33,7 @@ from app.engine.kvcache.memo import Memo
 from app.engine.lora import AdapterMemory, LoraResidency, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import NullModel, SimulatedModel
-from app.serving.api import anthropic, completions, label_reads, models, openapi, pooling
-from app.serving.api.admin import lifecycle as lifecycle_routes
+from app.serving.api import anthropic, completions, invocations, models, pooling
 from app.serving.api.admin import server as admin
 from app.serving.api.admin import testing
 from app.serving.api.chat import completions as chat
@@ -49,7 +50,7 @@ from app.serving.gunicorn import ranks
 from app.serving.http.context import BodyLimits
 from app.serving.http.errors import bad_request
 from app.serving.http.response import json_response
-from app.serving.http.route import get
+from app.serving.http.route import Route, get
 from app.serving.middleware import access, http_metrics
 from app.serving.middleware.http_log import HttpLog
 from app.serving.middleware.journal import Journal
@@ -58,7 +59,7 @@ from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.serving.protocol.validation import ModelLimits
 from app.text.base import Tokenizer, TokenizerError
 from app.text.huggingface import load_tokenizer
-from config import VLLM_VERSION, ConfigError, Settings
+from config import ConfigError, Settings
 from config.loader import check_extras, load
 from config.settings import DatasetSettings, ServerSettings
 from config.validation import LiveSettings
@@ -248,6 +249,9 @@ class Assembly:
         self.middleware = self._middleware()
         prefix = self.server.root_path.rstrip("/")
         self.app = Understudy(self.engine, self.middleware, self.streams("request ids"), prefix)
+        transfers = settings.server.weight_transfer and not settings.engine.is_real
+        self.weights = WeightUpdates(settings.model.model, settings.model.tensor_parallel_size, transfers)
+        self.extensions = self._extensions()
         self.peers = admin.PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
         self._add_services()
         self._add_model_routes()
@@ -449,6 +453,28 @@ class Assembly:
         self.live.subscribe(middleware.on_settings)
         return middleware
 
+    def _extensions(self) -> list[Extension]:
+        parts = ServerParts(
+            settings=self.settings,
+            live=self.live,
+            server=self.server,
+            pipeline=self.pipeline,
+            lifecycle=self.lifecycle,
+            weights=self.weights,
+            routes=self._routes,
+        )
+        return [extension(parts) for extension in enabled_extensions(self.settings)]
+
+    def _routes(self) -> Iterator[Route]:
+        return self.app.routes
+
+    def _add_extensions(self) -> None:
+        for extension in self.extensions:
+            for blueprint, routes in extension.routes().items():
+                self.app.add_routes(blueprint, routes)
+            self.app.services += extension.services()
+            self.app.caches.append(extension.caches)
+
     def _add_services(self) -> None:
         """Adds the caches, and the parts that run with the server; gRPC last."""
         app, cache, publisher, scripts = self.app, self.cache, self.publisher, self.scripts
@@ -485,9 +511,7 @@ class Assembly:
     def _add_model_routes(self) -> None:
         """Adds vLLM's routes: families that generate text, families that pool, and control of the model."""
         app, settings, pipeline, body = self.app, self.settings, self.pipeline, self.pipeline.body
-        api, server, count = settings.api, settings.server, self.server.data_parallel_size
-        transfers = server.weight_transfer and not settings.engine.is_real
-        weights = WeightUpdates(settings.model.model, settings.model.tensor_parallel_size, transfers)
+        api, server = settings.api, settings.server
         if settings.model.task == "generate":
             app.after_start.append(self.schemas.load)
             chats, texts = plain_chats(pipeline), plain_completions(pipeline)
@@ -500,23 +524,15 @@ class Assembly:
             app.add_routes("completions", completions.routes(pipeline, texts))
             app.add_routes("anthropic", anthropic.routes(pipeline, threads))
             app.add_routes("responses", responses.routes(pipeline, store))
-            routes = generate.routes(pipeline, api.enable_scale_out, weights, server.server_dev_mode)
+            routes = generate.routes(pipeline, api.enable_scale_out, self.weights, server.server_dev_mode)
             app.add_routes("generate", routes)
-            app.add_routes("elastic", lifecycle_routes.elastic_routes(body, count))
         if pooling_routes := pooling.routes(pipeline, settings.model):
             app.add_routes("pooling", pooling_routes)
-        app.add_routes("label_reads", label_reads.routes(pipeline, settings.model))
-        app.add_routes("invocations", openapi.invocation_routes(body, lambda: app.routes))
+        app.add_routes("invocations", invocations.invocation_routes(body, lambda: app.routes))
         app.add_routes("models", models.routes(pipeline.models, self.identity))
         app.add_routes("tokens", prompt.routes(pipeline, api.enable_tokenizer_info_endpoint))
         if settings.lora.allow_runtime_lora_updating:
             app.add_routes("lora", models.adapter_routes(body, pipeline.models))
-        if server.server_dev_mode:
-            sleeps, dump = api.enable_sleep_mode, lambda: self.live.current.dump()
-            app.add_routes("lifecycle", lifecycle_routes.routes(self.lifecycle, sleeps, dump))
-            app.add_routes("weights", lifecycle_routes.weight_routes(weights, body, count))
-        if server.profiling:
-            app.add_routes("profiler", lifecycle_routes.profiler(body))
 
     def _add_server_routes(self) -> None:
         """Adds health, metrics, and what operates the server; plugins and the page of all routes last."""
@@ -543,13 +559,9 @@ class Assembly:
         if self.console is not None:
             numbers = list(server.ranks)
             self.console.add_to(app, self.tokenizer, self.peers, numbers, body, self.streams)
+        self._add_extensions()
         for name, routes in () if plugins is None else plugins.routes(lambda: app.routes):
             app.add_routes(name, routes)
-        plays = {"plays": f"vLLM {VLLM_VERSION}", "models": settings.model.served_names}
-        app.add_routes("root", openapi.root_routes(lambda: app.routes, plays))
-        if not settings.api.disable_fastapi_docs:
-            title = settings.model.served_names[0]
-            app.add_routes("openapi", openapi.document_routes(lambda: app.routes, app.prefix, title))
 
     def _families(self) -> list[Families]:
         """Returns the engine's families, which fake metrics may replace, and those of other parts."""
@@ -565,6 +577,8 @@ class Assembly:
             found = lambda name: rank_of(adapter(name).path) or lora.max_lora_rank  # noqa: E731
             residency = LoraResidency(self.adapter_memory, found, labels, time.time)
             families.append(residency.render)
+        for extension in self.extensions:
+            families += extension.metrics()
         families += [] if self.plugins is None else self.plugins.families()
         if settings.kvindex.kv_index:
             from app.serving.flask.indexer import add_index

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from app.base.clock.clock import LiveClock
 from app.base.metrics.instruments import Exposition, Families
 from app.engine.kvcache.publisher import Publisher
+from app.extensions.openapi import document
 from app.kvindex.service import fed, index_of
-from app.serving.api import kv_index, openapi
+from app.serving.api import kv_index
 from app.serving.api.admin import server as admin
 from app.serving.api.responder import ServerLoad
 from app.serving.flask.application import Understudy
@@ -53,9 +54,9 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     app.add_routes("memory", admin.memory_routes(app.caches))
     app.add_routes("health", admin.health_routes(lambda: True, ready, ServerLoad(False)))
     app.add_routes("metrics", admin.metrics_routes(Exposition([families, http.text], http.process_text)))
-    app.add_routes("root", openapi.root_routes(lambda: app.routes, {"plays": "an index of KV blocks"}))
+    app.add_routes("root", document.root_routes(lambda: app.routes, {"plays": "an index of KV blocks"}))
     if not settings.api.disable_fastapi_docs:
-        app.add_routes("openapi", openapi.document_routes(lambda: app.routes, "", settings.model.model))
+        app.add_routes("openapi", document.document_routes(lambda: app.routes, "", settings.model.model))
     return app
 
 

@@ -1,4 +1,4 @@
-"""GET /openapi.json, /docs, /redoc, GET / and POST /invocations.
+"""GET /openapi.json, /docs, /redoc and GET /.
 
 The document is made from the types that each route declares (`app.serving.http.route.RouteDocs`).
 """
@@ -11,12 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from app.base.clock.pause import call_off_hub
-from app.serving.http.context import BodyLimits, RequestContext
-from app.serving.http.errors import bad_request
+from app.serving.http.context import RequestContext
 from app.serving.http.response import Response, json_response
-from app.serving.http.route import Handler, Route, RouteDocs, get, post
-from app.serving.protocol.common import EXAMPLE_CHAT
-from app.serving.protocol.decoding import Request, check_content_type, first_fit, read_json
+from app.serving.http.route import Route, RouteDocs, get
 from config import VERSION
 
 ANY_MEDIA = ("application/json", "text/plain", "text/html")
@@ -184,48 +181,3 @@ def _request_body(docs: RouteDocs, schema_of: Mapping[Any, Schema], model: str) 
         example["model"] = model
     content = {JSON: {"schema": schema, "example": example}}
     return {"required": not docs.body_is_optional, "content": content}
-
-
-FAMILIES = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/classify",
-    "/rerank",
-    "/score",
-    "/pooling",
-)
-"""Paths of the families in vLLM's order of trial; only served paths count."""
-ADAPTER = "x-amzn-sagemaker-adapter-identifier"
-"""Header that names the model instead of the body."""
-
-
-def invocation_routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -> list[Route]:
-    """Returns POST /invocations: SageMaker's single route, for all families."""
-    handlers: dict[type[Request], Handler] = {}
-
-    def invocations(context: RequestContext) -> Response:
-        """Answers as the route of the body's family does."""
-        check_content_type(context.content_type)
-        values = read_json(body.read(context))
-        if not handlers:
-            by_path = {route.path: route for route in served()}
-            for path in filter(by_path.__contains__, FAMILIES):
-                [request_type] = by_path[path].docs.body
-                handlers[request_type] = by_path[path].handle
-        kind = None
-        if isinstance(values, dict):
-            if adapter := context.headers.get(ADAPTER):
-                values["model"] = adapter
-                context.body = msgspec.json.encode(values)
-            kind = first_fit(values, list(handlers))
-        if kind is None:
-            raise bad_request(f"The body fits none of {', '.join(kind.__name__ for kind in handlers)}.")
-        return handlers[kind](context)
-
-    docs = RouteDocs(
-        body=(dict[str, object],),
-        example={"messages": EXAMPLE_CHAT, "max_tokens": 8},
-        media=("application/json", "text/event-stream", "application/octet-stream"),
-    )
-    return [post("/invocations", invocations, docs=docs)]

@@ -1,0 +1,1 @@
+"""What answers a chat on the default settings, and the contract of the extensions."""

@@ -1,0 +1,1 @@
+"""Optional features, one package each, behind the contract of `app.core.extensions`."""

@@ -1,0 +1,53 @@
+"""The contract of extensions: what is enabled, and which modules may import which."""
+
+import ast
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from app.core.extensions import BUILT_IN, PACKAGE, Extension, enabled_extensions
+from config.loader import load
+from tests.running_server import ROOT
+
+
+def imported_modules(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported_extensions(folder: Path) -> set[str]:
+    """Returns the names of the extensions that the files of `folder` import."""
+    names = set()
+    for file in folder.rglob("*.py"):
+        for module in imported_modules(file):
+            if module.startswith(f"{PACKAGE}."):
+                names.add(module.split(".")[2])
+    return names
+
+
+def test_every_package_of_extensions_is_built_in() -> None:
+    packages = {file.parent.name for file in (ROOT / "app" / "extensions").glob("*/__init__.py")}
+    assert packages == set(BUILT_IN)
+
+
+def test_the_core_imports_no_extension() -> None:
+    assert imported_extensions(ROOT / "app" / "core") == set()
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_an_extension_imports_only_the_extensions_that_it_requires(name: str) -> None:
+    extension: type[Extension] = import_module(f"{PACKAGE}.{name}").EXTENSION
+    assert extension.name == name
+    imported = imported_extensions(ROOT / "app" / "extensions" / name)
+    assert imported - {name} <= set(extension.requires)
+
+
+def test_all_built_in_extensions_are_enabled_by_default() -> None:
+    enabled = enabled_extensions(load((), {}))
+    assert [extension.name for extension in enabled] == list(BUILT_IN)
