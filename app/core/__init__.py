@@ -1,1 +1,1 @@
-"""What answers a chat on the default settings, and the contract of the extensions."""
+"""The contract of the extensions; the parts that answer a chat on the default settings follow."""

@@ -32,7 +32,7 @@ BUILT_IN = (
     "label_reads",
     "openapi",
 )
-"""Names of the built-in extensions, in the order in which their routes are added.
+"""Names of the built-in extensions. Their routes are added in this order.
 
 `openapi` is the last one: it describes the routes of all others.
 """
@@ -52,9 +52,9 @@ class ServerParts:
     pipeline: RequestPipeline
     """Validates requests for generation, and hands them to the engine."""
     lifecycle: Operations
-    """Puts the engine to sleep, pauses it, and resets its caches."""
+    """Sleep, pause and cache resets of the engine."""
     weights: WeightUpdates
-    """The version of the weights, and a trainer's updates of them."""
+    """The version of the weights, and the updates by a trainer."""
     routes: Callable[[], Iterable[Route]]
     """Returns the routes of the application; complete when the application is built."""
 

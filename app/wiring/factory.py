@@ -98,7 +98,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
         prepare_datasets(dataset_settings(settings))
         tokenizer = tokenizer_of(settings)
         if settings.kvindex.role == "indexer":
-            from app.serving.flask.indexer import build_indexer  # imports database clients, which are slow
+            from app.wiring.indexer import build_indexer  # imports database clients, which are slow
 
             return build_indexer(settings, tokenizer)
         return build(settings, tokenizer, ranks.rank_of(settings.server, os.environ))
@@ -581,7 +581,7 @@ class Assembly:
             families += extension.metrics()
         families += [] if self.plugins is None else self.plugins.families()
         if settings.kvindex.kv_index:
-            from app.serving.flask.indexer import add_index
+            from app.wiring.indexer import add_index
 
             families.append(add_index(self.app, self.live, self.tokenizer, self.publisher, self.remote))
         return families

@@ -45,7 +45,7 @@ class RouteDocs:
     """
 
     body: tuple[Any, ...] = ()
-    """Types of the body, one of which it has to fit."""
+    """Types of the body; it has to fit one."""
     example: Mapping[str, object] = field(default_factory=dict)
     """A body that succeeds; a `model` in it stands for the served one."""
     body_is_optional: bool = False
