@@ -1,8 +1,12 @@
-"""Replies of mode `random`: our sample sentences, cut to an exact number of tokens.
+"""Replies of mode `random`: sample sentences, cut to an exact number of tokens or left whole.
+
+Every reply begins with an English sentence. A reply with a limit from the client is cut at its drawn
+length, and mixes prose in several scripts, emoji and code. A reply without a limit consists of whole
+English sentences.
 
 Every reply, encoded again, gives exactly the ids that were counted; benchmark clients do encode replies
 again. The seam between two sentences and a cut inside a sentence could break this; both are checked on first
-use. Lengths follow simulator.md 5.4 and 5.5.
+use.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 from app.base.clock.pause import Slices, pause_if_possible
 from app.engine.core.request import LENGTH, STOP, EngineRequest, Reply
+from app.engine.simulated.whole_sentences import WholeSentences
 from app.text.base import Tokenizer, TokenizerError
 
 SEAM = "Well."
@@ -26,14 +32,34 @@ PART_TOKENS = 16_384
 """Tokens of a long reply that are composed between two pauses: 2 to 4 ms."""
 
 
-def sample_sentences() -> list[str]:
-    """Reads our sample sentences; `\n` in the files is a line break. No sentence ends in white space."""
+PROSE_FILE = "english.txt"
+"""File of the sentences that begin replies."""
+
+
+class SampleSentences(NamedTuple):
+    """Sentences for replies. No sentence ends in white space."""
+
+    prose: Sequence[str]
+    """Whole English sentences."""
+    others: Sequence[str]
+    """Prose in other scripts, emoji and code."""
+
+
+def sample_sentences() -> SampleSentences:
+    """Reads the sample sentences; `\n` in the files is a line break."""
+    prose: list[str] = []
+    others: list[str] = []
     folder = Path(__file__).parent / "sentences"
-    lines: list[str] = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".txt"):
-            lines += entry.read_text("utf-8").splitlines()
-    return [line.replace("\\n", "\n").strip() for line in lines if line.strip()]
+        if not entry.name.endswith(".txt"):
+            continue
+        lines = entry.read_text("utf-8").splitlines()
+        sentences = [line.replace("\\n", "\n").strip() for line in lines if line.strip()]
+        if entry.name == PROSE_FILE:
+            prose += sentences
+        else:
+            others += sentences
+    return SampleSentences(prose, others)
 
 
 class Phrase:
@@ -74,7 +100,11 @@ class Phrases(dict[int, Phrase | None]):
         return self[number]
 
     def all(self) -> Iterator[Phrase]:
-        return (phrase for number in range(self.size) if (phrase := self[number]) is not None)
+        return self.first(self.size)
+
+    def first(self, count: int) -> Iterator[Phrase]:
+        """Yields the phrases of the first `count` sentences that join cleanly."""
+        return (phrase for number in range(count) if (phrase := self[number]) is not None)
 
     def _make(self, numbers: Iterable[int]) -> None:
         encode, before = self._tokenizer.encode_many, self._lead + self._space
@@ -91,16 +121,31 @@ class Phrases(dict[int, Phrase | None]):
 
 
 class Corpus:
-    """Composes replies of a given number of tokens out of `sentences`."""
+    """Composes replies out of sample sentences."""
 
-    def __init__(self, tokenizer: Tokenizer, sentences: Iterable[str]) -> None:
-        candidates = list(sentences)
-        self._openings = Phrases(tokenizer, candidates, "")
+    def __init__(self, tokenizer: Tokenizer, sentences: SampleSentences) -> None:
+        """Raises TokenizerError when the tokenizer encodes no sentence losslessly."""
+        candidates = [*sentences.prose, *sentences.others]
+        self._openings = Phrases(tokenizer, sentences.prose, "")
+        if not any(self._openings.all()):
+            self._openings = Phrases(tokenizer, candidates, "")
         self._followers = Phrases(tokenizer, candidates, " ")
+        self._prose_count = len(sentences.prose)
+        self._whole_sentences: WholeSentences | None = None
         if not any(self._openings.all()) or not any(self._followers.all()):
             raise TokenizerError(
                 f"The tokenizer {tokenizer.name!r} encodes none of the sample sentences losslessly."
             )
+
+    def whole_sentences(self) -> WholeSentences:
+        """Returns the composer of whole sentences. Made on first use: it encodes all sentences."""
+        if self._whole_sentences is None:
+            openings = list(self._openings.all())
+            followers = list(self._followers.first(self._prose_count))
+            if not followers:
+                followers = list(self._followers.all())
+            self._whole_sentences = WholeSentences(openings, followers)
+        return self._whole_sentences
 
     def compose(self, count: int, rng: Random) -> tuple[list[int], list[str]]:
         """Returns ids and texts of exactly `count` tokens (>= 0)."""
@@ -175,9 +220,23 @@ class RandomMode:
         if count < request.min_tokens + self._end:  # must not end yet: goes on, and ends by chance
             room = most - request.min_tokens
             count = request.min_tokens + (reply_length(room, request.limited, rng) if room > 0 else 0)
-        reached = count >= most
-        ids, texts = self._corpus.compose(count if reached else max(1, count - self._end), rng)
-        return Reply(texts, ids, LENGTH if reached else STOP)
+        if count >= most:
+            ids, texts = self._corpus.compose(count, rng)
+            return Reply(texts, ids, LENGTH)
+        tokens = max(1, count - self._end)
+        if not request.limited and wanted is None:
+            whole = self._whole_sentences(request, tokens, rng)
+            if whole is not None:
+                return whole
+        ids, texts = self._corpus.compose(tokens, rng)
+        return Reply(texts, ids, STOP)
+
+    def _whole_sentences(self, request: EngineRequest, tokens: int, rng: Random) -> Reply | None:
+        """Returns whole sentences of about `tokens` tokens; None if they break a limit of `request`."""
+        ids, texts = self._corpus.whole_sentences().compose(tokens, rng)
+        if len(ids) < request.min_tokens or len(ids) + self._end >= request.max_tokens:
+            return None
+        return Reply(texts, ids, STOP)
 
 
 def reply_length(most: int, limited: bool, rng: Random) -> int:

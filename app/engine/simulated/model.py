@@ -277,9 +277,11 @@ class SimulatedModel:
         tokens, count = chooser(request, self._tokenizer), rng.randint(*THOUGHT_TOKENS)
         if tokens is not None and request.sampling is not None and request.sampling.allowed_token_ids:
             count = most  # the end of thoughts is not among the allowed tokens
-        count = min(count, most)
-        ids, texts = self._corpus.compose(count, rng)
-        said = Reply(texts, ids, LENGTH)
+        if request.limited or count >= most:
+            ids, texts = self._corpus.compose(min(count, most), rng)
+        else:
+            ids, texts = self._corpus.whole_sentences().compose(count, rng)
+        said = Reply(texts[:most], ids[:most], LENGTH)
         if tokens is not None:
             said = biased(said, request, tokens, self._tokenizer, rng)
         return as_thoughts(stopped(said, request))
