@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from app.engine.simulated.corpus import Phrase
+from app.engine.simulated.phrases import Phrase
 
-PhrasesByLength = Mapping[int, Sequence["Phrase"]]
+PhrasesByLength = Mapping[int, Sequence[Phrase]]
 """Maps a number of tokens to all phrases of that length."""
 
 MAX_DRAWS = 24
