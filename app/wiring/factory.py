@@ -507,7 +507,8 @@ class Assembly:
             app.add_routes("completions", completions.routes(pipeline, texts))
             app.add_routes("anthropic", anthropic.routes(pipeline, threads))
             app.add_routes("responses", responses.routes(pipeline, store))
-            routes = generate.routes(pipeline, api.enable_scale_out, weights, server.server_dev_mode)
+            has_scale_out = api.enable_scale_out or api.tokens_only
+            routes = generate.routes(pipeline, has_scale_out, weights, server.server_dev_mode)
             app.add_routes("generate", routes)
             app.add_routes("elastic", lifecycle_routes.elastic_routes(body, count))
         if pooling_routes := pooling.routes(pipeline, settings.model):
