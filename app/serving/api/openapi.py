@@ -19,7 +19,7 @@ from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Handler, Route, get, post
-from app.serving.protocol import anthropic, generate, pooling, responses, tokenize
+from app.serving.protocol import anthropic, derender, generate, pooling, responses, tokenize
 from app.serving.protocol.chat import BatchChatRequest, ChatCompletion, ChatCompletionRequest
 from app.serving.protocol.common import ItemList
 from app.serving.protocol.completions import Completion, CompletionRequest
@@ -50,8 +50,14 @@ BODIES: Mapping[str, tuple[tuple[Any, ...], Example]] = {
     "/v1/completions/render": ((CompletionRequest,), _TEXT),
     "/v1/messages/render": ((anthropic.MessagesRequest,), _MESSAGE),
     "/v1/responses/render": ((responses.ResponsesRequest,), _INPUT),
-    "/v1/chat/completions/derender": ((generate.DerenderChatRequest,), {"generate_response": _SAID}),
-    "/v1/completions/derender": ((generate.DerenderCompletionRequest,), {"generate_responses": [_SAID]}),
+    "/v1/chat/completions/derender": (
+        (derender.DerenderChatRequest, derender.DerenderChatStreamRequest),
+        {"generate_response": _SAID},
+    ),
+    "/v1/completions/derender": (
+        (derender.DerenderCompletionRequest, derender.DerenderCompletionStreamRequest),
+        {"generate_responses": [_SAID]},
+    ),
     "/inference/v1/generate": ((generate.GenerateRequest,), _GENERATE),
     "/abort_requests": ((generate.AbortRequest,), {"request_ids": ["cmpl-1"]}),
     "/inference/v1/abort_requests": ((generate.AbortRequest,), {"request_ids": ["cmpl-1"]}),

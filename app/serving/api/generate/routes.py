@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from app.engine.core.lifecycle import WeightUpdates
 from app.engine.core.outputs import EngineOutput, TokenLogprob, Tokens
 from app.serving.api.chat.media import BuiltPrompt
-from app.serving.api.generate import render
+from app.serving.api.generate import derender, render
 from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered, token_id_entry
 from app.serving.api.pipeline import RequestPipeline
@@ -202,7 +202,7 @@ def routes(
         interrupt(frozenset(named(context, True)))
         return Response()
 
-    beside = (*render.routes(pipeline), *render.derender_routes(pipeline))
+    beside = (*render.routes(pipeline), *derender.routes(pipeline))
     return [
         post("/inference/v1/generate", gated(generate)),
         *(replace(route, handle=gated(route.handle)) for route in beside),
