@@ -63,6 +63,7 @@ NEEDS = (
     Need("shared", "the recording of a real vLLM", "VLLM_RECORDING=folder, or ../shared/golden", IS_RECORDED),
     Need("redis", "a Redis server", "apt-get install redis-server", REDIS_SERVER is not None),
     Need("prometheus", "Prometheus", "apt-get install prometheus", PROMETHEUS is not None),
+    Need("curl", "the command curl", "apt-get install curl", shutil.which("curl") is not None),
     Need("openssl", "the command openssl", "apt-get install openssl", shutil.which("openssl") is not None),
     Need("clients", "litellm, instructor and others", "make clients", CLIENTS_PYTHON.exists()),
     Need("node", "node, openai-js, the AI SDK and others", "Node.js 20 and make clients", HAS_NODE),

@@ -86,7 +86,8 @@ class Generator:
 
     def _play(self, plan: LoadPlan, counts: LoadCounts) -> None:
         """Greenlet: due times are absolute, so that the time to send does not lower the rate."""
-        words = self._tokenizer.encode(" ".join(sample_sentences()))
+        sentences = sample_sentences()
+        words = self._tokenizer.encode(" ".join([*sentences.prose, *sentences.others]))
 
         def cut(tokens: int) -> list[int]:
             """Returns tokens from a random place of the text, which wraps around."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
@@ -179,12 +180,18 @@ def dataset_settings(settings: Settings) -> DatasetSettings:
 
 
 def cache_config(settings: Settings) -> dict[str, str]:
-    at = settings.kvcache
+    """Returns labels of vllm:cache_config_info, with capacities by vLLM's formulas."""
+    cache = settings.kvcache
+    max_model_len = settings.model.max_model_len
+    blocks_per_request = math.ceil(max_model_len / cache.block_size)
+    max_concurrency = cache.kv_cache_size / blocks_per_request
     return {
-        "block_size": str(at.block_size),
-        "num_gpu_blocks": str(at.kv_cache_size),
-        "enable_prefix_caching": str(at.enable_kvcache),
-        "prefix_caching_hash_algo": at.prefix_caching_hash_algo,
+        "block_size": str(cache.block_size),
+        "num_gpu_blocks": str(cache.kv_cache_size),
+        "kv_cache_size_tokens": str(int(max_concurrency * max_model_len)),
+        "kv_cache_max_concurrency": str(max_concurrency),
+        "enable_prefix_caching": str(cache.enable_kvcache),
+        "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
     }
 
 
@@ -524,7 +531,9 @@ class Assembly:
             app.add_routes("completions", completions.routes(pipeline, texts))
             app.add_routes("anthropic", anthropic.routes(pipeline, threads))
             app.add_routes("responses", responses.routes(pipeline, store))
-            routes = generate.routes(pipeline, api.enable_scale_out, self.weights, server.server_dev_mode)
+            routes = generate.routes(
+                pipeline, api.enable_scale_out or api.tokens_only, self.weights, server.server_dev_mode
+            )
             app.add_routes("generate", routes)
         if pooling_routes := pooling.routes(pipeline, settings.model):
             app.add_routes("pooling", pooling_routes)

@@ -68,6 +68,9 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     1000 with a console or a script, else none."""
     enable_scale_out: bool = False
     """Serve render, derender, inference/v1/generate and abort_requests, which are 403 otherwise."""
+    tokens_only: bool = False
+    """Serve the routes of enable-scale-out like an engine without a tokenizer:
+    inference/v1/generate refuses stop strings and output_mode text."""
     enable_sleep_mode: bool = True
     """Let sleep and wake_up act; both also need server-dev-mode."""
     enable_responses_store: Annotated[bool, About(env=("VLLM_ENABLE_RESPONSES_API_STORE",))] = False

@@ -81,8 +81,7 @@ REFUSED: list[tuple[str, Any, str, str | None]] = [
     (TEXT, {"generate_responses": [answer([])]}, "BadRequestError", None),
     (TEXT, {"generate_responses": [ONE], "model": "x"}, "NotFoundError", "model"),
     (CHAT, {"generate_response": ONE}, "BadRequestError", None),
-    (CHAT, {"stream": True, "generate_chunk": ONE, "stream_state": {}}, "BadRequestError", "stream"),
-    (TEXT, {"stream": True}, "BadRequestError", "stream"),
+    (CHAT, {"stream": "yes", "generate_response": ONE}, "Bad Request", f"{IN_BODY}.stream"),
 ]
 
 

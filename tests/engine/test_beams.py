@@ -27,6 +27,37 @@ def test_a_beam_is_one_output_of_all_its_tokens(fields: dict[str, Any]) -> None:
     assert harness.is_idle()
 
 
+@pytest.mark.parametrize("fields", [{}, {"greedy": True}, {"seed": 5}, {"mode": "echo"}, {"max_tokens": 1}])
+def test_beams_of_a_prompt_are_distinct_and_the_likeliest_comes_first(fields: dict[str, Any]) -> None:
+    harness = Harness(mode=fields.get("mode", "random"))
+    asked = {name: value for name, value in fields.items() if name != "mode"}
+    beams(harness, choices=9, logprobs=3, **asked)
+    harness.clock.advance(60)
+    replies = [harness.tokens(index=index)[0] for index in range(9)]
+    texts = ["".join(reply.texts) for reply in replies]
+    sums = [round(sum(entry.logprob for entry in reply.logprobs or ()), 6) for reply in replies]
+    assert len(set(texts)) == 9 and sums == sorted(sums, reverse=True) and sums[0] > sums[1]
+    for reply in replies:
+        entries = list(reply.logprobs or ())
+        assert [entry.token_id for entry in entries] == list(reply.ids)
+        assert "".join(entry.token for entry in entries) == "".join(reply.texts)
+        for entry in entries:  # the likeliest three, or the token of a beam from farther back
+            ranked = [logprob for _, _, logprob in entry.top]
+            assert len(ranked) == 3 and ranked == sorted(ranked, reverse=True)
+            chosen = [logprob for token, _, logprob in entry.top if token == entry.token_id]
+            assert chosen in ([entry.logprob], []) and (chosen or entry.rank > 3)
+            assert entry.logprob == pytest.approx(ranked[0] - 0.5 * (entry.rank - 1))
+
+
+def test_a_prompt_has_the_same_beams_each_time() -> None:
+    harness = Harness(mode="random", seed=1)
+    for _ in range(2):
+        beams(harness)
+        harness.clock.advance(60)
+    texts = ["".join(event.texts) for event in harness.tokens()]
+    assert len(texts) == 2 and texts[0] == texts[1]
+
+
 def test_each_step_of_a_beam_counts_as_a_request_of_one_token() -> None:
     harness = Harness(mode="random")
     beams(harness)

@@ -161,6 +161,18 @@ def test_a_batch_has_so_many_events_at_most() -> None:
         decode(pack([1.0, [None] * (MOST_EVENTS + 1), 0]))
 
 
+LOOKAHEAD = [[[2, 3]], [[2, 3], []], [2, 3], None, {"block": [2]}, "text"]
+"""Tokens behind each block as vLLM 0.33 sends them, and other shapes."""
+
+
+@pytest.mark.parametrize("lookahead", LOOKAHEAD)
+def test_lookahead_tokens_of_any_shape_keep_the_event(lookahead: Any) -> None:
+    batch = decode(pack([1.0, [STORED | {"lookahead_token_ids": lookahead}, GOOD], 0]))
+    stored = batch.events[0]
+    assert isinstance(stored, BlockStored) and is_good(batch.events[1])
+    assert (stored.block_hashes, stored.token_ids, batch.losses) == ([1], [1], [])
+
+
 @given(st.binary(max_size=200))
 def test_no_bytes_do_harm(payload: bytes) -> None:
     with suppress(Unreadable):
@@ -188,3 +200,28 @@ def test_good_events_survive_any_neighbours(others: list[Any]) -> None:
     batch = decode(pack([1.0, events, 0]))
     assert sum(map(is_good, batch.events)) >= len(others) + 1
     assert len(batch.events) + len(batch.losses) == len(events)
+
+
+UNREAD = st.sampled_from(["locality", "ownership", "session_id", "lookahead_token_ids", "later", "newest"])
+"""Names of fields that the index does not read: those of vLLM 0.33, and those of versions to come."""
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    fields=st.dictionaries(UNREAD, values, max_size=4),
+    items=st.lists(values, max_size=4),
+    of_batch=st.lists(values, max_size=2),
+)
+def test_fields_that_are_not_read_may_have_any_name_and_shape(
+    fields: dict[str, Any], items: list[Any], of_batch: list[Any]
+) -> None:
+    removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": None}
+    complete = ["BlockStored", *((STORED | dict.fromkeys(ORDER[5:]) | STORED)[name] for name in ORDER)]
+    later_items = [None] * 4 + items
+    events = [STORED | fields, removed | fields, [*complete, *later_items], GOOD]
+    batch = decode(pack([1.0, events, 0, *of_batch]))
+    assert batch.losses == [] and len(batch.events) == len(events)
+    for stored in (batch.events[0], batch.events[2]):
+        assert isinstance(stored, BlockStored)
+        assert (stored.block_hashes, stored.token_ids, stored.block_size) == ([1], [1], 1)
+    assert is_good(batch.events[1]) and is_good(batch.events[3])

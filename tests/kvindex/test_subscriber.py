@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import to_builtins
 
 from app.kvindex import subscriber as module
 from app.kvindex.pods import PodEndpoint, TargetSource, file_targets
@@ -127,6 +129,20 @@ def test_what_is_no_message_is_counted_and_the_next_is_read(place: Station) -> N
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
     before = {"gap": 4}  # nobody can tell whose numbers the four were
     assert place.index.metrics.skipped_messages == {"bad_frames": 6, "bad_topic": 6, "unreadable": 4} | before
+
+
+def test_events_of_vllm_0_33_with_lookahead_tokens_of_each_block_arrive(place: Station) -> None:
+    """Their session and the tokens behind each block are not read, in whatever shape they come."""
+    place.listen()
+    engine = place.engine("kv@a@m")
+    place.meet(engine)
+    events = []
+    for event in (FIRST, SECOND):
+        fields = {"session_id": "s-1", "lookahead_token_ids": [[7, 8]], "of_a_later_version": {"any": 1}}
+        events.append(to_builtins(event) | fields)
+    engine.send(msgspec.msgpack.encode([1000.0, events, 0]))
+    place.until(lambda: place.matched(PROMPT) == {"a": 2})
+    assert place.index.metrics.skipped_events == {}
 
 
 def test_a_payload_of_100_megabytes_is_refused_by_name_and_the_next_is_read(place: Station) -> None:

@@ -12,7 +12,7 @@ from app.serving.http.context import CONTEXT, RequestContext, context_of
 from app.serving.http.response import Response
 from app.serving.http.route import Route, get, post
 from app.serving.middleware.http_metrics import HttpMetrics
-from tests.application import application
+from tests.application import app_of, application
 
 
 class Clock:
@@ -168,3 +168,21 @@ def test_a_senseless_content_length_counts_as_nothing(
     environ = EnvironBuilder(path="/nope").get_environ() | {"CONTENT_LENGTH": length}
     end(app(environ, lambda status, headers, *rest: lambda data: None))
     assert samples(metrics, "http_request_size_bytes_sum") == {("none",): 0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokens", "concurrency"),
+    [
+        (("--block-size=32", "--kv-cache-size=32768", "--max-model-len=2048"), "1048576", "512.0"),
+        (("--block-size=16", "--kv-cache-size=64", "--max-model-len=100"), "914", "9.142857142857142"),
+    ],
+    ids=["as recorded from a real vLLM", "a context that does not fill its last block"],
+)
+def test_labels_of_the_cache_give_its_capacity_as_vllm_does(
+    flags: tuple[str, ...], tokens: str, concurrency: str
+) -> None:
+    page = app_of("--force-dummy-tokenizer", *flags).test_client().get("/metrics").get_data(as_text=True)
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    [sample] = families["vllm:cache_config_info"].samples
+    capacity = sample.labels["kv_cache_size_tokens"], sample.labels["kv_cache_max_concurrency"]
+    assert capacity == (tokens, concurrency)

@@ -18,7 +18,7 @@ from app.engine.simulated.corpus import (
     reply_length,
     sample_sentences,
 )
-from app.engine.simulated.model import BROKEN, Entries
+from app.engine.simulated.logprobs import BROKEN, Entries
 from app.text.base import Tokenizer, TokenizerError
 from app.text.huggingface import LocalTokenizer
 from tests.engine.harness import embedded_corpus, embedded_tokenizer

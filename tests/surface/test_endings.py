@@ -76,6 +76,26 @@ def test_a_beam_is_one_chunk(client: Client) -> None:
     assert (usage["completion_tokens"], usage["prompt_tokens_details"]) == (6, None)
 
 
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0}, {"temperature": 0, "max_tokens": 1}])
+def test_beams_differ_in_each_api_and_prompt_and_come_best_first(client: Client, fields: Any) -> None:
+    beams = {"use_beam_search": True, "n": 3, "max_tokens": 5, **fields}
+    chat = client.post("/v1/chat/completions", {**CHAT, **beams, "logprobs": True}).json()["choices"]
+    entries = [choice["logprobs"]["content"] for choice in chat]
+    assert len({choice["message"]["content"] for choice in chat}) == 3
+    assert are_falling([[entry["logprob"] for entry in beam] for beam in entries])
+    body = {"prompt": ["one", "two"], **beams, "logprobs": 1}
+    choices = client.post("/v1/completions", body).json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(6))
+    for prompt in (choices[:3], choices[3:]):
+        assert len({choice["text"] for choice in prompt}) == 3
+        assert are_falling([choice["logprobs"]["token_logprobs"] for choice in prompt])
+
+
+def are_falling(beams: list[list[float]]) -> bool:
+    sums = [round(sum(beam), 6) for beam in beams]
+    return sums == sorted(sums, reverse=True)
+
+
 def test_a_beam_search_looks_at_few_fields(client: Client) -> None:
     for fields in (
         *({"min_tokens": 9}, {"stop": ""}, {"top_p": 7}, {"logit_bias": {"x": 1}}, {"allowed_token_ids": []}),

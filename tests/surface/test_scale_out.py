@@ -38,6 +38,30 @@ def test_a_stream_has_a_token_an_event_and_usage_only_when_asked(client: Client)
 
 
 TWO = {"token_ids": [1, 2], "sampling_params": {}}
+
+
+def test_tokens_only_refuses_what_needs_a_tokenizer() -> None:
+    with in_process("--tokens-only") as client:
+        body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 5}}
+        for fields, phrase in (
+            ({"sampling_params": {"max_tokens": 5, "stop": ["never"]}}, "stop strings"),
+            ({"sampling_params": {"max_tokens": 5, "stop": "never"}, "stream": True}, "stop strings"),
+            ({"output_mode": "text"}, "requires a tokenizer"),
+        ):
+            answer = client.post(GENERATE, {**body, **fields})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"], error["param"]) == (400, "BadRequestError", None)
+            assert phrase in error["message"]
+        for params in ({"stop": None}, {"stop": []}, {"detokenize": False}, {"stop_token_ids": [9]}):
+            answer = client.post(GENERATE, {**body, "sampling_params": {"max_tokens": 5, **params}})
+            assert answer.status_code == 200, answer.text
+            assert "text" not in answer.json()["choices"][0]
+        assert client.post("/v1/completions/render", {"prompt": "hi"}).status_code == 200
+    with in_process("--enable-scale-out") as client:
+        stopped = {**body, "sampling_params": {"max_tokens": 5, "stop": ["never"]}, "output_mode": "text"}
+        assert client.post(GENERATE, stopped).status_code == 200
+
+
 NO_MEDIA: dict[str, Any] = {"mm_hashes": {}, "mm_placeholders": {}}
 
 

@@ -111,15 +111,25 @@ class Engine(EngineClient):
     def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Handle:
         if not requests:
             return self._over
+        if requests[0].beams:
+            return BeamSearch(self, requests, self._beams(requests), emit)
         replies = [self._model.reply(requests[0])]
         if len(requests) > 1:
             rest = Pace(self.clock.now)
             for request in requests[1:]:
                 rest()
                 replies.append(self._model.reply(request))
-        if requests[0].beams:
-            return BeamSearch(self, requests, replies, emit)
         return self.run(requests, replies, emit)
+
+    def _beams(self, requests: Listed[EngineRequest]) -> list[Reply]:
+        """Returns the beams of each prompt in turn, best first."""
+        pause = Pace(self.clock.now)
+        width = requests[0].n
+        replies: list[Reply] = []
+        for start in range(0, len(requests), width):
+            pause()
+            replies += self._model.beams(requests[start : start + width])
+        return replies
 
     def run(self, requests: Listed[EngineRequest], replies: Listed[Reply], emit: Emit) -> Handle:
         first = requests[0]
@@ -190,8 +200,8 @@ def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: 
 class BeamSearch(Handle):
     """Beam search as vLLM serves it: each step of a beam is a separate request, and whole beams are emitted.
 
-    There are n beams per prompt; the first step runs one request per prompt. The beams' texts are decided in
-    advance, as with any reply. Only timing, queueing and block use are simulated.
+    There are n beams per prompt, best first. The first step runs one request per prompt. The model
+    decides the texts of beams in advance. Only timing, queueing and block use are simulated.
     """
 
     def __init__(

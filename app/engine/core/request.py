@@ -230,3 +230,9 @@ class Model(Protocol):
 
     def reply(self, request: EngineRequest) -> Reply:
         """Returns the whole reply. Calls come in order of arrival. Raises SchemaUnsatisfiable."""
+
+    def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
+        """Returns one reply for each of `requests`, the beams of one prompt, best first.
+
+        Raises SchemaUnsatisfiable.
+        """

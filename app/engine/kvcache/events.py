@@ -22,6 +22,9 @@ BlockHash: TypeAlias = int | bytes
 PublishedKeys: TypeAlias = list[list[object] | None]
 """Per block the extra keys in its hash (untagged: names, salts, [identifier, offset]), or None."""
 
+Unread: TypeAlias = object
+"""Value of a field that no code reads, of any shape: its form differs between versions of vLLM."""
+
 
 class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
     """Event: consecutive blocks of one sequence now hold these tokens.
@@ -44,10 +47,11 @@ class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omi
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
-    session_id: str | None = None
-    lookahead_token_ids: list[int] | None = None
+    locality: Unread = None
+    ownership: Unread = None
+    session_id: Unread = None
+    lookahead_token_ids: Unread = None
+    """From vLLM 0.33 on, a list of tokens for each block."""
 
 
 class BlockRemoved(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
@@ -56,8 +60,8 @@ class BlockRemoved(Struct, gc=False, frozen=True, tag=True, tag_field="type", om
     block_hashes: list[BlockHash]
     medium: str | None = field(default_factory=lambda: "GPU")
     group_idx: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
+    locality: Unread = None
+    ownership: Unread = None
 
 
 class AllBlocksCleared(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):

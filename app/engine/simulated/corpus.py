@@ -1,106 +1,90 @@
-"""Replies of mode `random`: our sample sentences, cut to an exact number of tokens.
+"""Replies of mode `random`: sample sentences, cut to an exact number of tokens or left whole.
+
+Every reply begins with an English sentence. A reply with a limit from the client is cut at its drawn
+length, and mixes prose in several scripts, emoji and code. A reply without a limit consists of whole
+English sentences.
 
 Every reply, encoded again, gives exactly the ids that were counted; benchmark clients do encode replies
 again. The seam between two sentences and a cut inside a sentence could break this; both are checked on first
-use. Lengths follow simulator.md 5.4 and 5.5.
+use.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
-from app.base.clock.pause import Slices, pause_if_possible
+from app.base.clock.pause import pause_if_possible
 from app.engine.core.request import LENGTH, STOP, EngineRequest, Reply
+from app.engine.simulated.phrases import Phrase, Phrases
+from app.engine.simulated.whole_sentences import WholeSentences
 from app.text.base import Tokenizer, TokenizerError
 
-SEAM = "Well."
-"""Neighbour with which every sentence must join cleanly."""
 TRIES = 24
 """Random draws for a sentence that fits, before a search through all."""
-FIRST_USE_STEPS = 10
-"""Work of encoding a sentence on first use, in steps of `Slices`; a long reply needs all sentences."""
 PART_TOKENS = 16_384
 """Tokens of a long reply that are composed between two pauses: 2 to 4 ms."""
 
 
-def sample_sentences() -> list[str]:
-    """Reads our sample sentences; `\n` in the files is a line break. No sentence ends in white space."""
+PROSE_FILE = "english.txt"
+"""File of the sentences that begin replies."""
+
+
+class SampleSentences(NamedTuple):
+    """Sentences for replies. No sentence ends in white space."""
+
+    prose: Sequence[str]
+    """Whole English sentences."""
+    others: Sequence[str]
+    """Prose in other scripts, emoji and code."""
+
+
+def sample_sentences() -> SampleSentences:
+    """Reads the sample sentences; `\n` in the files is a line break."""
+    prose: list[str] = []
+    others: list[str] = []
     folder = Path(__file__).parent / "sentences"
-    lines: list[str] = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".txt"):
-            lines += entry.read_text("utf-8").splitlines()
-    return [line.replace("\\n", "\n").strip() for line in lines if line.strip()]
-
-
-class Phrase:
-    """A sentence as tokens: `ids`, and in `texts` the text that each token adds."""
-
-    __slots__ = ("_clean", "_lead", "_tokenizer", "ids", "texts")
-
-    def __init__(self, ids: list[int], texts: list[str], lead: str, tokenizer: Tokenizer) -> None:
-        self.ids, self.texts, self._lead, self._tokenizer = ids, texts, lead, tokenizer
-        self._clean: dict[int, bool] = {len(ids): True}
-
-    def ends_cleanly(self, count: int) -> bool:
-        """True when the first `count` tokens, decoded and encoded again, are the same tokens."""
-        clean = self._clean.get(count)
-        if clean is None:
-            head = self._tokenizer.encode(self._lead + "".join(self.texts[:count]))
-            clean = head[-count:] == self.ids[:count] and "\ufffd" not in self.texts[count - 1]
-            self._clean[count] = clean
-        return clean
-
-
-class Phrases(dict[int, Phrase | None]):
-    """Sentences that join cleanly, made on first use: at a reply's beginning, or behind a `space`."""
-
-    def __init__(self, tokenizer: Tokenizer, sentences: Sequence[str], space: str) -> None:
-        self._tokenizer, self._sentences, self._space = tokenizer, sentences, space
-        seam, follower = tokenizer.encode_many([SEAM, SEAM + " " + SEAM])
-        self._tail = follower[len(seam) :]
-        self._before, self._lead = (seam, SEAM) if space else ([], "")
-        self.size = len(sentences)
-        self._slices = Slices()
-        if tokenizer.vocab_size is None:
-            self._make(range(len(sentences)))
-
-    def __missing__(self, number: int) -> Phrase | None:
-        self._make((number,))
-        self._slices.spend(FIRST_USE_STEPS)
-        return self[number]
-
-    def all(self) -> Iterator[Phrase]:
-        return (phrase for number in range(self.size) if (phrase := self[number]) is not None)
-
-    def _make(self, numbers: Iterable[int]) -> None:
-        encode, before = self._tokenizer.encode_many, self._lead + self._space
-        sentences = [self._sentences[number] for number in numbers]
-        alone = encode([before + sentence for sentence in sentences])
-        joined = encode([before + sentence + " " + SEAM for sentence in sentences])
-        for number, sentence, ids, longer in zip(numbers, sentences, alone, joined, strict=True):
-            self[number] = None
-            own = ids[len(self._before) :]
-            if own and ids[: len(self._before)] == self._before and longer == ids + self._tail:
-                texts = self._tokenizer.pieces(ids)[len(self._before) :]
-                if "".join(texts) == self._space + sentence:
-                    self[number] = Phrase(own, texts, self._lead, self._tokenizer)
+        if not entry.name.endswith(".txt"):
+            continue
+        lines = entry.read_text("utf-8").splitlines()
+        sentences = [line.replace("\\n", "\n").strip() for line in lines if line.strip()]
+        if entry.name == PROSE_FILE:
+            prose += sentences
+        else:
+            others += sentences
+    return SampleSentences(prose, others)
 
 
 class Corpus:
-    """Composes replies of a given number of tokens out of `sentences`."""
+    """Composes replies out of sample sentences."""
 
-    def __init__(self, tokenizer: Tokenizer, sentences: Iterable[str]) -> None:
-        candidates = list(sentences)
-        self._openings = Phrases(tokenizer, candidates, "")
+    def __init__(self, tokenizer: Tokenizer, sentences: SampleSentences) -> None:
+        """Raises TokenizerError when the tokenizer encodes no sentence losslessly."""
+        candidates = [*sentences.prose, *sentences.others]
+        self._openings = Phrases(tokenizer, sentences.prose, "")
+        if not any(self._openings.all()):
+            self._openings = Phrases(tokenizer, candidates, "")
         self._followers = Phrases(tokenizer, candidates, " ")
+        self._prose_count = len(sentences.prose)
+        self._whole_sentences: WholeSentences | None = None
         if not any(self._openings.all()) or not any(self._followers.all()):
             raise TokenizerError(
                 f"The tokenizer {tokenizer.name!r} encodes none of the sample sentences losslessly."
             )
+
+    def whole_sentences(self) -> WholeSentences:
+        """Returns the composer of whole sentences. Made on first use: it encodes all sentences."""
+        if self._whole_sentences is None:
+            openings = list(self._openings.all())
+            followers = list(self._followers.first(self._prose_count))
+            if not followers:
+                followers = list(self._followers.all())
+            self._whole_sentences = WholeSentences(openings, followers)
+        return self._whole_sentences
 
     def compose(self, count: int, rng: Random) -> tuple[list[int], list[str]]:
         """Returns ids and texts of exactly `count` tokens (>= 0)."""
@@ -175,9 +159,23 @@ class RandomMode:
         if count < request.min_tokens + self._end:  # must not end yet: goes on, and ends by chance
             room = most - request.min_tokens
             count = request.min_tokens + (reply_length(room, request.limited, rng) if room > 0 else 0)
-        reached = count >= most
-        ids, texts = self._corpus.compose(count if reached else max(1, count - self._end), rng)
-        return Reply(texts, ids, LENGTH if reached else STOP)
+        if count >= most:
+            ids, texts = self._corpus.compose(count, rng)
+            return Reply(texts, ids, LENGTH)
+        tokens = max(1, count - self._end)
+        if not request.limited and wanted is None:
+            whole = self._whole_sentences(request, tokens, rng)
+            if whole is not None:
+                return whole
+        ids, texts = self._corpus.compose(tokens, rng)
+        return Reply(texts, ids, STOP)
+
+    def _whole_sentences(self, request: EngineRequest, tokens: int, rng: Random) -> Reply | None:
+        """Returns whole sentences of about `tokens` tokens; None if they break a limit of `request`."""
+        ids, texts = self._corpus.whole_sentences().compose(tokens, rng)
+        if len(ids) < request.min_tokens or len(ids) + self._end >= request.max_tokens:
+            return None
+        return Reply(texts, ids, STOP)
 
 
 def reply_length(most: int, limited: bool, rng: Random) -> int:

@@ -1,11 +1,4 @@
-"""Decides the content of a reply: text, an echo, thoughts, tool calls, JSON or an image.
-
-Log probabilities are made up (simulator.md section 8). A token's own is -1, -1.1 or -1.2 by its position;
-each alternative is 0.5 less than the one before it. Alternatives are real tokens of the vocabulary, so
-clients can look them up. Tokens that are no whole characters have no name and come last.
-
-An entry is made on access and not kept: a large request may have millions.
-"""
+"""Decides the content of a reply: text, an echo, thoughts, tool calls, JSON or an image."""
 
 from __future__ import annotations
 
@@ -19,70 +12,21 @@ import msgspec
 from msgspec.structs import replace
 
 from app.engine.core.errors import SchemaUnsatisfiable
-from app.engine.core.outputs import Finish, LazySequence, Part, TokenLogprob
+from app.engine.core.outputs import Finish, LazySequence, Part
 from app.engine.core.request import LENGTH, STOP, Constraint, EngineRequest, Reply, ScriptedReply, joined
 from app.engine.dataset import dataset_of
 from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.derivation import write
+from app.engine.simulated.beams import BeamVariants
 from app.engine.simulated.calls import CallReplies, written
 from app.engine.simulated.corpus import Corpus, LengthSource, RandomMode, ReplySource
 from app.engine.simulated.endings import biased, chooser, stopped
+from app.engine.simulated.logprobs import Entries
 from app.text.base import Tokenizer
 from config.settings import Settings
 
 if TYPE_CHECKING:
     from app.engine.dataset.dataset import Dataset
-
-STEP = 0.5
-BROKEN = "\N{REPLACEMENT CHARACTER}"
-STRIDE = 101
-"""Distance in the vocabulary between a token and its alternatives."""
-
-
-class Entries:
-    """Makes entries of `ids`, with alternatives or `named` ones. A character's last token has its name."""
-
-    __slots__ = ("_alternatives", "_ids", "_named", "_names", "_size", "_vocabulary")
-
-    def __init__(
-        self, vocabulary: Tokenizer, ids: Sequence[int], alternatives: int, named: Sequence[int] = ()
-    ) -> None:
-        self._vocabulary, self._ids, self._alternatives = vocabulary, ids, alternatives
-        self._size = vocabulary.vocab_size or max(ids, default=0) + 1
-        self._named = named
-        self._names: Sequence[str] = ()
-
-    def entry(self, position: int) -> TokenLogprob:
-        self._names = self._names or self._vocabulary.pieces(self._ids, False)
-        token_id, text, own = self._ids[position], self._names[position], own_logprob(position)
-        top = [(token_id, text, own)]
-        for rank, (other, name) in enumerate(self._others(token_id), 1):
-            top.append((other, name, own - STEP * rank))
-        return TokenLogprob(token_id, text, own, top)
-
-    def _others(self, token_id: int) -> list[tuple[int, str]]:
-        if self._named:
-            others = [other for other in self._named if other != token_id]
-            return list(zip(others, self._texts(others), strict=True))
-        wanted, found = self._alternatives, list[tuple[int, str]]()
-        unnamed: list[tuple[int, str]] = []
-        for first in range(1, self._size, max(wanted, 1)):
-            if len(found) >= wanted:
-                break
-            ranks = range(first, min(first + wanted, self._size))
-            others = [(token_id + rank * STRIDE) % self._size for rank in ranks]
-            for each in zip(others, self._texts(others), strict=True):
-                (found if each[1] else unnamed).append(each)
-        return [*found, *unnamed][:wanted]
-
-    def _texts(self, ids: Sequence[int]) -> list[str]:
-        return ["" if BROKEN in name else name for name in self._vocabulary.token_texts(ids)]
-
-
-def own_logprob(position: int) -> float:
-    """Natural-log probability of the token at `position` (0-based) in its reply."""
-    return -1.0 - (position % 3) / 10
-
 
 TRIES = 4
 """Texts drawn to find one that fits the limit."""
@@ -127,6 +71,9 @@ class NullModel:
 
     def reply(self, request: EngineRequest) -> Reply:
         return Reply((), (), STOP)
+
+    def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
+        return [self.reply(request) for request in requests]
 
 
 class SimulatedModel:
@@ -187,6 +134,22 @@ class SimulatedModel:
                 lambda position: entry(position) if position else None, range(len(request.prompt_ids))
             )
         return reply
+
+    def beams(self, requests: Sequence[EngineRequest]) -> list[Reply]:
+        """Returns the beams of one prompt, best first. Raises SchemaUnsatisfiable.
+
+        A search looks for the likeliest replies, so that the same prompt always gets the same beams. Replies
+        with thoughts or calls have no variants: a changed token could break their form. Their beams are
+        separate replies.
+        """
+        greedy = [replace(request, greedy=True) for request in requests]
+        best = self.reply(greedy[0])
+        if best.spans:
+            others = enumerate(greedy[1:], 1)
+            return [best, *(self.reply(replace(request, seed=number)) for number, request in others)]
+        variants = BeamVariants(best, self._tokenizer).first(len(requests) - 1)
+        missing = len(requests) - 1 - len(variants)
+        return [best, *variants, *[best] * missing]
 
     def _whole(self, request: EngineRequest) -> Reply:
         """Returns thoughts, if the request reasons, then the reply, then an image, if one is wanted."""
@@ -277,9 +240,11 @@ class SimulatedModel:
         tokens, count = chooser(request, self._tokenizer), rng.randint(*THOUGHT_TOKENS)
         if tokens is not None and request.sampling is not None and request.sampling.allowed_token_ids:
             count = most  # the end of thoughts is not among the allowed tokens
-        count = min(count, most)
-        ids, texts = self._corpus.compose(count, rng)
-        said = Reply(texts, ids, LENGTH)
+        if request.limited or count >= most:
+            ids, texts = self._corpus.compose(min(count, most), rng)
+        else:
+            ids, texts = self._corpus.whole_sentences().compose(count, rng)
+        said = Reply(texts[:most], ids[:most], LENGTH)
         if tokens is not None:
             said = biased(said, request, tokens, self._tokenizer, rng)
         return as_thoughts(stopped(said, request))

@@ -1,7 +1,5 @@
 """The token-in token-out routes: their bodies and answers (vllm-api.md section 2, `--enable-scale-out`).
 
-Both ``/derender`` routes convert a generate answer's token ids to text.
-
 Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is encoded JSON; long JSON is encoded
 in parts.
 """
@@ -14,7 +12,6 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.serving.http.errors import bad_request, malformed
 from app.serving.protocol import common, options, rules
-from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject, Misfit, convert, non_negative
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.decoding import RawRequest, Request
@@ -233,87 +230,3 @@ class GenerateChunk(Struct):
     prompt_token_ids: Sequence[int] | UnsetType
     output_mode: str
     choices: Sequence[GenerateChoice]
-
-
-class Candidate(Struct, kw_only=True):
-    token_id: int
-    logprob: float
-    rank: int | None = None
-
-
-class TokenLogprobs(Candidate, kw_only=True):
-    top_logprobs: list[Candidate] = []
-
-
-class Logprobs(Struct, kw_only=True):
-    content: list[TokenLogprobs] | None = None
-
-
-class RenderedChoice(Struct, kw_only=True):
-    index: int
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    token_ids: list[options.Natural] | None = None
-    logprobs: Logprobs | None = None
-
-    lax: ClassVar[Mapping[str, Hashable]] = {"token_ids": non_negative}
-
-
-class CountedTokens(Struct, kw_only=True):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = 0
-
-
-class GenerateOutput(Struct, kw_only=True):
-    """A whole answer of ``/inference/v1/generate`` with `output_mode` tokens."""
-
-    request_id: str = ""
-    choices: list[RenderedChoice]
-    usage: CountedTokens | None = None
-    prompt_logprobs: list[JsonObject | None] | None = None
-    prompt_token_ids: list[options.Natural] | None = None
-    metrics: JsonObject | None = None
-    kv_transfer_params: JsonObject | None = None
-    output_mode: Literal["tokens"] = "tokens"
-
-
-class DerenderRequest(Request, kw_only=True):
-    stream: bool = False
-    generate_chunk: object = None
-    stream_state: object = None
-    """Of a stream, which is refused: whole answers alone are converted."""
-    model: str | None = None
-    chat_request: ChatCompletionRequest | None = None
-    completion_request: CompletionRequest | None = None
-
-    def check_rules(self: "DerenderRequest | RawRequest") -> None:
-        if self.stream:
-            raise bad_request("Events of a stream cannot be derendered: send the whole answer.", "stream")
-
-    def check_converted(self) -> None:
-        for nested in (self.chat_request, self.completion_request):
-            if nested is not None:
-                nested.check_rules()
-
-
-class DerenderChatRequest(DerenderRequest, kw_only=True):
-    generate_response: GenerateOutput
-    prompt_tokens: int | None = None
-    prompt_token_ids: list[options.Natural] | None = None
-
-    @classmethod
-    def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
-        return (cls.__name__, *path)
-
-
-class DerenderCompletionRequest(DerenderRequest, kw_only=True):
-    generate_responses: list[GenerateOutput]
-    prompt_tokens: list[int] | None = None
-    prompt_token_ids: list[list[options.Natural] | None] | None = None
-
-    def check_converted(self) -> None:
-        for name in ("prompt_tokens", "prompt_token_ids"):
-            given = getattr(self, name)
-            if given is not None and len(given) != len(self.generate_responses):
-                raise malformed(f"body: {name} must be as many as generate_responses", "body")
-        super().check_converted()

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from app.engine.core.lifecycle import WeightUpdates
 from app.engine.core.outputs import EngineOutput, TokenLogprob, Tokens
 from app.serving.api.chat.media import BuiltPrompt
-from app.serving.api.generate import render
+from app.serving.api.generate import derender, render
 from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import ALL, TokenNames, prompt_entries, rendered, token_id_entry
 from app.serving.api.pipeline import RequestPipeline
@@ -116,6 +116,20 @@ class GenerateWriter(ResponseWriter):
         return shown
 
 
+def check_needs_no_tokenizer(body: wire.GenerateRequest) -> None:
+    """Raises ApiError 400 for a request whose answer needs texts of tokens, which tokens-only has not."""
+    if body.sampling_params.stop:
+        raise bad_request(
+            "This server runs with --tokens-only, which has no stop strings: use stop_token_ids, or look "
+            "for stop strings where the tokens become text."
+        )
+    if body.output_mode == "text":
+        raise bad_request(
+            "output_mode text requires a tokenizer, which this server has not (--tokens-only): use "
+            "output_mode tokens."
+        )
+
+
 MEDIA_PARTS = ("image_url", "audio_url", "video_url")
 """Types of `content_parts` that are media; vLLM ignores other types."""
 
@@ -156,6 +170,8 @@ def routes(
         writer.encoded_media = pipeline.encoded_media(body.mm_hashes)
         if accepted.n > (most := settings.scheduling.max_num_seqs):
             raise bad_request(f"n is at most max-num-seqs, {most}, got {accepted.n}")
+        if settings.api.tokens_only:
+            check_needs_no_tokenizer(body)
         try:
             pipeline.limits.check_prompt(ids)
         except ApiError as error:
@@ -186,7 +202,7 @@ def routes(
         interrupt(frozenset(named(context, True)))
         return Response()
 
-    beside = (*render.routes(pipeline), *render.derender_routes(pipeline))
+    beside = (*render.routes(pipeline), *derender.routes(pipeline))
     generate_docs = RouteDocs(
         body=(wire.GenerateRequest,),
         example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 5}},

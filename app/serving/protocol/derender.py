@@ -1,0 +1,245 @@
+"""Bodies and answers of both /derender routes, which convert the token ids of a generate answer to text.
+
+Answers have their keys in vLLM's order; UNSET fields are omitted.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from app.serving.http.errors import malformed
+from app.serving.protocol import chat, common, completions, options
+from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.coercion import JsonObject, non_negative
+from app.serving.protocol.completions import CompletionRequest
+from app.serving.protocol.decoding import RawRequest, Request
+
+MAX_WINDOW_TOKENS = 1024
+"""Most items of `prev_tokens`, as in vLLM."""
+
+
+class Candidate(Struct, kw_only=True):
+    token_id: int
+    logprob: float
+    rank: int | None = None
+
+
+class TokenLogprobs(Candidate, kw_only=True):
+    top_logprobs: list[Candidate] = []
+
+
+class Logprobs(Struct, kw_only=True):
+    content: list[TokenLogprobs] | None = None
+
+
+class RenderedChoice(Struct, kw_only=True):
+    index: int
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[options.Natural] | None = None
+    logprobs: Logprobs | None = None
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"token_ids": non_negative}
+
+
+class CountedTokens(Struct, kw_only=True):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+
+
+class GenerateOutput(Struct, kw_only=True):
+    """A whole answer of ``/inference/v1/generate`` with `output_mode` tokens."""
+
+    request_id: str = ""
+    choices: list[RenderedChoice]
+    usage: CountedTokens | None = None
+    prompt_logprobs: list[JsonObject | None] | None = None
+    prompt_token_ids: list[options.Natural] | None = None
+    metrics: JsonObject | None = None
+    kv_transfer_params: JsonObject | None = None
+    output_mode: Literal["tokens"] = "tokens"
+
+
+class GenerateEvent(Struct, kw_only=True):
+    """One event of a stream of ``/inference/v1/generate`` with `output_mode` tokens."""
+
+    request_id: str = ""
+    choices: list[RenderedChoice]
+    usage: CountedTokens | None = None
+    prompt_token_ids: list[options.Natural] | None = None
+    metrics: JsonObject | None = None
+    output_mode: Literal["tokens"] = "tokens"
+
+
+class StreamState(Struct, kw_only=True):
+    """State that a client carries from one event of a choice to the next. Fields are vLLM's.
+
+    Without a parser `output_token_ids` has only the last tokens, and `read_offset` counts the first tokens
+    whose text is sent. With a parser it has all tokens.
+    """
+
+    prev_tokens: Annotated[list[str], Meta(max_length=MAX_WINDOW_TOKENS)] = []
+    prefix_offset: options.Natural = 0
+    read_offset: options.Natural = 0
+    role_sent: bool = False
+    logprob_context_token_ids: Annotated[list[int], Meta(max_length=4)] = []
+    logprob_text_offset: options.Natural = 0
+    """Characters that were sent; where the text of the next log probability begins."""
+    output_token_ids: list[options.Natural] = []
+    output_chunk_lens: list[Annotated[int, Meta(gt=0)]] = []
+    """Tokens of each event in `output_token_ids`."""
+    tools_streamed: bool = False
+    last_tool_call_ids: list[str] = []
+    """Ids of the calls so far, in order."""
+
+    def check(self, where: str) -> None:
+        """Raises ApiError 400 for counts that do not match; `where` is the place in the body."""
+        if sum(self.output_chunk_lens) != len(self.output_token_ids):
+            raise malformed(f"{where}: output_chunk_lens must sum to the number of output_token_ids", where)
+        if self.read_offset > len(self.output_token_ids):
+            raise malformed(f"{where}: read_offset is beyond output_token_ids", where)
+
+
+class DerenderRequest(Request, kw_only=True):
+    """Fields of all four bodies. A body with `stream` true has an event, all others have whole answers."""
+
+    stream: bool = False
+    model: str | None = None
+
+    @classmethod
+    def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        return (cls.__name__, *path)
+
+
+def check_is_whole(stream: object, where: str) -> None:
+    """Raises ApiError 400 for another `stream` than none and false; a stream has another body."""
+    if stream is not None and stream is not False:
+        raise malformed(f"{where}: expected true or false", where)
+
+
+class DerenderChatRequest(DerenderRequest, kw_only=True):
+    generate_response: GenerateOutput
+    prompt_tokens: int | None = None
+    prompt_token_ids: list[options.Natural] | None = None
+    chat_request: ChatCompletionRequest | None = None
+
+    def check_rules(self: "DerenderChatRequest | RawRequest") -> None:
+        check_is_whole(self.stream, "body.DerenderChatRequest.stream")
+
+    def check_converted(self) -> None:
+        if self.chat_request is not None:
+            self.chat_request.check_rules()
+
+
+class DerenderCompletionRequest(DerenderRequest, kw_only=True):
+    generate_responses: list[GenerateOutput]
+    prompt_tokens: list[int] | None = None
+    prompt_token_ids: list[list[options.Natural] | None] | None = None
+    completion_request: CompletionRequest | None = None
+
+    def check_rules(self: "DerenderCompletionRequest | RawRequest") -> None:
+        check_is_whole(self.stream, "body.stream")
+
+    @classmethod
+    def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        return path
+
+    def check_converted(self) -> None:
+        for name in ("prompt_tokens", "prompt_token_ids"):
+            given = getattr(self, name)
+            if given is not None and len(given) != len(self.generate_responses):
+                raise malformed(f"body: {name} must be as many as generate_responses", "body")
+        if self.completion_request is not None:
+            self.completion_request.check_rules()
+
+
+class DerenderStreamRequest(DerenderRequest, kw_only=True):
+    """An event of a stream, and the state that the answer to the event before it has brought."""
+
+    generate_chunk: GenerateEvent
+    stream_state: StreamState | None = None
+    prompt_tokens: int | None = None
+    prompt_token_ids: list[options.Natural] | None = None
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"prompt_token_ids": non_negative}
+
+    def check_converted(self) -> None:
+        if self.stream_state is not None:
+            self.stream_state.check(f"body.{type(self).__name__}.stream_state")
+
+
+class DerenderChatStreamRequest(DerenderStreamRequest, kw_only=True):
+    chat_request: ChatCompletionRequest | None = None
+
+    def check_converted(self) -> None:
+        super().check_converted()
+        if self.chat_request is not None:
+            self.chat_request.check_rules()
+
+
+class DerenderCompletionStreamRequest(DerenderStreamRequest, kw_only=True):
+    completion_request: CompletionRequest | None = None
+
+    def check_converted(self) -> None:
+        super().check_converted()
+        if self.completion_request is not None:
+            self.completion_request.check_rules()
+
+
+class StreamSwitch(Struct):
+    """The field of a body that decides between whole answers and events."""
+
+    stream: object = None
+
+
+class ChatDelta(Struct):
+    """Parts that an event adds to a message; absent parts are null, absent calls are omitted."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: Sequence[chat.ToolCall] | UnsetType = UNSET
+
+
+class ChatEventChoice(Struct, kw_only=True):
+    index: int
+    delta: ChatDelta
+    logprobs: common.LogprobContent | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: Sequence[int] | None = None
+
+
+class EventHead(Struct, kw_only=True):
+    """First fields of a derendered event. `created` is Unix seconds."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+
+class ChatEvent(EventHead, kw_only=True):
+    object: str = "chat.completion.chunk"
+    choices: Sequence[ChatEventChoice]
+    usage: common.Usage | None
+    system_fingerprint: None = None
+    prompt_token_ids: None = None
+    prompt_text: None = None
+    metrics: JsonObject | None
+
+
+class CompletionEvent(EventHead, kw_only=True):
+    object: str = "text_completion"
+    choices: Sequence[completions.CompletionChunkChoice]
+    usage: common.Usage | None
+    system_fingerprint: None = None
+    metrics: JsonObject | None
+
+
+class DerenderedEvent(Struct):
+    """An event as text, and the state for the next one."""
+
+    chunk: ChatEvent | CompletionEvent
+    stream_state: StreamState
