@@ -79,10 +79,20 @@ class Connection:
             self._leaving.start(self._look_again, gone)
 
     def _look_again(self, gone: Callable[[], None]) -> None:
-        with suppress(OSError):  # a Unix socket has no TCP state
-            if self._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != ESTABLISHED:
-                self.unwatch()
-                gone()
+        if self.is_closed_by_client:
+            self.unwatch()
+            gone()
+
+    @property
+    def is_closed_by_client(self) -> bool:
+        """True if the client has closed the connection, even if not all that it sent is read.
+
+        Only known for TCP on Linux.
+        """
+        try:
+            return self._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != ESTABLISHED
+        except (AttributeError, OSError):  # a Unix socket has no TCP state
+            return False
 
     def shut(self) -> None:
         """Breaks the connection: at once, or by a reset when the server closes it."""
