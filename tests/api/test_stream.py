@@ -54,6 +54,24 @@ def test_however_much_the_socket_takes_at_once_the_bytes_are_the_same(
     assert served.plain.most_at_once <= SLICE_TOKENS
 
 
+def test_tokens_that_wait_for_a_client_are_merged_by_choice() -> None:
+    """A million separate outputs would hold the event loop for each garbage collection."""
+    choices, count = 3, 200
+    served = Served(Socket(), choices=choices)
+    served.serve()
+    assert served.stream.transport is not None
+    served.stream.transport.lags = True
+    for number in range(count):
+        for choice in range(choices):
+            served.stream.emit(tokens(f"<{choice}.{number}>", choice, last=number == count - 1))
+    assert len(served.stream._pending) == choices
+    served.stream.transport.lags = False
+    served.stream._send_slice(served.stream.transport)
+    assert served.ended()
+    expected = "".join(f"<{choice}.{number}>" for choice in range(choices) for number in range(count))
+    assert served.content() == expected.encode() + END
+
+
 def test_a_client_that_leaves_is_noticed_while_nothing_is_written() -> None:
     served = Served(Socket())
     served.serve()

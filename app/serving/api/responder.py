@@ -14,7 +14,7 @@ from gevent.event import Event as Bell
 
 from app.base.clock.clock import Watcher
 from app.base.clock.pause import pause_if_possible
-from app.engine.core.outputs import EngineOutput, Failed, Started, TakeToken, Tokens
+from app.engine.core.outputs import EngineOutput, Failed, Started, TakeToken, TokenBacklog, Tokens
 from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import EngineClient, Handle
 from app.serving.api.writer import ResponseWriter
@@ -204,7 +204,7 @@ class EventStream(StreamingBody):
     """Writes the outputs of `choices` sequences with `writer`. Iterate or attach once; `close` always."""
 
     __slots__ = (
-        *("_bell", "_connection", "_idle_timer", "_keep_alive_s", "_pending", "_slice_tokens"),
+        *("_backlog", "_bell", "_connection", "_idle_timer", "_keep_alive_s", "_pending", "_slice_tokens"),
         *("handle", "transport", "unfinished", "writer"),
     )
 
@@ -224,6 +224,8 @@ class EventStream(StreamingBody):
         self.transport: StreamTransport | None = None
         self._idle_timer: Watcher | None = None
         self._pending: list[EngineOutput] = []
+        self._backlog: TokenBacklog | None = None
+        """Merges the tokens that wait for a client; None until the client lags."""
         self._bell: Bell | None = None
         self.handle: Handle | None = None
 
@@ -237,11 +239,14 @@ class EventStream(StreamingBody):
                 self.unfinished -= 1
         elif type(output) is Failed:
             self.unfinished = 0
-        self._pending.append(output)
         if self.transport is None:
+            self._pending.append(output)
             if self._bell is not None:
                 self._bell.set()
-        elif not self.transport.lags:
+        elif self.transport.lags:
+            self._hold(output)
+        else:
+            self._pending.append(output)
             try:
                 self._send_slice(self.transport)
             except Exception:  # rendering failed: the end is still to come, as a failure
@@ -251,6 +256,15 @@ class EventStream(StreamingBody):
         if type(output) is not Started or self._keep_alive_s:
             return None
         return self._plain_taker(output.index)
+
+    def _hold(self, output: EngineOutput) -> None:
+        """Keeps an output for a client that lags."""
+        if type(output) is not Tokens:
+            self._pending.append(output)
+            return
+        if self._backlog is None:
+            self._backlog = TokenBacklog()
+        self._backlog.hold(output, self._pending)
 
     def _plain_taker(self, index: int) -> TakeToken | None:
         around = self.writer.around_text(index)
@@ -319,6 +333,8 @@ class EventStream(StreamingBody):
     def next_slice(self) -> tuple[bytes, bool, bool]:
         """Returns waiting outputs, rendered, and two flags: more outputs wait, and the stream ends here."""
         room, chunks, taken = self._slice_tokens, list[bytes](), 0
+        if self._backlog is not None:
+            self._backlog.forget()
         for output in self._pending:
             if room <= 0:
                 break

@@ -103,6 +103,10 @@ class HubConnection(StreamTransport):
     def client_gone(self) -> None:
         self.close()
 
+    def take_turn(self, work: Callable[[], None]) -> None:
+        """Renders and sends for a client that lags as long work: probes and short requests go first."""
+        self.path.turns.run_long(work)
+
     def look(self, now_s: float) -> None:
         """Enforces time limits. Called every fifth of a second."""
         raise NotImplementedError

@@ -68,6 +68,13 @@ class FairTurns:
         (self._short if share.cost_s <= SHORT_S else self._long).append((share, waiting))
         return waiting
 
+    def run_long(self, work: Work) -> None:
+        """Hub: runs `work` now if this turn has time, else in a turn of long work."""
+        if self.has_time():
+            work()
+        else:
+            self.put(Share(TURN_S), work)
+
     def wait(self, share: Share) -> None:
         """Greenlet: continues at once if there is time, else in the turn of its connection."""
         if not self.has_time():

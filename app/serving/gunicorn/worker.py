@@ -35,8 +35,9 @@ from gevent.server import StreamServer
 from gunicorn import http
 from gunicorn.arbiter import Arbiter
 from gunicorn.http import wsgi
-from gunicorn.http.body import ChunkedReader, LengthReader
-from gunicorn.http.errors import InvalidHeader
+from gunicorn.http.body import Body, ChunkedReader, LengthReader
+from gunicorn.http.errors import InvalidHeader, UnsupportedTransferCoding
+from gunicorn.util import write_error
 from gunicorn.workers.ggevent import GeventWorker
 
 from app.base.clock.pause import pause_with
@@ -46,6 +47,7 @@ from app.serving.gunicorn.certificates import CertificateError, ServerCertificat
 from app.serving.gunicorn.connections import LONGEST_S, FastConnection, FastPath, OpenConnections
 from app.serving.gunicorn.fair_turns import FairTurns, Share
 from app.serving.gunicorn.heads import HOST
+from app.serving.http.chunks import BoundedChunks
 from app.serving.http.connection import LAST_CHUNK
 from app.serving.http.context import CONTEXT, context_of
 from app.serving.http.response import Response
@@ -87,6 +89,7 @@ PARSED_BYTES = 8192
 """Most bytes per read while gunicorn searches for the end of a head or chunk."""
 PART_BYTES = 4096
 """Bytes per parsed part: one-byte chunks in a part this long take 4 ms."""
+UNKNOWN_CODING = "A request body has no Transfer-Encoding other than chunked."
 RECORD_BYTES = 1 << 14
 """Most bytes of a TLS record."""
 LOOK_AGAIN_S = 0.05
@@ -333,6 +336,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
             if not req:
                 return None
             check_head(req)
+            if isinstance(req.body.reader, ChunkedReader):
+                req.body = Body(BoundedChunks(req, req.unreader))
             self._respond(connection, req, arrived_s)
             self._turns.wait(share)  # a client that always has a request ready would block the loop
             if not has_much_unread(req) and parser.finish_body(time.monotonic() + LITTLE_S, LITTLE_BYTES + 1):
@@ -349,6 +354,10 @@ class Worker(GeventWorker):  # type: ignore[misc]
         except OSError as error:
             if error.errno not in GONE:
                 self.log.exception("Socket error processing request.")
+        except UnsupportedTransferCoding as error:
+            self.log.warning("Invalid request from ip=%s: %s", addr[0], error)
+            write_error(client, 501, "Not Implemented", UNKNOWN_CODING)  # gunicorn's reason is Bad Request
+            linger(client)
         except BaseException as error:
             self.handle_error(req, client, addr, error)
             linger(client)
@@ -424,11 +433,17 @@ class GeneralResponse(wsgi.Response):  # type: ignore[misc]
 def check_head(req: Request) -> None:
     """Checks a request of gunicorn's parser, and applies a "close" among others (RFC 9110 7.6.1).
 
-    InvalidHeader (status 400): Host is invalid, or missing in HTTP/1.1.
+    Raises:
+        InvalidHeader: Host is invalid, or missing in HTTP/1.1 (status 400).
+        UnsupportedTransferCoding: the body has a coding other than `chunked` (status 501, RFC 9112 6.1).
+            gunicorn takes `gzip, chunked`, whose body would be read as if it were not compressed.
     """
     host = next((value for name, value in req.headers if name == "HOST"), None)
     if (req.version >= (1, 1)) if host is None else not HOST.fullmatch(host):
         raise InvalidHeader("HOST", req=req)
+    codings = ",".join(value for name, value in req.headers if name == "TRANSFER-ENCODING")
+    if codings and codings.lower() != "chunked":
+        raise UnsupportedTransferCoding(codings)
     members = ",".join(value for name, value in req.headers if name == "CONNECTION").lower().split(",")
     if any(member.strip(" \t") == "close" for member in members):
         req.force_close()

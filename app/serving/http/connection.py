@@ -3,7 +3,9 @@
 Bytes of one turn of the timer wheel leave together (`WriteBatcher`). When a client does not read, its
 socket's buffer fills, and its `StreamTransport` lags until the socket has room. A lagging transport takes one
 slice at a time from its source until it has caught up. Other streams do not wait, and at most one slice is
-held.
+held. Rendering a slice takes up to a millisecond, so each slice waits for its turn of the event loop
+(`StreamTransport.take_turn`): sixty sockets that have room at once would otherwise hold the loop for all of
+their slices.
 """
 
 import logging
@@ -77,10 +79,20 @@ class Connection:
             self._leaving.start(self._look_again, gone)
 
     def _look_again(self, gone: Callable[[], None]) -> None:
-        with suppress(OSError):  # a Unix socket has no TCP state
-            if self._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != ESTABLISHED:
-                self.unwatch()
-                gone()
+        if self.is_closed_by_client:
+            self.unwatch()
+            gone()
+
+    @property
+    def is_closed_by_client(self) -> bool:
+        """True if the client has closed the connection, even if not all that it sent is read.
+
+        Only known for TCP on Linux.
+        """
+        try:
+            return self._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != ESTABLISHED
+        except (AttributeError, OSError):  # a Unix socket has no TCP state
+            return False
 
     def shut(self) -> None:
         """Breaks the connection: at once, or by a reset when the server closes it."""
@@ -223,7 +235,7 @@ class StreamTransport(Connection):
         if sent < len(data):
             parts.append(memoryview(data)[sent:])  # a long body is not copied for each send
         if sent and self._timer is not None:
-            self._timer.again(self.break_off)
+            self._timer.again(self._time_out)
         return True
 
     def lag(self) -> None:
@@ -233,15 +245,35 @@ class StreamTransport(Connection):
         self._watcher = loop.io(self._raw.fileno(), WRITE)
         self._watcher.start(self._writable)
         self._timer = loop.timer(limit_s, limit_s)
-        self._timer.start(self.break_off)
+        self._timer.start(self._time_out)
+
+    def take_turn(self, work: Callable[[], None]) -> None:
+        """Hub: runs `work`, which may take a millisecond. A server with many clients may delay it."""
+        work()
 
     def _writable(self) -> None:
+        """Waits for a turn without watching the socket, which would report its room again and again."""
+        assert self._watcher is not None
+        self._watcher.stop()
+        self.take_turn(self._continue)
+
+    def _continue(self) -> None:
+        """Sends what waits, or the source's next slice. The connection may have been closed meanwhile."""
+        if not self.is_open or self._watcher is None:
+            return
         if self._parts or self._refill():
             if self._parts:
                 self._send()
+            if self._watcher is not None:
+                self._watcher.start(self._writable)
         elif self.is_open:
             self.catch_up()
             self.all_sent()
+
+    def _time_out(self) -> None:
+        """Cuts off a client that takes no bytes. Waiting for a turn does not count against the client."""
+        if self._watcher is not None and self._watcher.active:
+            self.break_off()
 
     def _refill(self) -> bool:
         if self._last or self._source is None:

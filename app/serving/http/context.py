@@ -18,6 +18,7 @@ from gunicorn.http.errors import ParseException
 from msgspec import Struct
 
 from app.base.clock.pause import pause
+from app.serving.http.chunks import BodyTooLarge, BoundedChunks
 from app.serving.http.connection import Connection
 from app.serving.http.errors import ApiError, malformed, too_large
 from config.settings import ServerSettings
@@ -184,7 +185,7 @@ class BodyLimits:
         length = int(declared) if declared.isdecimal() else 0
         body = self._receive(context) if length <= self.most_bytes else b""
         if max(length, len(body)) > self.most_bytes:
-            raise too_large(f"The request body is larger than {self.most_bytes >> 20} MiB.")
+            raise self._too_large()
         if len(body) < length:
             raise malformed(f"body: {len(body)} of {declared} bytes arrived", "body")
         # Commas and brackets within strings count, too.
@@ -194,19 +195,25 @@ class BodyLimits:
         context.body = body
         return body
 
+    def _too_large(self) -> ApiError:
+        return too_large(f"The request body is larger than {self.most_bytes >> 20} MiB.")
+
     def _receive(self, context: RequestContext) -> bytes:
         """Returns at most one byte more than allowed; `context.part` keeps the bytes that arrived."""
         source = context.source
         if source is None:
             return b""
         step = STEP if "content-length" in context.headers else CHUNKED_STEP
+        reader = getattr(source, "reader", None)
+        if isinstance(reader, BoundedChunks):
+            reader.most_bytes = self.most_bytes
         parts: list[bytes] = []
         received, ended = 0, False
         try:
             with gevent.Timeout(self.timeout_s, False):
                 while not ended and received <= self.most_bytes:
                     # gunicorn copies its buffer at each read: small reads of a long chunk would take long.
-                    buffer = getattr(getattr(source, "reader", None), "buf", None)
+                    buffer = getattr(reader, "buf", None)
                     held = 0 if buffer is None else buffer.tell()
                     wanted = min(max(step, held), self.most_bytes + 1 - received)
                     parts.append(source.read(wanted))
@@ -216,6 +223,8 @@ class BodyLimits:
                         pause()
         except (OSError, ParseException) as error:
             raise malformed(f"body: it broke off: {error}", "body") from error
+        except BodyTooLarge:
+            raise self._too_large() from None
         finally:
             context.part = b"".join(parts)
         if not ended and received <= self.most_bytes:

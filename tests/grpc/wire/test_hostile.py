@@ -99,6 +99,53 @@ def test_who_asks_for_answers_and_does_not_read_them_is_cut_off(served: RunningS
             raw.send(pings)
 
 
+FLOODS = {
+    "PING": frame(frames.PING, 0, 0, bytes(8)),
+    "PING acknowledgement": frame(frames.PING, frames.ACK, 0, bytes(8)),
+    "SETTINGS": settings_frame({}),
+    "PRIORITY": frame(frames.PRIORITY, 0, 1, bytes(4) + b"\x10"),
+    "WINDOW_UPDATE": frames.window_update(0, 1),
+    "WINDOW_UPDATE of a stream": frames.window_update(1, 1),
+    "empty DATA": frame(frames.DATA, 0, 1),
+    "DATA of a byte": frame(frames.DATA, 0, 1, b"a"),
+    "a frame of an unknown kind": frame(200, 0, 0, b"a"),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_of_frames_without_progress_ends_the_connection(served: RunningServer, name: str) -> None:
+    raw = RawClient(served.port)
+    with raw.sock:
+        raw.send(opening(1, headers(WATCH)))
+        with suppress(ConnectionError):  # the server has closed the connection
+            for _ in range(40):
+                raw.send(FLOODS[name] * 500)
+        assert raw.reason() in (Reason.ENHANCE_YOUR_CALM, None), "a reset may overtake the reason"
+
+
+def test_frames_that_answers_ask_for_are_no_flood(served: RunningServer) -> None:
+    """A client that updates both windows, and measures the way by PING, at every message that it gets."""
+    raw = RawClient(served.port)
+    answered = 0
+    with raw.sock:
+        for stream in range(1, 41, 2):
+            raw.send(call(generate(max_tokens=200, ignore_eos=True), stream))
+            for kind, flags, number, payload in raw.frames():
+                if kind == frames.DATA and payload:
+                    answered += 1
+                    size = len(payload)
+                    raw.send(
+                        frames.window_update(0, size),
+                        frames.window_update(stream, size),
+                        FLOODS["PING"],
+                        FLOODS["SETTINGS"],
+                    )
+                if kind == frames.HEADERS and number == stream and flags & frames.END_STREAM:
+                    break
+            assert raw.headers[stream]["grpc-status"] == "0"
+    assert answered
+
+
 @pytest.mark.parametrize("window", [0, 40])
 def test_a_client_that_gives_no_room_holds_up_nobody(
     impatient: tuple[RunningServer, Engine], window: int

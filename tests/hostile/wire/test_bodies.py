@@ -97,6 +97,93 @@ def test_chunks_that_are_none_are_the_client_s_fault_and_so_is_a_reset(server: R
         assert post(server.port, ask()).status == 200
 
 
+CHUNKED_JSON = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (b'{"prompt": ', b'"a"}'))
+
+
+@pytest.mark.parametrize(
+    ("begun", "status"),
+    [
+        (b"100000000000000000\r\n", 400),
+        (b"F" * 4000 + b"\r\n", 400),
+        (b"F" * 20_000, 400),
+        (b"0" * 17 + b"1\r\n", 400),
+        (b"2;" + b"a" * 4200 + b"\r\n", 400),
+        (b"1;" + b"a" * 4000 + b"\r\n \r\n", 0),
+        ((b"1;" + b"a" * 4000 + b"\r\n \r\n") * 5, 400),
+        (CHUNKED_JSON + b"0\r\n" + b"X: y\r\n" * 3000, 400),
+        (CHUNKED_JSON + b"0\r\nX: " + b"y" * 20_000, 400),
+        (b"800001\r\n", 413),
+        (b"FFFFFFFFFFFFFFFF\r\n", 413),
+        (CHUNKED_JSON + b"7FFFFF\r\n", 413),
+        (b"800000\r\n", 0),
+    ],
+    ids=lambda value: repr(value[:12]) if isinstance(value, bytes) else str(value),
+)
+def test_a_chunk_that_declares_too_much_is_refused_before_its_bytes_come(
+    server: RunningServer, begun: bytes, status: int
+) -> None:
+    """Status 0: the server waits for the rest, as it must."""
+    with Wire(server.port) as wire:
+        wire.send(CHUNKED + begun)
+        if status:
+            assert wire.answer().status == status
+            assert wire.seconds_until_closed(5) < 5
+        else:
+            get(server.port, "/health")
+            wire.sock.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                wire.sock.recv(1)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/health", "/ping", "/nowhere"])
+@pytest.mark.parametrize(
+    ("codings", "status"),
+    [
+        (("gzip, chunked",), 501),
+        (("gzip", "chunked"), 501),
+        (("identity, chunked",), 501),
+        (("Deflate,chunked",), 501),
+        (("br, chunked",), 501),
+        (("xchunked",), 501),
+        (("chunked;q=1",), 501),
+        (("",), 501),
+        (("chunked, chunked",), 400),
+        (("chunked", "chunked"), 400),
+        (("chunked, gzip",), 400),
+        (("gzip",), 400),
+        (("identity",), 400),
+    ],
+    ids=str,
+)
+def test_a_body_with_another_coding_than_chunked_is_refused(
+    server: RunningServer, path: str, codings: tuple[str, ...], status: int
+) -> None:
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: test",
+        JSON,
+        *(f"Transfer-Encoding: {coding}" for coding in codings),
+    ]
+    with Wire(server.port) as wire:
+        wire.send("\r\n".join(lines).encode() + b"\r\n\r\n" + CHUNKED_JSON + b"0\r\n\r\n")
+        answer = wire.answer()
+        assert answer.status == status
+        assert wire.seconds_until_closed(5) < 5
+
+
+def test_the_word_chunked_is_known_in_any_case_and_http_1_0_has_no_chunks(server: RunningServer) -> None:
+    body = CHUNKED_JSON + b"0\r\nX: y\r\n\r\n"
+    for head, status in (
+        (CHUNKED.replace(b": chunked", b":\tCHUNKED "), 200),
+        (CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0"), 400),
+        (CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\n"), 400),
+        (CHUNKED.replace(b"Transfer-Encoding:", b"Transfer-Encoding :"), 400),
+        (CHUNKED.replace(b"Transfer-Encoding:", b"Transfer-Encoding: x\r\n\t"), 400),
+    ):
+        with Wire(server.port) as wire:
+            assert wire.send(head + body).answer().status == status, head
+
+
 @pytest.mark.parametrize(
     "head",
     [

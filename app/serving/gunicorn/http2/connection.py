@@ -21,6 +21,7 @@ from app.base.clock.clock import Watcher
 from app.serving.api.errors import as_api_error, forget_frames
 from app.serving.gunicorn.connections import Address, FastPath
 from app.serving.gunicorn.http2 import transport
+from app.serving.gunicorn.http2.budget import FrameBudget
 from app.serving.gunicorn.logs import log_exchange
 from app.serving.http import route
 from app.serving.http.connection import BrokenOffError
@@ -73,6 +74,7 @@ class Http2Connection(transport.CallTransport):
         """Calls without room in the client's windows, the longest waiting first."""
         self._in = data
         self._settled = self._is_behind = False
+        self._budget = FrameBudget()
         self._resets = self._block_bytes = 0
         """`_block_bytes`: size of an unfinished header block, with the heads of its frames."""
         self.send_pending()
@@ -118,6 +120,7 @@ class Http2Connection(transport.CallTransport):
             if end > len(data):
                 break
             frame, at = data[at:end], end
+            self._budget.take(kind, flags, size, len(self.calls))
             # After a GOAWAY, h2 would take no more frames; its client still waits for answers.
             if kind != GOAWAY or stream & STREAM_BITS or size < 8 or self._block_bytes:
                 self._take(kind, flags, frame)
@@ -188,6 +191,14 @@ class Http2Connection(transport.CallTransport):
         for call in self.stalled:
             call.wake.set()
 
+    def send_data(self, stream: H2Stream, data: bytes) -> None:
+        super().send_data(stream, data)
+        self._budget.pay()
+
+    def note_answer(self) -> None:
+        """Called when a call has been answered to its end."""
+        self._budget.pay()
+
     def catch_up(self) -> None:
         super().catch_up()
         self._feed()
@@ -197,10 +208,15 @@ class Http2Connection(transport.CallTransport):
         return self._is_behind or super().has_unread
 
     def look(self, now_s: float) -> None:
-        """Ends an idle connection, and calls whose client neither sends nor reads in time."""
-        if not self.busy and now_s - self.since_s > self.path.idle_s:
+        """Ends an idle connection, and calls whose client neither sends nor reads in time.
+
+        A client that has left may have sent megabytes of frames before, which nobody would see answered.
+        """
+        is_idle = not self.busy and now_s - self.since_s > self.path.idle_s
+        if is_idle or (self._is_behind and self.is_closed_by_client):
             self.close()
             return
+        self._budget.forgive()
         self._resets = max(0, self._resets - RESETS_FORGIVEN)
         for call in list(self.stalled):
             if now_s - call.since_s < self.path.client_timeout_s:
@@ -420,6 +436,7 @@ class RpcCall:
         if outcome.message:
             headers.append((b"grpc-message", quote(outcome.message[:LONGEST_MESSAGE], safe=PLAIN).encode()))
         self._connection.send_headers(self.id, headers, ends=True)
+        self._connection.note_answer()
         if not self.has_request:
             self._connection.reset(self.id, ErrorCodes.NO_ERROR)
         self.gone()

@@ -37,8 +37,10 @@ MOST_FRAME_BYTES = 1 << 14
 """Largest payload of a frame by default, in bytes, for both sides."""
 BUFFERED_MESSAGES = 4
 """Most incomplete messages of the greatest length at the same time on one connection."""
-MOST_HELD_BYTES = 1 << 22
-"""Most bytes that wait for a client that does not read; calls stop sending long before."""
+MOST_HELD_BYTES = 1 << 20
+"""Most memory that waits for a client that does not read, in bytes; calls stop sending long before."""
+PIECE_BYTES = 64
+"""Memory of a waiting piece besides its content: an acknowledgement of 9 bytes takes far more."""
 MOST_CALLS = 1 << 14
 """Most concurrent calls on one connection."""
 MOST_HEADER_BYTES = 1 << 14
@@ -201,6 +203,6 @@ class CallTransport(HubConnection):
         """Sends `data` soon. ConnectionFailed when too many bytes wait."""
         if self.is_open:
             super().put(data)
-            self._held_bytes = self._held_bytes + len(data) if self.lags else 0
+            self._held_bytes = self._held_bytes + len(data) + PIECE_BYTES if self.lags else 0
             if self._held_bytes > MOST_HELD_BYTES:
                 raise ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "answers are not read")

@@ -1,0 +1,125 @@
+"""HTTP/2 frames without progress are limited, and a client that has left is not listened to any longer."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from math import inf
+from types import SimpleNamespace
+from typing import Any, cast
+
+import gevent
+import gevent.socket
+import pytest
+from gunicorn.config import Config
+
+from app.serving.gunicorn.connections import FastPath
+from app.serving.gunicorn.fair_turns import FairTurns, Share, Work
+from app.serving.gunicorn.logs import ServerLogger
+
+pytest.importorskip("h2")
+
+from app.serving.gunicorn.http2.budget import (
+    END_STREAM,
+    FRAMES_FORGIVEN,
+    FRAMES_PER_ANSWER,
+    LITTLE_BYTES,
+    MOST_FRAMES,
+    MOST_FRAMES_PER_CALL,
+    FrameBudget,
+)
+from app.serving.gunicorn.http2.connection import PREFACE, Http2Connection
+from app.serving.gunicorn.http2.transport import ConnectionFailed
+from app.serving.http.route import RpcService
+
+pytestmark = pytest.mark.grpc
+
+DATA, PING = 0x0, 0x6
+PATIENCE_S = 5.0
+EMPTY_SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+WINDOW_UPDATE = b"\x00\x00\x04\x08\x00\x00\x00\x00\x00\x00\x00\x00\x01"
+
+
+def frames_until_failure(budget: FrameBudget, calls: int = 0) -> int:
+    """Returns how many PING frames are taken."""
+    for count in range(10 * MOST_FRAMES):
+        try:
+            budget.take(PING, 0, 8, calls)
+        except ConnectionFailed:
+            return count
+    raise AssertionError("the budget has no end")
+
+
+def test_running_calls_answers_and_time_allow_more_frames() -> None:
+    assert frames_until_failure(FrameBudget()) == MOST_FRAMES
+    assert frames_until_failure(FrameBudget(), calls=3) == MOST_FRAMES + 3 * MOST_FRAMES_PER_CALL
+    answered = FrameBudget()
+    answered.pay()
+    assert frames_until_failure(answered) == MOST_FRAMES + FRAMES_PER_ANSWER
+    spent = FrameBudget()
+    frames_until_failure(spent)
+    spent.forgive()
+    assert frames_until_failure(spent) == FRAMES_FORGIVEN - 1, "the refused frame counts, too"
+
+
+def test_answers_of_the_past_and_time_pay_for_a_bounded_number_of_frames() -> None:
+    rich = FrameBudget()
+    for _ in range(100_000):
+        rich.pay()
+        rich.forgive()
+    assert frames_until_failure(rich) == 2 * MOST_FRAMES
+    rested = FrameBudget()
+    for _ in range(100_000):
+        rested.forgive()
+    assert frames_until_failure(rested) == MOST_FRAMES
+
+
+@pytest.mark.parametrize(("flags", "size"), [(0, LITTLE_BYTES), (END_STREAM, 0)])
+def test_messages_and_their_ends_are_progress(flags: int, size: int) -> None:
+    budget = FrameBudget()
+    for _ in range(3 * MOST_FRAMES):
+        budget.take(DATA, flags, size, 1)
+    assert frames_until_failure(budget) == MOST_FRAMES
+
+
+class NoTurns(FairTurns):
+    """The loop is busy with others: no turn ever comes."""
+
+    def put(self, share: Share, work: Work) -> list[Work]:
+        return [work]
+
+
+@pytest.fixture
+def client_and_server() -> Iterator[tuple[socket.socket, Http2Connection]]:
+    """A client, and a connection that waits for its turn with unread frames."""
+    path = FastPath(
+        app=None,
+        log=ServerLogger(Config()),
+        turns=NoTurns(),
+        open={},
+        idle_s=inf,
+        serve_general=lambda connection, data: None,
+    )
+    path.app = cast(Any, SimpleNamespace(rpc=RpcService({}, 1 << 20)))
+    with gevent.socket.create_server(("127.0.0.1", 0)) as listener:
+        client = gevent.socket.create_connection(listener.getsockname())
+        accepted, address = listener.accept()
+        with closing(client):
+            client.sendall(WINDOW_UPDATE * 1000)
+            connection = Http2Connection(path, accepted, address, PREFACE + EMPTY_SETTINGS)
+            yield client, connection
+            connection.close()
+
+
+def test_a_client_that_has_left_is_noticed_before_all_its_frames_are_read(
+    client_and_server: tuple[socket.socket, Http2Connection],
+) -> None:
+    client, connection = client_and_server
+    connection.look(time.monotonic())
+    assert connection.is_open
+    client.close()
+    with gevent.Timeout(PATIENCE_S):
+        while connection.is_open:
+            connection.look(time.monotonic())
+            gevent.sleep(0.001)
+    assert connection not in connection.path.open
