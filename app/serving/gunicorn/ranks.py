@@ -35,8 +35,9 @@ ENDPOINT = "UNDERSTUDY_ENGINE"
 RANK = "UNDERSTUDY_RANK"
 """Environment variable with a worker's rank."""
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-SERVING, REPLACED, ENDING = range(3)
-"""The worker accepts connections; a reload has started its successor; the whole server ends."""
+SERVING, REPLACED, ENDING, HANDED_OVER = range(4)
+"""The worker accepts connections; a reload has started its successor; the whole server ends; another process
+keeps the listeners open, so that connections that this server does not accept are not lost."""
 
 
 def hand_over(settings: Settings, environ: MutableMapping[str, str]) -> None:
