@@ -44,6 +44,7 @@ SIGNALED, PROXIED = ("HUP", "USR2+TERM"), ("TERM+nginx", "TERM+haproxy")
 LIMIT_S = 60.0
 """Longest wait for a start or an end."""
 CHECK_S = 0.02
+BETWEEN_SIGNALS_S = 0.5
 SETTINGS = {
     "SIM_HOST": HOST,
     "SIM_MODEL": "m",
@@ -113,7 +114,7 @@ class Server:
         self.port = port
         self._root = root
         self._log = log
-        self._process: subprocess.Popen[bytes]
+        self._process: subprocess.Popen[bytes] | Adopted
         self.start()
 
     def start(self) -> None:
@@ -129,17 +130,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        wait_until(self.is_ready)
-
-    def is_ready(self) -> bool:
-        connection = HTTPConnection(HOST, self.port, timeout=5)
-        try:
-            connection.request("GET", "/health/ready")
-            return connection.getresponse().status == 200
-        except (OSError, HTTPException):
-            return False
-        finally:
-            connection.close()
+        wait_until(lambda: is_ready(self.port))
 
     def reload(self) -> None:
         """Sends SIGHUP, and returns when a new worker serves and the old one has got its signal."""
@@ -148,18 +139,23 @@ class Server:
         wait_until(lambda: workers_of(self._process.pid).isdisjoint(before))
 
     def replace(self) -> None:
-        """Starts a second server with SIGUSR2, and ends the first with SIGTERM when the second serves."""
+        """Starts a second server with SIGUSR2, and ends the first with SIGTERM when the second has a worker.
+
+        Its worker still loads the application then, and connections wait in the backlog.
+        """
         old = self._process.pid
         known = self._arbiters()
         self._process.send_signal(signal.SIGUSR2)
         wait_until(lambda: len(self._arbiters() - known) == 1 and bool(workers_of(self._newest(known))))
-        time.sleep(1.0)  # the worker loads the application
         new = self._newest(known)
+        promoted_count = self._promoted_count()
         os.kill(old, signal.SIGTERM)
         self._process.wait(LIMIT_S)
-        self._process = Adopted(new)  # type: ignore[assignment]
-        promoted = self._log.read_text().count("Master has been promoted")
-        wait_until(lambda: self._log.read_text().count("Master has been promoted") >= promoted)
+        self._process = Adopted(new)
+        wait_until(lambda: self._promoted_count() > promoted_count)
+
+    def _promoted_count(self) -> int:
+        return self._log.read_text().count("Master has been promoted")
 
     def _arbiters(self) -> set[int]:
         return set(map(int, re.findall(r"Listening at: \S+ \((\d+)\)", self._log.read_text())))
@@ -183,14 +179,27 @@ class Adopted:
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def wait(self, limit_s: float) -> None:
-        wait_until(lambda: not Path(f"/proc/{self.pid}").exists(), limit_s)
+    def wait(self, timeout: float) -> None:
+        """TimeoutError when the process has not ended after `timeout` seconds."""
+        wait_until(lambda: not Path(f"/proc/{self.pid}").exists(), timeout)
 
 
 def workers_of(pid: int) -> set[int]:
     """Returns the process ids of the children of an arbiter."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     return set(map(int, children.read_text().split())) if children.exists() else set()
+
+
+def is_ready(port: int) -> bool:
+    """Asks a server on this machine whether it is ready."""
+    connection = HTTPConnection(HOST, port, timeout=5)
+    try:
+        connection.request("GET", "/health/ready")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def wait_until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
@@ -233,9 +242,7 @@ def proxy(case: str, folder: Path, first: Server, second: Server) -> Iterator[in
     with (folder / "proxy.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        probe = Server.__new__(Server)
-        probe.port = port
-        wait_until(probe.is_ready)
+        wait_until(lambda: is_ready(port))
         yield port
     finally:
         process.terminate()
@@ -255,7 +262,7 @@ def run_case(library: str, case: str, connections: int, requests: int, root: Pat
             port = stack.enter_context(proxy(case, folder, *servers))
         running = stack.enter_context(client(library, f"http://{HOST}:{port}", connections, requests))
         signals = 0
-        time.sleep(1.0)
+        time.sleep(BETWEEN_SIGNALS_S)
         while running.poll() is None:
             server = servers[signals % len(servers)]
             if case == "HUP":
@@ -266,7 +273,7 @@ def run_case(library: str, case: str, connections: int, requests: int, root: Pat
                 server.end()
                 server.start()
             signals += 1
-            time.sleep(1.0)
+            time.sleep(BETWEEN_SIGNALS_S)
         assert running.stdout is not None
         told = json.loads(running.stdout.read())
     return Outcome(library, case, told["answered"], told["lost"], signals)

@@ -1,7 +1,8 @@
 // As client.py, with the fetch of Node.js: node client.mjs URL CONNECTIONS REQUESTS
 
 const [url, connections, requests] = process.argv.slice(2);
-const PAUSE_MS = 100;
+const PAUSE_MS = 200;
+const SHARE_OF_PAUSES = 0.5;
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const lost = {};
 let answered = 0;
@@ -14,7 +15,7 @@ async function ask(isStreamed) {
     body: JSON.stringify({
       model: "m",
       messages: [{ role: "user", content: "Hello there" }],
-      max_tokens: 5,
+      max_tokens: isStreamed ? 60 : 5,
       stream: isStreamed,
     }),
   });
@@ -27,7 +28,7 @@ async function ask(isStreamed) {
 async function work() {
   while (number < Number(requests)) {
     const isStreamed = number++ % 2 === 1;
-    await pause(Math.random() * 2 * PAUSE_MS);
+    if (Math.random() < SHARE_OF_PAUSES) await pause(Math.random() * 2 * PAUSE_MS);
     try {
       await ask(isStreamed);
       answered += 1;

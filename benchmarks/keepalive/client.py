@@ -2,9 +2,9 @@
 
     python client.py LIBRARY URL CONNECTIONS REQUESTS
 
-Prints one line of JSON: `answered`, and `lost` with a count for each reason. A request is lost when its client
-gets an error, a status other than 200, or a stream without its end. The library retries nothing. Needs the
-library alone, so that it also runs with another interpreter than the benchmark's.
+Prints one line of JSON: `answered`, and `lost` with a count for each reason. A request is lost when its
+client gets an error, a status other than 200, or a stream without its end. The libraries do not retry. The
+script needs the library alone, so that another interpreter than the benchmark's can run it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-PAUSE_S = 0.1
+PAUSE_S = 0.2
 """Mean pause of a client between an answer and its next request, in seconds."""
+SHARE_OF_PAUSES = 0.5
+"""Share of requests after a pause; the others follow their answer at once."""
 TIMEOUT_S = 60.0
 DONE = "data: [DONE]"
 Ask = Callable[[bool], Awaitable[None]]
@@ -27,11 +29,11 @@ Ask = Callable[[bool], Awaitable[None]]
 
 
 def body_of(is_streamed: bool) -> dict[str, Any]:
-    """A chat request with a reply of five tokens."""
+    """A chat request. A streamed reply is longer, so that some are under way at every signal."""
     return {
         "model": "m",
         "messages": [{"role": "user", "content": "Hello there"}],
-        "max_tokens": 5,
+        "max_tokens": 60 if is_streamed else 5,
         "stream": is_streamed,
     }
 
@@ -100,7 +102,8 @@ async def measure(library: str, url: str, connections: int, requests: int) -> di
     async def work(ask: Ask) -> None:
         nonlocal answered
         for number in numbers:
-            await asyncio.sleep(random.uniform(0.0, 2 * PAUSE_S))
+            if random.random() < SHARE_OF_PAUSES:
+                await asyncio.sleep(random.uniform(0.0, 2 * PAUSE_S))
             try:
                 await ask(number % 2 == 1)
                 answered += 1

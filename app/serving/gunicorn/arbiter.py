@@ -121,7 +121,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             self.WORKERS.update(replaced)
 
     def handle_winch(self) -> None:
-        """Ends the workers of a daemon, which keeps its listeners open: connections wait, or go to a child."""
+        """Ends the workers of a daemon. Its listeners stay open: connections wait, or go to a child."""
         if self.cfg.daemon:
             for worker in self.WORKERS.values():
                 ranks.note(worker, ranks.HANDED_OVER)
