@@ -438,7 +438,7 @@ class EngineClient:
         self.draining = False
         """True when no more requests are admitted."""
         self.withdrawn = False
-        """True when the server is not ready because it ends, or will end; always when `draining`."""
+        """True when the server is not ready because it ends or drains."""
         limits = settings.scheduling
         self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
         self._max_unfinished = limits.max_num_queued_reqs

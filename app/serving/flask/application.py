@@ -223,7 +223,7 @@ class Understudy(Flask):
                 gevent.spawn(work)
 
     def withdraw(self) -> None:
-        """Reports not ready, and ends work without an end (SIGTERM). Requests are still admitted."""
+        """Reports not ready (SIGTERM), and ends endless work. Requests are still admitted."""
         for end in self.until_drained:
             end()
         self._engine.withdraw()

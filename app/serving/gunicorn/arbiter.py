@@ -121,7 +121,10 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             self.WORKERS.update(replaced)
 
     def handle_winch(self) -> None:
-        """Ends the workers of a daemon. Its listeners stay open: connections wait, or go to a child."""
+        """Ends the workers of a daemon, but keeps its listeners open.
+
+        New connections wait, or go to the child that SIGUSR2 has started.
+        """
         if self.cfg.daemon:
             for worker in self.WORKERS.values():
                 ranks.note(worker, ranks.HANDED_OVER)
@@ -129,7 +132,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 
     @property
     def _shares_listeners(self) -> bool:
-        """True while the server that SIGUSR2 has started, or the server that started this one, is alive."""
+        """True while the child that SIGUSR2 has started, or the parent of this server, is alive."""
         has_parent = self.master_pid != 0 and self.master_pid == os.getppid()
         has_child = self.reexec_pid != 0
         return bool(has_parent or has_child)

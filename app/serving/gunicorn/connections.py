@@ -113,7 +113,7 @@ class HubConnection(StreamTransport):
         raise NotImplementedError
 
     def announce_end(self) -> None:
-        """Asks the client to send no further request here. A request that is on its way is served."""
+        """Asks the client to send no further request here; one that is on its way is served."""
 
     def leave(self) -> None:
         """Admits no further request; running answers go on."""
@@ -346,8 +346,7 @@ class FastConnection(HubConnection):
         if self._response is None:
             return  # no answer of the fast path
         self._end_answer()
-        # An answer that promised to keep the connection is followed by another request, even if the worker
-        # stops meanwhile.
+        # Without "close" in the head, the client sends another request, even if the worker stops.
         if self._closes:
             self.close()
         else:

@@ -78,10 +78,10 @@ OWN_FILES = 256
 DRAIN_CHECK_S = 0.05
 """Seconds between two checks of the connections of a stopping worker."""
 SETTLE_S = 0.5
-"""Seconds that new connections wait in the backlog while a stopping worker ends its running requests.
+"""Seconds that new connections wait in the backlog while a stopping worker ends its requests.
 
-If all end, the listener closes, and clients are refused before they send: every proxy then tries its next
-server. Otherwise the worker answers new connections with 503.
+If all end, the listener closes, and clients are refused before they send: every proxy then tries
+its next server. Otherwise the worker answers new connections with 503.
 """
 HANDSHAKE_S = 0.05
 """Seconds for the client's part of handshakes that have begun when the listener closes."""
@@ -294,8 +294,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
 
     def _has_successor(self) -> bool:
         """Returns whether another worker accepts connections from the same listeners."""
-        is_replaced = ranks.is_noted(self, ranks.REPLACED) and not ranks.is_noted(self, ranks.ENDING)
-        return is_replaced or ranks.is_noted(self, ranks.HANDED_OVER)
+        if ranks.is_noted(self, ranks.ENDING):
+            return ranks.is_noted(self, ranks.HANDED_OVER)
+        return ranks.is_noted(self, ranks.REPLACED) or ranks.is_noted(self, ranks.HANDED_OVER)
 
     def _hand_over(self, servers: list[ClientServer]) -> None:
         """Leaves new connections to the successor, and serves those that exist to their end.
@@ -315,12 +316,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
             gevent.sleep(DRAIN_CHECK_S)
 
     def _shut_down(self, servers: list[ClientServer]) -> None:
-        """Ends without a successor: serves for `drain_s`, then refuses new requests while others run.
+        """Ends without a successor: serves for `drain_s`, then refuses new requests.
 
-        First, the server reports that it is not ready, but serves the requests of kept and new connections,
-        so that proxies and load balancers have time to notice. This ends early when no client is connected.
-        Then the listener closes as soon as no request runs. If requests still run after `SETTLE_S`, new
-        requests and probes are answered with 503 until the last one has ended.
+        First, the server reports that it is not ready, but serves the requests of kept and new
+        connections, so that proxies and load balancers have time to notice. This ends early when
+        no client is connected. Then the listener closes as soon as no request runs. If requests
+        still run after `SETTLE_S`, new requests get 503 until the last one has ended.
         """
         deadline_s = self._cut_at()
         now_s = time.monotonic()
@@ -333,7 +334,10 @@ class Worker(GeventWorker):  # type: ignore[misc]
         for server in servers:
             server.stop_accepting()
         settled_s = min(time.monotonic() + SETTLE_S, deadline_s)
-        while drain.sweep() and time.monotonic() < (settled_s if drain.is_busy else deadline_s):
+        while drain.sweep():
+            limit_s = settled_s if drain.is_busy else deadline_s
+            if time.monotonic() >= limit_s:
+                break
             self._wait_for_drain()
         if self._open:
             if hasattr(self.wsgi, "drain"):
@@ -348,7 +352,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
     def _close_listeners(
         self, servers: list[ClientServer], drain: ConnectionDrain, deadline_s: float
     ) -> None:
-        """Closes the listeners after the requests of all connections that have begun are answered."""
+        """Closes the listeners when the requests of all established connections are answered."""
         for server in servers:
             server.refuse_handshakes()
         handshakes_end_s = time.monotonic() + HANDSHAKE_S
@@ -427,9 +431,16 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return None
 
     def _respond(
-        self, connection: FastConnection, req: Request, arrived_s: float, has_more: Callable[[], bool]
+        self,
+        connection: FastConnection,
+        req: Request,
+        arrived_s: float,
+        has_more: Callable[[], bool],
     ) -> None:
-        """Serves one request. `has_more`: further bytes have arrived. StopIteration: close the connection."""
+        """Serves one request. `has_more()`: further bytes have arrived.
+
+        StopIteration: close the connection.
+        """
         response, environ = wsgi.create(
             *(req, connection.client, connection.address, connection.bound, self.cfg, GeneralResponse),
             response_args=(connection, has_more),

@@ -57,7 +57,7 @@ class Drains(Protocol):
 
 
 def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], bool]:
-    """Returns a check that is true from `startup_s` seconds after now until the server withdraws."""
+    """Returns a check that is true from `startup_s` seconds after now until `service` withdraws."""
     ready_at_s = clock.now() + startup_s
     return lambda: clock.now() >= ready_at_s and service.healthy and not service.withdrawn
 

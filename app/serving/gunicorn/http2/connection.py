@@ -219,8 +219,8 @@ class Http2Connection(transport.CallTransport):
     def announce_end(self) -> None:
         """Asks for no new calls by a GOAWAY without a last stream (RFC 9113, section 6.8).
 
-        Calls that the client sent before it reads this frame are served. Endless calls end. A connection
-        without any call yet is left alone.
+        Calls that the client sent before it reads this frame are served. Endless calls end.
+        A connection without any call yet is left alone.
         """
         if not (self.is_new or self._has_announced_end or self._is_leaving):
             self._has_announced_end = True
