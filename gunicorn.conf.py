@@ -91,6 +91,7 @@ def post_fork(server, worker):
     gc.disable()
     worker.certificate = getattr(server, "certificate", None)  # a configuration around ours may replace hooks
     worker.client_timeout_s = settings.server.client_timeout
+    worker.drain_s = settings.server.drain_duration
     worker.fast_path = settings.server.fast_path
     ranks.settle(worker, settings.server, os.environ)
 

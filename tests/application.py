@@ -23,7 +23,10 @@ def app_of(*flags: str) -> Understudy:
 
 
 class NoEngine:
-    draining, healthy = False, True
+    withdrawn, healthy = False, True
+
+    def withdraw(self) -> None:
+        raise AssertionError("nobody withdraws it")
 
     def drain(self) -> None:
         raise AssertionError("nobody drains it")

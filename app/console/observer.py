@@ -174,7 +174,7 @@ class Observer:
     def state(self) -> str:
         if self._lifecycle.is_sleeping:
             return "sleeping"
-        if self._engine.draining:
+        if self._engine.withdrawn:
             return "draining"
         return "paused" if self._lifecycle.paused else "serving"
 

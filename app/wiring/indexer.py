@@ -29,9 +29,14 @@ class NoEngine(Middleware):
     """Drains an indexer without an engine: refuses new POST requests, and readiness fails."""
 
     draining = False
+    withdrawn = False
     healthy = True
 
+    def withdraw(self) -> None:
+        self.withdrawn = True
+
     def drain(self) -> None:
+        self.withdrawn = True
         self.draining = True
 
     def begin(self, context: RequestContext) -> None:

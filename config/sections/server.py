@@ -48,6 +48,9 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Most commas and opening brackets of a request body; one with more is answered with 413."""
     startup_duration: Duration = 0.0
     """How long the server answers that it is not ready after its start."""
+    drain_duration: Duration = 1.0
+    """How long after SIGTERM new requests are served while the server answers that it is not
+    ready; ends early when no client is connected. Part of graceful-timeout."""
     graceful_timeout: Duration = 30.0
     """How long running streams may go on after SIGTERM."""
     client_timeout: PositiveDuration = 60.0

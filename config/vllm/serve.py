@@ -126,6 +126,7 @@ DEFAULTS = {
     "enable-auto-tool-choice": "false",
     "max-waiting-queue-length": "16384",
     "max-request-body-size-mb": "32",
+    "drain-duration": "0s",
 }
 """vLLM's defaults that differ from our settings'. Interval 0 publishes events at every step."""
 MOST_RANKS = 8

@@ -436,6 +436,9 @@ class EngineClient:
     def __init__(self, settings: Settings, recorder: Recorder) -> None:
         self.recorder = recorder
         self.draining = False
+        """True when no more requests are admitted."""
+        self.withdrawn = False
+        """True when the server is not ready because it ends or drains."""
         limits = settings.scheduling
         self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
         self._max_unfinished = limits.max_num_queued_reqs
@@ -511,7 +514,11 @@ class EngineClient:
         slices = Slices()
         return sum([it.interrupt(request_ids, slices, counted) for it in list(self._active)])
 
+    def withdraw(self) -> None:
+        self.withdrawn = True
+
     def drain(self) -> None:
+        self.withdrawn = True
         self.draining = True
 
 

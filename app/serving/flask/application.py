@@ -222,10 +222,14 @@ class Understudy(Flask):
             for work in self.after_start:
                 gevent.spawn(work)
 
-    def drain(self) -> None:
-        """Admits no more requests (SIGTERM); running requests go on."""
+    def withdraw(self) -> None:
+        """Reports not ready (SIGTERM), and ends endless work. Requests are still admitted."""
         for end in self.until_drained:
             end()
+        self._engine.withdraw()
+
+    def drain(self) -> None:
+        """Admits no more requests; running requests go on."""
         self._engine.drain()
 
     def end(self) -> None:

@@ -120,9 +120,28 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         finally:
             self.WORKERS.update(replaced)
 
+    def handle_winch(self) -> None:
+        """Ends the workers of a daemon, but keeps its listeners open.
+
+        New connections wait, or go to the child that SIGUSR2 has started.
+        """
+        if self.cfg.daemon:
+            for worker in self.WORKERS.values():
+                ranks.note(worker, ranks.HANDED_OVER)
+        super().handle_winch()
+
+    @property
+    def _shares_listeners(self) -> bool:
+        """True while the child that SIGUSR2 has started, or the parent of this server, is alive."""
+        has_parent = self.master_pid != 0 and self.master_pid == os.getppid()
+        has_child = self.reexec_pid != 0
+        return bool(has_parent or has_child)
+
     def stop(self, graceful: bool = True) -> None:
         """Ends all workers, replaced ones included, within `graceful_timeout`."""
         for worker in self.WORKERS.values():
+            if self._shares_listeners:
+                ranks.note(worker, ranks.HANDED_OVER)
             ranks.note(worker, ranks.ENDING)
         super().stop(graceful)
         if self.engine is not None:

@@ -111,6 +111,14 @@ class HubConnection(StreamTransport):
         """Enforces time limits. Called every fifth of a second."""
         raise NotImplementedError
 
+    @property
+    def is_receiving(self) -> bool:
+        """True if a part of a request has arrived."""
+        raise NotImplementedError
+
+    def announce_end(self) -> None:
+        """Asks the client to send no further request here; one that is on its way is served."""
+
     def leave(self) -> None:
         """Admits no further request; running answers go on."""
 
@@ -135,7 +143,9 @@ class FastPath:
     serve_general: ServeGeneral
     client_timeout_s: float = LONGEST_S
     is_open: bool = True
-    """False when every answer has to close its connection."""
+    """False when the answer to the last request of a connection has to close the connection."""
+    pipelines_until_s: float = LONGEST_S
+    """End of the time for pipelined requests when `is_open` is False (monotonic seconds)."""
     upgrade: Upgrade | None = None
     """Continues a connection as HTTP/2, with the bytes read so far; None if the server has no gRPC."""
 
@@ -148,6 +158,13 @@ class FastPath:
         self.received = memoryview(bytearray(RECEIVE))
         """Receive buffer of all connections. A new buffer per `recv` would fragment the C library's heap."""
         self.logs_access = self.log.access_log_enabled
+
+    def closes_after(self, has_more: bool) -> bool:
+        """Returns whether an answer closes its connection when `is_open` is False.
+
+        `has_more`: further bytes have arrived, which may be a pipelined request.
+        """
+        return not has_more or time.monotonic() >= self.pipelines_until_s
 
 
 class FastConnection(HubConnection):
@@ -276,6 +293,9 @@ class FastConnection(HubConnection):
             self.close()
             return
         self._response = response
+        path = self.path
+        if not path.is_open and path.closes_after(bool(self._buffer) or self.has_unread):
+            self._closes = True
         body, head = response.body, response_head(response, self._closes)
         if isinstance(body, bytes):
             self._batcher = self.path.answers
@@ -330,7 +350,8 @@ class FastConnection(HubConnection):
         if self._response is None:
             return  # no answer of the fast path
         self._end_answer()
-        if self._closes or not self.path.is_open:
+        # Without "close" in the head, the client sends another request, even if the worker stops.
+        if self._closes:
             self.close()
         else:
             self._await_request()
@@ -368,6 +389,21 @@ class FastConnection(HubConnection):
         """Resumes after an answer of the general path, which read `data` beyond its request."""
         self._buffer, self._all_sent = data, None
         self._await_request()
+
+    @property
+    def is_receiving(self) -> bool:
+        return not self.busy and bool(self._buffer)
+
+    def announce_end(self) -> None:
+        """Leaves a request whose body is incomplete to the general path, which waits for the rest.
+
+        The answer to the next request contains `Connection: close`.
+        """
+        if self.has_head and not self.busy:
+            self.leave_to_general()
+
+    def leave(self) -> None:
+        self.announce_end()
 
     def client_gone(self) -> None:
         source, self._source = self._source, None

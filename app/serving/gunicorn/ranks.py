@@ -35,8 +35,14 @@ ENDPOINT = "UNDERSTUDY_ENGINE"
 RANK = "UNDERSTUDY_RANK"
 """Environment variable with a worker's rank."""
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-SERVING, REPLACED, ENDING = range(3)
-"""The worker accepts connections; a reload has started its successor; the whole server ends."""
+SERVING, REPLACED, ENDING, HANDED_OVER = range(4)
+"""Stages of a worker.
+
+* SERVING: the worker accepts connections.
+* REPLACED: a reload has started its successor.
+* ENDING: the whole server ends.
+* HANDED_OVER: another process keeps the listeners open, and serves the connections in the backlog.
+"""
 
 
 def hand_over(settings: Settings, environ: MutableMapping[str, str]) -> None:

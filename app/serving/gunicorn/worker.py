@@ -45,6 +45,7 @@ from app.serving.api.responder import EventStream
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.certificates import CertificateError, ServerCertificate
 from app.serving.gunicorn.connections import LONGEST_S, FastConnection, FastPath, OpenConnections
+from app.serving.gunicorn.drain import HANDOVER_S, ConnectionDrain, refuse_handshakes
 from app.serving.gunicorn.fair_turns import FairTurns, Share
 from app.serving.gunicorn.heads import HOST
 from app.serving.http.chunks import BoundedChunks
@@ -76,8 +77,16 @@ glibc would raise it with each such block: 40 MiB stayed allocated after a promp
 """
 OWN_FILES = 256
 """File descriptors kept free of clients' connections: for libraries, datasets, ZMQ and outgoing requests."""
-FIRST_REQUEST_S = 0.3
-"""Seconds that a draining worker waits for the first request of a connection."""
+DRAIN_CHECK_S = 0.05
+"""Seconds between two checks of the connections of a stopping worker."""
+SETTLE_S = 0.5
+"""Seconds that new connections wait in the backlog while a stopping worker ends its requests.
+
+If all end, the listener closes, and clients are refused before they send: every proxy then tries
+its next server. Otherwise the worker answers new connections with 503.
+"""
+HANDSHAKE_S = 0.05
+"""Seconds for the client's part of handshakes that have begun when the listener closes."""
 GENERAL_S = 0.001
 """Estimated processor time of a request through Flask, in seconds."""
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
@@ -133,6 +142,17 @@ class ClientServer(StreamServer):  # type: ignore[misc]
         """Leaves closing the connection to `accept`."""
         self.handle(*args)
 
+    def refuse_handshakes(self) -> None:
+        """Begins no more connections; `accept_waiting` serves those that have begun."""
+        self.stop_accepting()
+        refuse_handshakes(self.socket)
+
+    def accept_waiting(self) -> None:
+        """Accepts the connections in the backlog, as many as there is room for."""
+        with suppress(gevent.GreenletExit):
+            while (accepted := self.do_read()) is not None:
+                self.do_handle(*accepted)
+
 
 class FairSocket:
     """A client's socket for gunicorn's parser; `data`, read earlier, comes first.
@@ -169,6 +189,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """Enables answers to plain requests without Flask."""
         self.client_timeout_s = LONGEST_S
         """Longest time for which a client may take no bytes of an answer, in seconds."""
+        self.drain_s = 0.0
+        """Time after SIGTERM for which new requests are served, in seconds."""
         self._path: FastPath
         self._turns: FairTurns
         self._greenlets = Pool(self.worker_connections)
@@ -260,26 +282,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return server
 
     def _drain(self, servers: list[ClientServer]) -> None:
-        """Waits until no request runs. New requests go to the successor or, without one, are refused.
-
-        Connections accepted before the successor's start are served; probes of an ending server get 503.
-        With a successor, running requests have no deadline until the whole server ends.
-        """
-        deadline = inf
-        if ranks.is_noted(self, ranks.REPLACED) and not ranks.is_noted(self, ranks.ENDING):
-            for server in servers:
-                server.close()
+        """Ends the connections, and waits until no request runs."""
+        self._path.pipelines_until_s = time.monotonic() + max(self.drain_s, HANDOVER_S)
+        if self._has_successor():
+            self._hand_over(servers)
         else:
-            deadline = self._cut_at()
-            if hasattr(self.wsgi, "drain"):
-                self.wsgi.drain()
-        while self._close_idle() and time.monotonic() < deadline:
-            self.notify()
-            if deadline == inf and ranks.is_noted(self, ranks.ENDING):
-                deadline = self._cut_at()
-            gevent.sleep(0.05)
-        for server in servers:
-            server.close()
+            self._shut_down(servers)
         if running := sum(connection.busy for connection in self._open):
             self.log.warning("Worker %s cuts %d requests: the graceful timeout is over", self.pid, running)
         self._greenlets.join(timeout=PARTING_S)
@@ -287,21 +295,84 @@ class Worker(GeventWorker):  # type: ignore[misc]
         for connection in list(self._open):
             connection.close()
 
-    def _close_idle(self) -> bool:
-        """Closes idle connections; True while others have a request, or may still send their first one.
+    def _has_successor(self) -> bool:
+        """Returns whether another worker accepts connections from the same listeners."""
+        if ranks.is_noted(self, ranks.ENDING):
+            return ranks.is_noted(self, ranks.HANDED_OVER)
+        return ranks.is_noted(self, ranks.REPLACED) or ranks.is_noted(self, ranks.HANDED_OVER)
 
-        A request that has arrived unread, because the loop is late, is answered.
+    def _hand_over(self, servers: list[ClientServer]) -> None:
+        """Leaves new connections to the successor, and serves those that exist to their end.
+
+        Nothing is answered with 503. Running requests have no deadline until the whole server ends.
         """
-        young_s, waits = time.monotonic() - FIRST_REQUEST_S, False
-        for connection in list(self._open):
-            if connection.is_new and connection.since_s > young_s:
-                waits = True
-            elif connection.busy or connection.has_unread:
-                connection.leave()
-                waits = True
-            else:
-                connection.close()
-        return waits
+        for server in servers:
+            server.close()
+        drain = ConnectionDrain(self._open, kept_s=HANDOVER_S)
+        deadline_s = inf
+        while drain.sweep() and time.monotonic() < deadline_s:
+            self.notify()
+            if deadline_s == inf and ranks.is_noted(self, ranks.ENDING):
+                deadline_s = self._cut_at()
+                if not ranks.is_noted(self, ranks.HANDED_OVER):
+                    drain.kept_s = self.drain_s
+            gevent.sleep(DRAIN_CHECK_S)
+
+    def _shut_down(self, servers: list[ClientServer]) -> None:
+        """Ends without a successor: serves for `drain_s`, then refuses new requests.
+
+        First, the server reports that it is not ready, but serves the requests of kept and new
+        connections, so that proxies and load balancers have time to notice. This ends early when
+        no client is connected. Then the listener closes as soon as no request runs. If requests
+        still run after `SETTLE_S`, new requests get 503 until the last one has ended.
+        """
+        deadline_s = self._cut_at()
+        now_s = time.monotonic()
+        drain_end_s = min(now_s + self.drain_s, deadline_s)
+        drain = ConnectionDrain(self._open, kept_s=drain_end_s - now_s)
+        if hasattr(self.wsgi, "withdraw"):
+            self.wsgi.withdraw()
+        while drain.sweep() and time.monotonic() < drain_end_s:
+            self._wait_for_drain()
+        for server in servers:
+            server.stop_accepting()
+        settled_s = min(time.monotonic() + SETTLE_S, deadline_s)
+        while drain.sweep():
+            limit_s = settled_s if drain.is_busy else deadline_s
+            if time.monotonic() >= limit_s:
+                break
+            self._wait_for_drain()
+        if self._open:
+            if hasattr(self.wsgi, "drain"):
+                self.wsgi.drain()
+            drain.kept_s = 0.0
+            for server in servers:
+                server.start_accepting()
+            while drain.sweep() and time.monotonic() < deadline_s:
+                self._wait_for_drain()
+        self._close_listeners(servers, drain, deadline_s)
+
+    def _close_listeners(
+        self, servers: list[ClientServer], drain: ConnectionDrain, deadline_s: float
+    ) -> None:
+        """Closes the listeners when the requests of all established connections are answered."""
+        for server in servers:
+            server.refuse_handshakes()
+        handshakes_end_s = time.monotonic() + HANDSHAKE_S
+        while True:
+            for server in servers:
+                server.accept_waiting()
+            has_open = drain.sweep()
+            now_s = time.monotonic()
+            if now_s >= deadline_s or (now_s >= handshakes_end_s and not has_open):
+                break
+            self._wait_for_drain()
+        for server in servers:
+            server.close()
+
+    def _wait_for_drain(self) -> None:
+        self.notify()
+        gevent.sleep(DRAIN_CHECK_S)
 
     def _cut_at(self) -> float:
         patience_s: float = self.cfg.graceful_timeout
@@ -319,7 +390,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self._turns.wait(share)
             rest = self._serve(connection, data, arrived_s)
         finally:
-            if rest is None or not self.alive:
+            if rest is None:
                 connection.close()
             else:
                 connection.take_back(rest)
@@ -338,7 +409,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
             check_head(req)
             if isinstance(req.body.reader, ChunkedReader):
                 req.body = Body(BoundedChunks(req, req.unreader))
-            self._respond(connection, req, arrived_s)
+
+            def has_more() -> bool:
+                buffered = source.data or parser.unreader.buf.getbuffer().nbytes
+                return bool(buffered) or connection.has_unread
+
+            self._respond(connection, req, arrived_s, has_more)
             self._turns.wait(share)  # a client that always has a request ready would block the loop
             if not has_much_unread(req) and parser.finish_body(time.monotonic() + LITTLE_S, LITTLE_BYTES + 1):
                 rest: bytes = parser.unreader.take_buffered() + source.data
@@ -363,15 +439,24 @@ class Worker(GeventWorker):  # type: ignore[misc]
             linger(client)
         return None
 
-    def _respond(self, connection: FastConnection, req: Request, arrived_s: float) -> None:
-        """Serves one request. StopIteration: close the connection."""
+    def _respond(
+        self,
+        connection: FastConnection,
+        req: Request,
+        arrived_s: float,
+        has_more: Callable[[], bool],
+    ) -> None:
+        """Serves one request. `has_more()`: further bytes have arrived.
+
+        StopIteration: close the connection.
+        """
         response, environ = wsgi.create(
             *(req, connection.client, connection.address, connection.bound, self.cfg, GeneralResponse),
-            response_args=(connection,),
+            response_args=(connection, has_more),
         )
         environ["wsgi.multithread"] = True
         environ[CONTEXT] = context_of(environ, arrived_s)
-        if not self.alive or not self.cfg.keepalive:
+        if not self.cfg.keepalive:
             response.force_close()
         body: Any = None
         try:
@@ -392,21 +477,32 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 took = timedelta(seconds=time.monotonic() - arrived_s)
                 self.log.access(response, req, environ, took)
             getattr(body, "close", lambda: None)()
-        if not self.alive or response.should_close():
+        if response.should_close():
             raise StopIteration
 
 
 class GeneralResponse(wsgi.Response):  # type: ignore[misc]
     """gunicorn's response, written by the transport of its connection: head and body leave together."""
 
-    def __init__(self, req: Request, sock: GeventSocket, cfg: Config, connection: FastConnection) -> None:
+    def __init__(
+        self,
+        req: Request,
+        sock: GeventSocket,
+        cfg: Config,
+        connection: FastConnection,
+        has_more: Callable[[], bool],
+    ) -> None:
         super().__init__(req, sock, cfg)
         self.headers_sent: bool = False
         self._connection = connection
+        self._has_more = has_more
 
     def send_headers(self) -> None:
         if not self.headers_sent:
             self.headers_sent = True
+            path = self._connection.path
+            if not path.is_open and path.closes_after(self._has_more()):
+                self.force_close()
             lines = [*self.default_headers(), *(f"{name}: {value}\r\n" for name, value in self.headers)]
             self._connection.put(("".join(lines) + "\r\n").encode("latin-1"))
 

@@ -58,33 +58,33 @@ def test_an_idle_server_leaves_at_once_although_clients_keep_connections_open(tm
 
 
 def test_a_running_stream_ends_well_while_nothing_new_is_admitted(tmp_path: Path) -> None:
-    with server_with_exit_hook(tmp_path, graceful_timeout="20s", inter_token_latency="20ms") as both:
-        server, witness = both
-        with (
-            Wire(server.port) as streaming,
-            Wire(server.port) as whole,
-            Wire(server.port) as known,
-            Wire(server.port) as staying,
-        ):
-            # Without it, the server might be gone before it has been asked.
-            staying.post(ask(max_tokens=4000))
-            events = streaming.post(ask(max_tokens=100, stream=True)).events()
-            whole.post(ask(max_tokens=60))
-            assert known.post(ask()).answer().status == 200
-            next(events)
-            wait_until(lambda: running(server.port) >= 2)
-            server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: get(server.port, "/health/ready").status == 503)
-            assert get(server.port, "/ready").status == 503
-            assert get(server.port, "/health").status == 200
-            is_error(post(server.port, ask()), 503, "Service Unavailable")
-            is_error(post(server.port, ask(stream=True)), 503, "Service Unavailable")
-            # A connection that was idle is either told so, too, or closed; never left hanging.
-            assert refused_or_closed(known)
-            staying.sock.close()
-            assert whole.answer().json()["usage"]["completion_tokens"] == 60
-            assert len(list(events)) == 99
-            ended_well(server, witness, limit_s=10)
+    settings = {"graceful_timeout": "20s", "drain_duration": "0s", "inter_token_latency": "20ms"}
+    with (
+        server_with_exit_hook(tmp_path, **settings) as (server, witness),
+        Wire(server.port) as streaming,
+        Wire(server.port) as whole,
+        Wire(server.port) as known,
+        Wire(server.port) as staying,
+    ):
+        # Without it, the server might be gone before it has been asked.
+        staying.post(ask(max_tokens=4000))
+        events = streaming.post(ask(max_tokens=100, stream=True)).events()
+        whole.post(ask(max_tokens=60))
+        assert known.post(ask()).answer().status == 200
+        next(events)
+        wait_until(lambda: running(server.port) >= 2)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: get(server.port, "/health/ready").status == 503)
+        assert get(server.port, "/ready").status == 503
+        assert get(server.port, "/health").status == 200
+        is_error(post(server.port, ask()), 503, "Service Unavailable")
+        is_error(post(server.port, ask(stream=True)), 503, "Service Unavailable")
+        # A connection that was idle is either told so, too, or closed; never left hanging.
+        assert refused_or_closed(known)
+        staying.sock.close()
+        assert whole.answer().json()["usage"]["completion_tokens"] == 60
+        assert len(list(events)) == 99
+        ended_well(server, witness, limit_s=10)
 
 
 def refused_or_closed(wire: Wire) -> bool:
@@ -144,8 +144,9 @@ JSON = "Content-Type: application/json"
 
 def test_an_indexer_that_ends_begins_no_more_scores_and_leaves() -> None:
     flags = ("--role", "indexer", "--model", "base", "--kv-index-bind", "tcp://127.0.0.1:0")
+    ends = ("--graceful-timeout", "15s", "--drain-duration", "0s")
     body = b'{"model": "base", "prompt": "Hello"}'
-    with running_server(*flags, "--graceful-timeout", "15s") as server, Wire(server.port) as late:
+    with running_server(*flags, *ends) as server, Wire(server.port) as late:
         assert late.send(http_post("/score_completions", body, JSON)).answer().status == 200
         late.send(http_post("/score_completions", body, JSON)[:-1])  # under way, and not yet here
         for _ in range(2):

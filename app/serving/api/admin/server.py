@@ -47,18 +47,20 @@ Work = Callable[[RequestContext], object]
 
 class Drains(Protocol):
     @property
-    def draining(self) -> bool: ...
+    def withdrawn(self) -> bool: ...
 
     @property
     def healthy(self) -> bool: ...
+
+    def withdraw(self) -> None: ...
 
     def drain(self) -> None: ...
 
 
 def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], bool]:
-    """Returns a check that is true from `startup_s` seconds after now until the server drains."""
+    """Returns a check that is true from `startup_s` seconds after now until `service` withdraws."""
     ready_at_s = clock.now() + startup_s
-    return lambda: clock.now() >= ready_at_s and service.healthy and not service.draining
+    return lambda: clock.now() >= ready_at_s and service.healthy and not service.withdrawn
 
 
 EMPTY_ANSWER = RouteDocs(media=NO_MEDIA)

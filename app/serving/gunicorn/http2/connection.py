@@ -75,6 +75,7 @@ class Http2Connection(transport.CallTransport):
         self._in = data
         self._settled = self._is_behind = False
         self._budget = FrameBudget()
+        self._has_announced_end = False
         self._resets = self._block_bytes = 0
         """`_block_bytes`: size of an unfinished header block, with the heads of its frames."""
         self.send_pending()
@@ -227,13 +228,31 @@ class Http2Connection(transport.CallTransport):
             if not late.has_request and late.since_s < late_s:
                 self.soon(late.expire)
 
+    @property
+    def is_receiving(self) -> bool:
+        return bool(self._in)
+
+    def announce_end(self) -> None:
+        """Asks for no new calls by a GOAWAY without a last stream (RFC 9113, section 6.8).
+
+        Calls that the client sent before it reads this frame are served. Endless calls end.
+        A connection without any call yet is left alone.
+        """
+        if not (self.is_new or self._has_announced_end or self._is_leaving):
+            self._has_announced_end = True
+            self.guarded(self._say_goodbye, ErrorCodes.NO_ERROR, last_stream=STREAM_BITS)
+            self._end_endless_calls()
+
     def leave(self) -> None:
         """Refuses new calls by GOAWAY; running calls go on, endless ones end."""
         if not self._is_leaving:
             self._is_leaving = True
             self.guarded(self._say_goodbye, ErrorCodes.NO_ERROR)
-            for call in list(self.calls.values()):
-                self.soon(call.shut_down)
+            self._end_endless_calls()
+
+    def _end_endless_calls(self) -> None:
+        for call in list(self.calls.values()):
+            self.soon(call.shut_down)
 
     def close(self) -> None:
         """Sends the bytes that the socket takes at once, and closes it; answers of running calls are lost."""

@@ -181,10 +181,15 @@ class CallTransport(HubConnection):
         if data := self.h2.data_to_send():
             self.put(data)
 
-    def _say_goodbye(self, code: ErrorCodes, text: str = "") -> None:
-        """Sends GOAWAY without h2, which would then send nothing more for running calls."""
-        last = self.h2.highest_inbound_stream_id
-        self.put(GoAwayFrame(0, last, code, text.encode("ascii", "replace")[:200]).serialize())
+    def _say_goodbye(self, code: ErrorCodes, text: str = "", last_stream: int | None = None) -> None:
+        """Sends GOAWAY without h2, which would then send nothing more for running calls.
+
+        `last_stream`: the last stream that is served; by default the last one that has begun.
+        """
+        if last_stream is None:
+            last_stream = self.h2.highest_inbound_stream_id
+        reason = text.encode("ascii", "replace")[:200]
+        self.put(GoAwayFrame(0, last_stream, code, reason).serialize())
 
     def room(self, stream: H2Stream) -> int:
         """Returns the bytes that the client's windows allow on `stream` now."""

@@ -1,0 +1,1 @@
+"""Clients with kept connections, for `benchmarks.reloads`: each runs in a separate process."""

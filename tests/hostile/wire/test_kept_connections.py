@@ -1,0 +1,405 @@
+"""No request on a kept connection is lost when a server reloads, is replaced, or ends."""
+
+import os
+import re
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from app.serving.gunicorn.certificates import make_pair
+from tests.hostile.raw_client import PATIENCE_S, Wire, ask, get, http_post, is_error, post, wait_until
+from tests.hostile.stressed_server import workers_of
+from tests.needs import NGINX
+from tests.running_server import RunningServer, free_port, running_command, running_gunicorn
+from tests.servers.starts import as_somebody
+
+JSON = "Content-Type: application/json"
+COMPLETION = http_post("/v1/completions", b'{"prompt": "a", "max_tokens": 1, "ignore_eos": true}', JSON)
+CLIENTS = 8
+LONG_DRAIN = {"SIM_DRAIN_DURATION": "20s", "SIM_GRACEFUL_TIMEOUT": "30s"}
+"""Longer than a busy machine delays a request. A drain ends early when no client is connected."""
+LATENCY = {"SIM_TIME_TO_FIRST_TOKEN": "5ms", "SIM_INTER_TOKEN_LATENCY": "2ms"}
+NGINX_CONFIGURATION = """
+daemon off; pid {folder}/nginx.pid; error_log stderr;
+events {{ }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
+    uwsgi_temp_path {folder}; scgi_temp_path {folder};
+    upstream servers {{
+        server 127.0.0.1:{first} max_fails=0;
+        server 127.0.0.1:{second} max_fails=0;
+        {keepalive}
+    }}
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{
+            proxy_pass http://servers;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+        }}
+    }}
+}}
+"""
+
+
+class Socket(Wire):
+    """A client on a socket that is connected already."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.sock.settimeout(PATIENCE_S)
+
+
+@dataclass
+class Clients:
+    """Threads that ask without a pause over kept connections, and reconnect only when they are told to."""
+
+    connect: Callable[[], Wire]
+    answered: int = 0
+    closed: int = 0
+    """Answers that announced the end of their connection."""
+    lost: list[str] = field(default_factory=list)
+    _is_over: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+        wait_until(lambda: self.answered > CLIENTS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, number: int) -> None:
+        while not self._is_over.is_set():
+            try:
+                with self.connect() as wire:
+                    self._ask_until_closed(wire, number)
+            except (OSError, HTTPException, AssertionError) as error:
+                self.lost.append(repr(error))
+
+    def _ask_until_closed(self, wire: Wire, number: int) -> None:
+        is_closed = False
+        while not is_closed and not self._is_over.is_set():
+            with closing(wire.post(ask(max_tokens=10, stream=number % 2 == 1)).begin()) as answer:
+                body = answer.read()
+                assert answer.status == 200, (answer.status, body)
+                is_closed = answer.getheader("Connection") == "close"
+            self.answered += 1
+            self.closed += is_closed
+
+
+@contextmanager
+def asking(connect: Callable[[], Wire]) -> Iterator[Clients]:
+    """Clients during the block; none of their requests is lost."""
+    with Clients(connect) as clients:
+        yield clients
+    assert clients.lost == []
+
+
+def reload(server: RunningServer) -> None:
+    """Sends SIGHUP; returns when the workers of before have ended."""
+    before = set(workers_of(server))
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: before.isdisjoint(workers_of(server)))
+
+
+def arbiters_of(server: RunningServer) -> set[int]:
+    return set(map(int, re.findall(r"Listening at: \S+ \((\d+)\)", server.log())))
+
+
+def children_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text()
+
+
+@contextmanager
+def successor_of(server: RunningServer) -> Iterator[int]:
+    """Process id of a server that SIGUSR2 has started, and that has a worker. Ended after the block."""
+    server.process.send_signal(signal.SIGUSR2)
+    wait_until(lambda: len(arbiters_of(server)) == 2)
+    [pid] = arbiters_of(server) - {server.process.pid}
+    try:
+        wait_until(lambda: bool(children_of(pid)))
+        yield pid
+    finally:
+        end_successor(server, pid)
+
+
+def end_successor(server: RunningServer, pid: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended already
+        os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: f"[{pid}] [-] gunicorn.error: Shutting down" in server.log())
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that does not run during the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # A signal that arrives before the process has stopped would be handled first.
+        wait_until(lambda: status_of(pid, "State").startswith("T"))
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def end_while_stopped(server: RunningServer) -> None:
+    """Sends SIGTERM to a server whose worker is stopped; returns when the worker has been signaled."""
+    server.process.send_signal(signal.SIGTERM)
+    [worker] = workers_of(server)
+    is_sent = 1 << (signal.SIGTERM - 1)
+    wait_until(lambda: bool(int(status_of(worker, "ShdPnd"), 16) & is_sent))
+
+
+def status_of(pid: int, name: str) -> str:
+    """A field of /proc/PID/status."""
+    [value] = re.findall(rf"^{name}:\s*(.+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return str(value)
+
+
+def assert_last(wire: Wire) -> None:
+    """The next answer is a whole one that announces the end of the connection, and then the end comes."""
+    answer = wire.answer()
+    assert (answer.status, answer.headers["connection"]) == (200, "close"), answer
+    assert wire.sock.recv(1) == b""
+
+
+@pytest.mark.parametrize("fast_path", ["true", "false"])
+def test_reloads_lose_no_request(fast_path: str) -> None:
+    with running_gunicorn(env={**LATENCY, "SIM_FAST_PATH": fast_path}) as server:
+        with asking(lambda: Wire(server.port)) as clients:
+            for _ in range(3):
+                reload(server)
+        assert clients.closed >= 3
+        assert "Traceback" not in server.log()
+
+
+def test_reloads_of_a_server_with_tls_lose_no_request(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    for path, content in zip((certificate, key), make_pair(["localhost"]), strict=True):
+        path.write_bytes(content)
+    context = ssl.create_default_context(cafile=str(certificate))
+    env = {**LATENCY, "SIM_SSL_CERTFILE": str(certificate), "SIM_SSL_KEYFILE": str(key)}
+    with running_gunicorn(env=env) as server:
+
+        def connect() -> Wire:
+            sock = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
+            return Socket(context.wrap_socket(sock, server_hostname="localhost"))
+
+        with asking(connect) as clients:
+            for _ in range(2):
+                reload(server)
+        assert clients.closed >= 2
+        assert "Traceback" not in server.log()
+
+
+def test_reloads_of_a_server_on_a_unix_socket_lose_no_request(tmp_path: Path) -> None:
+    path = str(tmp_path / "server.sock")
+    # The TCP port is only for the start, which waits for it.
+    with running_on_both(path) as server:
+
+        def connect() -> Wire:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(path)
+            return Socket(sock)
+
+        with asking(connect) as clients:
+            for _ in range(2):
+                reload(server)
+        assert clients.closed >= 2
+        assert "Traceback" not in server.log()
+
+
+@contextmanager
+def running_on_both(path: str) -> Iterator[RunningServer]:
+    port = free_port()
+    command = [sys.executable, "-m", "gunicorn", "-b", f"127.0.0.1:{port}", "-b", f"unix:{path}", "wsgi:app"]
+    with running_command(command, port, LATENCY) as server:
+        yield server
+
+
+def test_a_server_that_replaces_another_loses_no_request() -> None:
+    """SIGUSR2, then SIGTERM to the first server while its successor still loads the application."""
+    with running_gunicorn(env=LATENCY) as server:
+        # The clients end before their server does.
+        with successor_of(server), asking(lambda: Wire(server.port)) as clients:
+            assert server.stop() == 0
+            before = clients.answered
+            wait_until(lambda: clients.answered > before + 10 * CLIENTS)
+        assert clients.closed >= 1
+        assert "Traceback" not in server.log()
+
+
+def test_a_replacement_that_is_taken_back_loses_no_request() -> None:
+    """SIGUSR2, then SIGTERM to the second server: the first one goes on."""
+    with (
+        running_gunicorn(env=LATENCY) as server,
+        asking(lambda: Wire(server.port)) as clients,
+        successor_of(server) as successor,
+    ):
+        wait_until(lambda: clients.answered > 20 * CLIENTS)
+        end_successor(server, successor)
+        before = clients.answered
+        wait_until(lambda: clients.answered > before + 10 * CLIENTS)
+
+
+def test_a_server_that_has_a_successor_stays_ready_to_the_end() -> None:
+    with running_gunicorn() as server, Wire(server.port) as kept, successor_of(server):
+        kept.send(b"GET /health/ready HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert kept.answer().status == 200
+        server.process.send_signal(signal.SIGTERM)
+        is_last = False
+        while not is_last:
+            answer = kept.send(b"GET /health/ready HTTP/1.1\r\nHost: a\r\n\r\n").answer()
+            assert answer.status == 200
+            is_last = answer.headers["connection"] == "close"
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_requests_sent_just_before_the_end_are_answered() -> None:
+    """On kept connections, on new ones, and on those that wait in the backlog."""
+    with running_gunicorn(env=LONG_DRAIN) as server, ExitStack() as stack:
+        kept = [stack.enter_context(Wire(server.port)) for _ in range(4)]
+        silent = [stack.enter_context(Wire(server.port)) for _ in range(4)]
+        for wire in kept:
+            assert wire.post(ask()).answer().status == 200
+        [worker] = workers_of(server)
+        with stopped(worker):
+            queued = [stack.enter_context(Wire(server.port)) for _ in range(50)]
+            for wire in (*kept, *silent, *queued):
+                wire.send(COMPLETION)
+            end_while_stopped(server)
+        for wire in (*kept, *silent, *queued):
+            assert_last(wire)
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_a_kept_connection_is_served_once_more_after_the_signal_and_the_server_is_not_ready() -> None:
+    with running_gunicorn(env=LONG_DRAIN) as server, Wire(server.port) as kept, Wire(server.port) as other:
+        for wire in (kept, other):
+            assert wire.post(ask()).answer().status == 200
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: get(server.port, "/health/ready").status == 503)
+        assert get(server.port, "/health").status == 200
+        assert_last(kept.post(ask()))
+        with Wire(server.port) as new:
+            assert_last(new.post(ask()))
+        assert_last(other.post(ask()))
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_requests_half_received_at_the_end_are_answered() -> None:
+    plain, late = COMPLETION, http_post("/v1/completions", b'{"prompt": ["a"], "max_tokens": 1}', JSON)
+    cuts = [(plain, 9), (plain, plain.index(b"{") - 3), (plain, -1), (late, -1)]
+    with running_gunicorn(env=LONG_DRAIN) as server, ExitStack() as stack:
+        wires = [stack.enter_context(Wire(server.port)) for _ in cuts]
+        for wire, (request, cut) in zip(wires, cuts, strict=True):
+            wire.send(request[:cut])
+        get(server.port, "/health")
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: get(server.port, "/health/ready").status == 503)
+        for wire, (request, cut) in zip(wires, cuts, strict=True):
+            assert_last(wire.send(request[cut:]))
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("fast_path", ["true", "false"])
+def test_pipelined_requests_are_all_answered(fast_path: str) -> None:
+    with running_gunicorn(env={**LONG_DRAIN, "SIM_FAST_PATH": fast_path}) as server, ExitStack() as stack:
+        wires = [stack.enter_context(Wire(server.port)) for _ in range(2)]
+        assert wires[0].post(ask()).answer().status == 200
+        [worker] = workers_of(server)
+        with stopped(worker):
+            for wire in wires:
+                wire.send(3 * COMPLETION)
+            end_while_stopped(server)
+        for wire in wires:
+            with wire.sock.makefile("rb") as stream:
+                received = stream.read()
+            statuses = re.findall(rb"HTTP/1.1 (\d+) .*?Connection: (\S+)\r\n", received, re.S)
+            assert statuses == [(b"200", b"keep-alive"), (b"200", b"keep-alive"), (b"200", b"close")]
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_an_answer_that_promised_to_keep_its_connection_is_followed_by_another() -> None:
+    """The head of a stream has left before the signal; its client sends again when the stream ends."""
+    env = {**LONG_DRAIN, "SIM_INTER_TOKEN_LATENCY": "20ms"}
+    for fast_path in ("true", "false"):
+        with running_gunicorn(env={**env, "SIM_FAST_PATH": fast_path}) as server, Wire(server.port) as wire:
+            with closing(wire.post(ask(max_tokens=50, stream=True)).begin()) as stream:
+                assert stream.getheader("Connection") == "keep-alive"
+                server.process.send_signal(signal.SIGTERM)
+                wait_until(lambda: get(server.port, "/health/ready").status == 503)
+                assert stream.read().endswith(b"data: [DONE]\n\n")
+            assert_last(wire.post(ask()))
+            assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_new_requests_get_503_when_the_drain_is_over_and_a_stream_goes_on() -> None:
+    env = {"SIM_GRACEFUL_TIMEOUT": "20s", "SIM_DRAIN_DURATION": "100ms", "SIM_INTER_TOKEN_LATENCY": "20ms"}
+    with running_gunicorn(env=env) as server, Wire(server.port) as streaming:
+        events: Any = streaming.post(ask(max_tokens=4000, stream=True)).events()
+        next(events)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: post(server.port, ask()).status == 503)
+        is_error(post(server.port, ask()), 503, "Service Unavailable")
+        next(events)
+        events.close()
+        streaming.sock.close()
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_connections_that_were_idle_for_long_do_not_delay_the_end() -> None:
+    env = {**LONG_DRAIN, "SIM_DRAIN_DURATION": "500ms"}
+    with running_gunicorn(env=env) as server, Wire(server.port) as kept, Wire(server.port) as silent:
+        assert kept.post(ask()).answer().status == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE_S) == 0
+        assert (kept.sock.recv(1), silent.sock.recv(1)) == (b"", b"")
+
+
+@pytest.mark.nginx
+@pytest.mark.parametrize("keepalive", ["keepalive 16;", ""], ids=["kept", "new"])
+def test_servers_that_end_one_after_another_behind_nginx_lose_no_request(
+    tmp_path: Path, keepalive: str
+) -> None:
+    """nginx tries the next server only where nothing has been sent, as by default."""
+    port = free_port()
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(running_gunicorn(env=LATENCY)) for _ in range(2))
+        ports = {"port": port, "first": first.port, "second": second.port, "keepalive": keepalive}
+        file = tmp_path / "nginx.conf"
+        file.write_text(NGINX_CONFIGURATION.format(folder=tmp_path, **ports))
+        command = as_somebody([str(NGINX), "-c", str(file), "-e", "stderr"])
+        stack.enter_context(running_command(command, port, {}))
+        with asking(lambda: Wire(port)) as clients:
+            assert first.stop() == 0
+            before = clients.answered
+            wait_until(lambda: clients.answered > before + 10 * CLIENTS)
+
+
+def test_a_second_signal_ends_a_draining_server_at_once() -> None:
+    with running_gunicorn(env=LONG_DRAIN) as server, Wire(server.port) as kept:
+        assert kept.post(ask()).answer().status == 200
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: get(server.port, "/health/ready").status == 503)
+        started_s = time.monotonic()
+        server.process.send_signal(signal.SIGQUIT)
+        assert server.process.wait(PATIENCE_S) == 0
+        assert time.monotonic() - started_s < 15
