@@ -15,7 +15,8 @@ from gevent.event import Event
 from app.serving.http.client import JSON, HttpConnection, Target
 from app.serving.recording.exchange import Exchange, bytes_of
 from app.serving.recording.proxy import RecordingProxy
-from app.serving.recording.recorder import PIECE_BYTES, RecordingFile, Upstream
+from app.serving.recording.recorder import PIECE_BYTES, Upstream
+from app.serving.recording.writer import RecordingFile
 from tests.fleet import stubs
 from tests.recording.recordings import exchanges_of
 
@@ -289,7 +290,8 @@ def test_a_disk_that_is_full_for_a_while_spoils_no_other_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with stubs.serving(stubs.Pod("one")) as address, recording(tmp_path, address) as (proxy, recorder):
-        recorder._file._file = FullDisk(recorder._file._file, ["No space left on device", "half"])  # type: ignore[assignment]
+        shared = recorder._file._file
+        shared._file = FullDisk(shared._file, ["No space left on device", "half"])  # type: ignore[assignment]
         for number in range(4):
             with stubs.posted(proxy, {"number": number}) as response:
                 assert response.read() == b"one"

@@ -20,7 +20,8 @@ from app.base.clock.pause import share_loop
 from app.serving.http import client as http
 from app.serving.http.errors import ApiError
 from app.serving.recording import exchange as recordings
-from app.serving.recording.recorder import RecordingFile, RelayedExchange, Upstream
+from app.serving.recording.recorder import RelayedExchange, Upstream
+from app.serving.recording.writer import RecordingFile
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser, whole_number

@@ -17,6 +17,7 @@ import openai
 import pytest
 import requests
 
+from app.serving.recording.exchange import bytes_of, read_exchange
 from tests.hostile.raw_client import Wire, post, wait_until
 from tests.other_workers import WORKERS, served_by
 from tests.recording.recordings import CHAT, chat, exchange, exchanges_of, written
@@ -266,11 +267,15 @@ def test_any_worker_records(tmp_path: Path, upstream: RunningServer, worker: str
 
 def test_a_recording_that_was_cut_off_goes_on(tmp_path: Path, upstream: RunningServer) -> None:
     file = written(tmp_path / "r", [exchange(chat("known"), (0, b"1"))], tail=b'{"at_s": 0.1, "requ')
+    before = Path(file).read_bytes()
     with running_server(*FLAGS, "--replay", file, "--target", upstream.url) as server:
         assert post(server.port, chat("known"), CHAT).body == b"1"
         body = post(server.port, chat("new", max_tokens=1), CHAT).body
         assert post(server.port, chat("new", max_tokens=1), CHAT).body == body
-    assert len(exchanges_of(tmp_path / "r")) == 2
+    after = Path(file).read_bytes()
+    assert after.startswith(before + b"\n"), "nothing is taken away, and the next line is a line"
+    [new] = after.removeprefix(before + b"\n").splitlines(keepends=True)
+    assert bytes_of(read_exchange(new).answer.chunks[0].data) == body
 
 
 def test_a_client_that_leaves_early_frees_the_server(tmp_path: Path) -> None:
