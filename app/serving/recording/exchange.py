@@ -20,7 +20,6 @@ from contextlib import suppress
 from hashlib import blake2b
 from operator import eq
 from typing import Annotated, Any, BinaryIO, TypeAlias
-from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta, Struct
@@ -210,6 +209,9 @@ _BOUNDARY = re.compile(r'boundary="?([^";,]+)')
 _WORD = re.compile(r"\w+")
 DIGEST_BYTES = 16
 _OBJECT = re.compile(rb"[ \t\n\r]*+\{")
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+SEPARATORS = (b"/", b"?", b"#", b"%", b"\\")
+"""Bytes that mean something else in a path when they are percent-encoded."""
 _encoder = msgspec.json.Encoder(order="sorted")
 UNWRITABLE = (ValueError, OverflowError, RecursionError)
 
@@ -240,9 +242,19 @@ class RequestForm(Struct, frozen=True):
     """None for a body that is not a JSON object."""
 
 
+def comparable_path(path: str) -> bytes:
+    """Decodes a path, except for encoded separators: `%2F` is not a slash, and `%25` begins no escape."""
+
+    def decoded(found: re.Match[bytes]) -> bytes:
+        byte = bytes.fromhex(found[1].decode())
+        return found[0].upper() if byte in SEPARATORS else byte
+
+    return _ESCAPE.sub(decoded, path.encode())
+
+
 def form_of(method: str, target: str, content_type: str, body: bytes, alike: bool) -> RequestForm:
     path, mark, query = mask_query(target).partition("?")
-    place = hash_of(f"{method} {unquote(path)}{mark}{query}".encode())
+    place = hash_of(b"%b %b%b" % (method.encode(), comparable_path(path), (mark + query).encode()))
     fields = json_object(body)
     if fields is not None:
         # 1.0 is equal to 1: clients write either.

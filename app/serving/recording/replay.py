@@ -19,6 +19,7 @@ from app.serving.middleware.journal import Journal
 from app.serving.middleware.masking import MASK
 from app.serving.middleware.stack import Middleware
 from app.serving.recording import exchange as recordings
+from app.serving.recording.forwarding import check_path, own_target
 from app.serving.recording.library import Recording
 from app.serving.recording.recorder import RelayedExchange, Upstream
 
@@ -99,8 +100,9 @@ class Replay(Middleware):
         asked = self._body.read(context)
         # Processing time since arrival counts against the schedule; waiting does not.
         asked_s = context.arrival_s + self._now() - came_s
-        _, mark, query = context.target.partition("?")
-        target, form, key = f"{context.path}{mark}{query}", None, None  # without root-path
+        target = own_target(context)
+        form = None
+        key = None
         if len(asked) <= recordings.MOST_BODY_BYTES:  # recordings have no larger requests
             [masked] = call_long(len(asked), recordings.masked_pieces, [asked])
             known, kind = self.recording, context.content_type or ""
@@ -181,7 +183,8 @@ class Replay(Middleware):
     def _relayed(
         self, context: RequestContext, path: str, form: recordings.RequestForm | None, upstream: Upstream
     ) -> Response:
-        """Asks the target, whose answer passes as it comes, and is kept. ApiError 404, 502 or 504."""
+        """Asks the target, whose answer passes as it comes, and is kept. ApiError 400, 404, 502 or 504."""
+        check_path(path)
         model = None if form is None else form.model
         if model is not None:
             self._faults.inject(context, model)

@@ -173,4 +173,7 @@ class RecordingFile:
 
     def _leave_out(self, exchange: EndedExchange, reason: str) -> None:
         self.left_out += 1
-        self.warn(f"not kept: {exchange.method} {mask_query(exchange.target)}: {reason}")
+        text = f"not kept: {exchange.method} {mask_query(exchange.target)}: {reason}"
+        if not text.isprintable():  # a model name must not look like another line
+            text = text.encode("unicode_escape").decode()
+        self.warn(text)
