@@ -199,6 +199,9 @@ def test_a_request_in_chunks_passes_in_chunks(tmp_path: Path) -> None:
     [
         (b"HTTP/1.0 200 OK\r\n\r\nhello", b"hello"),
         (OK + b"Content-Length: 5\r\n\r\nhello and more", b"hello"),
+        (OK + b"Content-Length: 5\r\ncontent-length: 5\r\n\r\nhello and more", b"hello"),
+        (OK + b"Content-Length: 5, 5 ,5\r\n\r\nhello and more", b"hello"),
+        (CHUNKED[:-2] + b"Content-Length: 3\r\n\r\n5\r\nhello\r\n0\r\n\r\n", b"hello"),
         (CHUNKED + b'5;a="b"\r\nhello\r\n0\r\nX-Trailer: 1\r\n\r\n', b"hello"),
         (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 5\r\n\r\nhello", b"hello"),
         (OK + b"X: a\r\n b\r\nX Y: 1\r\n\x01: 2\r\nnone\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
@@ -224,6 +227,12 @@ def test_a_strange_answer_passes_and_is_kept(tmp_path: Path, answer: bytes, body
         b"",
         OK + b"X: " + b"x" * 100_000 + b"\r\n\r\n",
         OK + b"X: 1\r\n" * 200 + b"\r\n",
+        OK + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello ",
+        OK + b"Content-Length: 5, 6\r\n\r\nhello ",
+        OK + b"Content-Length: 1_0\r\n\r\nhellohello",
+        OK + b"Content-Length: -5\r\n\r\nhello",
+        OK + b"Content-Length: \r\n\r\nhello",
+        OK + b"Content-Length: %d\r\n\r\nhello" % 10**30,
     ],
 )
 def test_an_answer_that_is_none_is_a_502_and_not_kept(tmp_path: Path, answer: bytes) -> None:

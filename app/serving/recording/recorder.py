@@ -127,7 +127,7 @@ class RelayedExchange(StreamingBody):
     def __iter__(self) -> Iterator[bytes]:
         yield b""  # status line and headers leave now
         try:
-            for piece in http.pieces_of(self._response):
+            for piece in http.pieces_of(self._response, self._upstream.timeout_s):
                 self.take("answer", piece)
                 self.bytes_sent += len(piece)
                 yield piece
