@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from app.plugins.registry import PluginRegistry
     from app.serving.api.sampling import RealModel
     from app.serving.api.script import ScriptResolver
-    from app.serving.recording.exchange import Recording
+    from app.serving.recording.library import Recording
     from app.serving.recording.recorder import Upstream
     from app.serving.recording.replay import Replay
     from app.serving.scripts.script_set import ScriptSet
@@ -141,7 +141,8 @@ def prepare(settings: Settings) -> None:
 
         check_scripts(settings.scripts)
     if settings.replay.replay:
-        recording, upstream = open_recording(settings)
+        # The workers repeat the warnings.
+        recording, upstream = open_recording(settings, warns=False)
         recording.close()
         if upstream is not None:
             upstream.file.close()
@@ -149,22 +150,29 @@ def prepare(settings: Settings) -> None:
         build(settings, tokenizer_of(settings))  # validates the plugins' hooks once for all workers
 
 
-def open_recording(settings: Settings) -> tuple[Recording, Upstream | None]:
+def open_recording(settings: Settings, warns: bool = True) -> tuple[Recording, Upstream | None]:
     """Opens the recording of the settings, and the upstream of their targets, which adds to the file.
+
+    `warns` logs a line for each part of the file that cannot be read.
 
     ConfigError for a file that cannot be read or written, and for a wrong target.
     """
     from app.serving.http.client import Target
-    from app.serving.recording.exchange import Recording, RecordingError
-    from app.serving.recording.recorder import RecordingFile, Upstream
+    from app.serving.recording.exchange import RecordingError
+    from app.serving.recording.library import Recording
+    from app.serving.recording.recorder import Upstream
+    from app.serving.recording.writer import RecordingFile
 
-    at, upstream = settings.replay, None
+    replay = settings.replay
+    upstream = None
     try:
-        if at.target:
-            targets = Target.by_model(at.target)
-            file = RecordingFile(Path(at.replay), ", ".join(it.url for it in targets.values()), adds=True)
-            upstream = Upstream(targets, file, at.target_timeout)
-        return Recording(at.replay, at.replay_miss == "nearest"), upstream
+        if replay.target:
+            targets = Target.by_model(replay.target)
+            urls = ", ".join(target.url for target in targets.values())
+            file = RecordingFile(Path(replay.replay), urls, adds=True)
+            upstream = Upstream(targets, file, replay.target_timeout)
+        alike = replay.replay_miss == "nearest"
+        return Recording(replay.replay, alike, grows=upstream is not None, warns=warns), upstream
     except RecordingError as error:
         raise ConfigError(f"setting replay: {error}") from None
 

@@ -15,7 +15,8 @@ from gevent.event import Event
 from app.serving.http.client import JSON, HttpConnection, Target
 from app.serving.recording.exchange import Exchange, bytes_of
 from app.serving.recording.proxy import RecordingProxy
-from app.serving.recording.recorder import PIECE_BYTES, RecordingFile, Upstream
+from app.serving.recording.recorder import PIECE_BYTES, Upstream
+from app.serving.recording.writer import RecordingFile
 from tests.fleet import stubs
 from tests.recording.recordings import exchanges_of
 
@@ -198,6 +199,9 @@ def test_a_request_in_chunks_passes_in_chunks(tmp_path: Path) -> None:
     [
         (b"HTTP/1.0 200 OK\r\n\r\nhello", b"hello"),
         (OK + b"Content-Length: 5\r\n\r\nhello and more", b"hello"),
+        (OK + b"Content-Length: 5\r\ncontent-length: 5\r\n\r\nhello and more", b"hello"),
+        (OK + b"Content-Length: 5, 5 ,5\r\n\r\nhello and more", b"hello"),
+        (CHUNKED[:-2] + b"Content-Length: 3\r\n\r\n5\r\nhello\r\n0\r\n\r\n", b"hello"),
         (CHUNKED + b'5;a="b"\r\nhello\r\n0\r\nX-Trailer: 1\r\n\r\n', b"hello"),
         (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 5\r\n\r\nhello", b"hello"),
         (OK + b"X: a\r\n b\r\nX Y: 1\r\n\x01: 2\r\nnone\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
@@ -223,6 +227,12 @@ def test_a_strange_answer_passes_and_is_kept(tmp_path: Path, answer: bytes, body
         b"",
         OK + b"X: " + b"x" * 100_000 + b"\r\n\r\n",
         OK + b"X: 1\r\n" * 200 + b"\r\n",
+        OK + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello ",
+        OK + b"Content-Length: 5, 6\r\n\r\nhello ",
+        OK + b"Content-Length: 1_0\r\n\r\nhellohello",
+        OK + b"Content-Length: -5\r\n\r\nhello",
+        OK + b"Content-Length: \r\n\r\nhello",
+        OK + b"Content-Length: %d\r\n\r\nhello" % 10**30,
     ],
 )
 def test_an_answer_that_is_none_is_a_502_and_not_kept(tmp_path: Path, answer: bytes) -> None:
@@ -289,7 +299,8 @@ def test_a_disk_that_is_full_for_a_while_spoils_no_other_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with stubs.serving(stubs.Pod("one")) as address, recording(tmp_path, address) as (proxy, recorder):
-        recorder._file._file = FullDisk(recorder._file._file, ["No space left on device", "half"])  # type: ignore[assignment]
+        shared = recorder._file._file
+        shared._file = FullDisk(shared._file, ["No space left on device", "half"])  # type: ignore[assignment]
         for number in range(4):
             with stubs.posted(proxy, {"number": number}) as response:
                 assert response.read() == b"one"

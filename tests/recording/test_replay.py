@@ -16,7 +16,8 @@ from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import Response
 from app.serving.middleware.journal import Journal
-from app.serving.recording.exchange import Exchange, Recording
+from app.serving.recording.exchange import Exchange
+from app.serving.recording.library import Recording
 from app.serving.recording.replay import Replay
 from config.settings import ServerSettings
 from tests.application import request

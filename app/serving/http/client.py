@@ -24,30 +24,72 @@ JSON = {"Content-Type": "application/json"}
 ROUTED_TO = "x-routed-to"
 """Response header with the pod that a proxy chose."""
 PORTS = {"http": 80, "https": 443}
+MOST_SHOWN = 80
+"""Most characters of an invalid header in an error message."""
+MOST_DIGITS = 18
+"""Most digits of a Content-Length."""
 KEYS = ("authorization", "x-api-key")
 """Headers with a client's API key."""
+
+
+class InvalidLengthError(HTTPException):
+    """The Content-Length of a response is no number, or differs between two headers."""
+
+
+class CheckedResponse(HTTPResponse):
+    """A response whose Content-Length is one number (RFC 9110, 8.6)."""
+
+    def begin(self) -> None:
+        """Reads status and headers. Equal lengths become one header; InvalidLengthError for others."""
+        super().begin()
+        values = self.headers.get_all("content-length")
+        if values is None:
+            return
+        if self.chunked:
+            del self.headers["content-length"]  # the coding determines the length (RFC 9112, 6.3)
+            return
+        lengths = {length.strip() for value in values for length in value.split(",")}
+        length = lengths.pop()
+        is_number = length.isascii() and length.isdecimal() and len(length) <= MOST_DIGITS
+        if lengths or not is_number:
+            raise InvalidLengthError(f"invalid Content-Length: {', '.join(values)[:MOST_SHOWN]}")
+        del self.headers["content-length"]
+        self.headers["Content-Length"] = length
+        if self.length is None:  # http.client does not read "5, 5"
+            self.length = int(length)
 
 
 class HttpConnection(HTTPConnection):
     """One connection to `address` (host:port), by HTTPS with `tls`.
 
-    Waiting longer than `timeout_s` raises TimeoutError.
+    TimeoutError when connecting (with TLS), the head of the response, or the next part of its body take
+    longer than `timeout_s`.
     """
+
+    response_class = CheckedResponse
 
     def __init__(self, address: str, timeout_s: float, tls: gevent.ssl.SSLContext | None = None) -> None:
         host, _, port = address.rpartition(":")
         super().__init__(host, int(port))
-        self._timeout_s, self._tls = timeout_s, tls
+        self.timeout_s = timeout_s
+        self._tls = tls
         self.default_port = PORTS["https" if tls else "http"]
         self._open: socket.socket | None = None
 
     def connect(self) -> None:
         """Opens the connection. Raises OSError when the port is closed or the certificate is not valid."""
-        self.sock = gevent.socket.create_connection((self.host, self.port), self._timeout_s)
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._tls is not None:
-            self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host)
+        # The timeout of a socket is for each read: a byte now and then would end no handshake and no head.
+        with gevent.Timeout(self.timeout_s, TimeoutError):
+            self.sock = gevent.socket.create_connection((self.host, self.port), self.timeout_s)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host)
         self._open = self.sock
+
+    def getresponse(self) -> HTTPResponse:
+        """Reads status and headers. Raises OSError, and HTTPException for an invalid response."""
+        with gevent.Timeout(self.timeout_s, TimeoutError):
+            return super().getresponse()
 
     def cut(self) -> None:
         if self._open is not None:
@@ -156,11 +198,14 @@ CLIENT, TARGET = "relay.client", "relay.target"
 """Keys of the client's connection, and of its path and query, in the WSGI environ."""
 
 
-def pieces_of(response: HTTPResponse) -> Iterator[bytes]:
-    """Yields the body. Raises ConnectionResetError when it breaks off, to break off the client's, too."""
+def pieces_of(response: HTTPResponse, timeout_s: float = READ_TIMEOUT_S) -> Iterator[bytes]:
+    """Yields the body. Raises ConnectionResetError when it breaks off, to break off the client's, too.
+
+    Its cause is a TimeoutError when the next piece takes longer than `timeout_s`.
+    """
     why, cause = "", None
     try:
-        while piece := response.read1(PIECE):
+        while piece := _next_piece(response, timeout_s):
             yield piece
         if response.length:
             why = f"{response.length} bytes are missing"
@@ -169,6 +214,12 @@ def pieces_of(response: HTTPResponse) -> Iterator[bytes]:
     if why:
         # For this errno the server closes the connection without a log entry and without the body's end.
         raise ConnectionResetError(errno.ECONNRESET, f"the pod's answer broke off: {why}") from cause
+
+
+def _next_piece(response: HTTPResponse, timeout_s: float) -> bytes:
+    """Reads the next piece of a body; a chunk's size, which may trickle, counts as a part of it."""
+    with gevent.Timeout(timeout_s, TimeoutError):
+        return response.read1(PIECE)
 
 
 class ClientHandler(WSGIHandler):  # type: ignore[misc]

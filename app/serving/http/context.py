@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 import gevent
 from gunicorn.http.errors import ParseException
@@ -236,6 +236,8 @@ class BodyLimits:
 
 # From a WSGI environ.
 
+PATH_CHARACTERS = "/:@!$&'()*+,;=~"
+"""Characters of a path that need no percent-encoding (RFC 3986, 3.3), besides letters, digits and `-._`."""
 CONTEXT = "understudy.context"
 """Key of the context in a WSGI environ; set by this server's worker, or else by the application."""
 _BARE = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
@@ -252,13 +254,18 @@ def context_of(environ: Mapping[str, Any], arrival_s: float | None = None) -> Re
         if key.startswith("HTTP_") or (key in _BARE and value):
             headers[_BARE.get(key) or key[5:].replace("_", "-").lower()] = value
     scheme, version = environ["wsgi.url_scheme"], environ.get("SERVER_PROTOCOL", "HTTP/1.1")
-    path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
+    path_bytes = environ["PATH_INFO"].encode("latin-1")
     sock: Any = environ.get("gunicorn.socket")
-    query = environ.get("QUERY_STRING", "")
+    target = environ.get("RAW_URI") or environ.get("REQUEST_URI")
+    if not target:  # the server has kept only the decoded path
+        query = environ.get("QUERY_STRING", "")
+        target = quote(path_bytes, safe=PATH_CHARACTERS)
+        if query:
+            target = f"{target}?{query}"
     return RequestContext(
         method=environ["REQUEST_METHOD"],
-        path=path,
-        target=environ.get("RAW_URI") or (f"{path}?{query}" if query else path),
+        path=path_bytes.decode(errors="replace"),
+        target=target,
         headers=headers,
         client=environ.get("REMOTE_ADDR") or "",
         arrival_s=time.monotonic() if arrival_s is None else arrival_s,

@@ -14,6 +14,7 @@ import msgspec
 from app.serving.http.client import NOT_FORWARDED, READ_TIMEOUT_S, Target
 from app.serving.middleware.masking import MASK
 from app.serving.recording import exchange as recordings
+from app.serving.recording.lines import recorded
 from config.declaration import COMMAND
 from config.flags import FlagParser
 
@@ -45,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     given = flags.parse_args(argv)
     target = Target.of(given.target)
     agree = count = 0
-    for number, exchange in recordings.recorded(given.file):
+    for number, exchange in recorded(given.file):
         request, answer = exchange.request, exchange.answer
         was = shapes_of(answer.status, recordings.header_of(answer.headers, "content-type"), answer.body())
         found = list(differences(was, asked(target, request, given.api_key, given.model)))

@@ -1,4 +1,4 @@
-"""A recording: the lines of its file, and the index that finds the exchange for a request.
+"""A recording: the lines of its file, and the form of a request that finds its exchange.
 
 A header comes first, then exchanges in the order of their ends.
 
@@ -13,34 +13,31 @@ masked, keys sorted, VOLATILE fields removed. Other bodies are compared byte by 
 """
 
 import json
-import logging
-import os
 import re
 from base64 import b64decode, b64encode
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from itertools import count
 from operator import eq
 from typing import Annotated, Any, BinaryIO, TypeAlias
-from urllib.parse import unquote
-from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Meta, Struct
 
-from app.base.clock.pause import call_long
 from app.serving.middleware.masking import mask_pieces, mask_query
 from config import ConfigError
 from config.declaration import COMMAND
 
 FORMAT = "understudy-recording"
 VERSION = 1
+HEADER_START = f'{{"format":"{FORMAT}"'.encode()
+"""First bytes of a header as it is written."""
 MOST_BODY_BYTES = 8 << 20
 """Largest recorded body, in bytes."""
 MOST_LINE_BYTES = 5 * MOST_BODY_BYTES
 """Longest line, in bytes: both bodies with their escapes, and all other fields."""
+MOST_HEADER_BYTES = 1 << 16
+"""Longest first line of a file that grows, in bytes."""
 _BEYOND = re.compile(r"[^\x00-\xff]")
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Bytes that JSON would write as six characters each; base64 is shorter."""
@@ -164,98 +161,6 @@ def masked_pieces(pieces: Sequence[bytes], coding: str = "") -> list[bytes]:
     return [_BEYOND.sub(lambda found: json.dumps(found[0])[1:-1], text).encode("latin-1") for text in masked]
 
 
-COMPARED_BYTES = 100
-"""Comparing two requests takes as long as so many bytes: about 3 us."""
-MOST_EXCHANGES = 100_000
-"""Most exchanges in a file; their index takes about 50 MB."""
-log = logging.getLogger(__name__)
-
-
-class Place(Struct, frozen=True):
-    """Position of an exchange in the file: first byte, length and line number."""
-
-    start: int
-    length: int
-    number: int
-    at_s: float
-
-
-class Recording:
-    """The exchanges of a file. RecordingError for an invalid line; a last one that is cut off is skipped."""
-
-    def __init__(self, path: str, alike: bool = False) -> None:
-        self.path, self.alike = path, alike
-        self.given: Counter[int] = Counter()
-        self._equal: dict[bytes, list[Place]] = {}
-        self._next: Counter[bytes] = Counter()
-        self._alike: dict[tuple[bytes, bool], list[tuple[Likeness, bytes]]] = {}
-        """Requests to compare with similar ones and their keys, by route and `stream`."""
-        self._answers: WeakValueDictionary[int, RecordedAnswer] = WeakValueDictionary()
-        """Answers being sent, by position; requests with the same answer share one copy."""
-        self._last: Place | None = None
-        self.read_on()
-        self._file = opened(path)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._equal.values()))
-
-    @property
-    def is_full(self) -> bool:
-        return self._last is not None and self._last.number > MOST_EXCHANGES
-
-    def read_on(self) -> None:
-        """Adds the exchanges that any process has appended to the file since the last time."""
-        with opened(self.path) as file:
-            after, size = self._last, os.fstat(file.fileno()).st_size
-        read = 0 if after is None else after.start + after.length
-        if after is not None and size <= read:
-            return
-        forms = call_long(size - read, lambda: [*self._forms(after)])
-        if self._last is not after:  # another request has added them
-            return
-        for place, form in sorted(forms, key=lambda each: each[0].at_s):
-            if form.likeness is not None and form.key not in self._equal:
-                route = form.place, form.likeness.stream
-                self._alike.setdefault(route, []).append((form.likeness, form.key))
-            self._equal.setdefault(form.key, []).append(place)
-        self._last = forms[-1][0] if forms else after
-
-    def _forms(self, after: Place | None) -> Iterator[tuple[Place, "RequestForm"]]:
-        for place, exchange in exchanges(self.path, after):
-            request, kind = exchange.request, header_of(exchange.request.headers, "content-type")
-            body = bytes_of(request.body)
-            yield place, form_of(request.method, request.target, kind, body, self.alike)
-
-    def find(self, form: "RequestForm", alike: bool = True) -> bytes | None:
-        """Returns the key of equal requests, else of the most similar ones; None without a match."""
-        likeness = form.likeness
-        if form.key in self._equal or likeness is None or not alike:
-            return form.key if form.key in self._equal else None
-        known = self._alike.get((form.place, likeness.stream), ())
-        size = len(known) * COMPARED_BYTES
-        nearest = call_long(size, lambda: max(known, key=lambda it: it[0].rank(likeness), default=None))
-        return nearest and nearest[1]
-
-    def next_answer(self, key: bytes) -> RecordedAnswer:
-        """Returns the next answer to equal requests, or the last again. RecordingError: a changed file."""
-        places = self._equal[key]
-        place = places[min(self._next[key], len(places) - 1)]
-        self._next[key] += 1
-        self.given[place.number] += 1
-        answer = self._answers.get(place.start)
-        if answer is None:
-            try:
-                line = os.pread(self._file.fileno(), place.length, place.start)
-                answer = call_long(place.length, read_exchange, line).answer
-            except ValueError:
-                raise RecordingError(f"{self.path}: line {place.number} has changed") from None
-            self._answers[place.start] = answer
-        return answer
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def opened(path: str) -> BinaryIO:
     try:
         return open(path, "rb")
@@ -276,34 +181,16 @@ def read_header(path: str, file: BinaryIO) -> Header:
     return header
 
 
-def exchanges(path: str, after: Place | None = None) -> Iterator[tuple[Place, Exchange]]:
-    """Yields the position and content of each exchange `after` one. Raises the errors of `Recording`."""
-    with opened(path) as file:
-        read_header(path, file)
-        start = file.tell() if after is None else file.seek(after.start + after.length)
-        for number in count(2 if after is None else after.number + 1):
-            line = file.readline(MOST_LINE_BYTES)
-            if not line.endswith(b"\n"):
-                if len(line) == MOST_LINE_BYTES:
-                    raise RecordingError(f"{path}: line {number} is longer than {MOST_LINE_BYTES >> 20} MiB")
-                if line and after is None:
-                    log.warning("%s: line %d is cut off, and left out", path, number)
-                return
-            if number > MOST_EXCHANGES + 1:
-                raise RecordingError(f"{path}: has more than {MOST_EXCHANGES} exchanges")
-            try:
-                exchange = read_exchange(line)
-            except ValueError as error:
-                raise RecordingError(f"{path}: line {number} is no exchange: {error}") from None
-            yield Place(start, len(line), number, exchange.at_s), exchange
-            start += len(line)
-
-
-def recorded(path: str) -> Iterator[tuple[int, Exchange]]:
-    with opened(path) as file:
-        for place in sorted((place for place, _ in exchanges(path)), key=lambda place: place.at_s):
-            file.seek(place.start)
-            yield place.number, read_exchange(file.read(place.length))
+def is_cut_header(content: bytes) -> bool:
+    """Returns True for the beginning of a header whose writing was cut off, and for an empty file."""
+    start = content[: len(HEADER_START)]
+    if b"\n" in content or not HEADER_START.startswith(start):
+        return False
+    try:
+        msgspec.json.decode(content)
+    except msgspec.MsgspecError:
+        return True
+    return False
 
 
 VOLATILE = frozenset(
@@ -322,6 +209,9 @@ _BOUNDARY = re.compile(r'boundary="?([^";,]+)')
 _WORD = re.compile(r"\w+")
 DIGEST_BYTES = 16
 _OBJECT = re.compile(rb"[ \t\n\r]*+\{")
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+SEPARATORS = (b"/", b"?", b"#", b"%", b"\\")
+"""Bytes that mean something else in a path when they are percent-encoded."""
 _encoder = msgspec.json.Encoder(order="sorted")
 UNWRITABLE = (ValueError, OverflowError, RecursionError)
 
@@ -352,9 +242,19 @@ class RequestForm(Struct, frozen=True):
     """None for a body that is not a JSON object."""
 
 
+def comparable_path(path: str) -> bytes:
+    """Decodes a path, except for encoded separators: `%2F` is not a slash, and `%25` begins no escape."""
+
+    def decoded(found: re.Match[bytes]) -> bytes:
+        byte = bytes.fromhex(found[1].decode())
+        return found[0].upper() if byte in SEPARATORS else byte
+
+    return _ESCAPE.sub(decoded, path.encode())
+
+
 def form_of(method: str, target: str, content_type: str, body: bytes, alike: bool) -> RequestForm:
     path, mark, query = mask_query(target).partition("?")
-    place = hash_of(f"{method} {unquote(path)}{mark}{query}".encode())
+    place = hash_of(b"%b %b%b" % (method.encode(), comparable_path(path), (mark + query).encode()))
     fields = json_object(body)
     if fields is not None:
         # 1.0 is equal to 1: clients write either.

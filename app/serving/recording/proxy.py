@@ -20,7 +20,9 @@ from app.base.clock.pause import share_loop
 from app.serving.http import client as http
 from app.serving.http.errors import ApiError
 from app.serving.recording import exchange as recordings
-from app.serving.recording.recorder import RecordingFile, RelayedExchange, Upstream
+from app.serving.recording.forwarding import check_path, origin_form
+from app.serving.recording.recorder import RelayedExchange, Upstream
+from app.serving.recording.writer import RecordingFile
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser, whole_number
@@ -40,12 +42,19 @@ class RecordingProxy:
         self._upstream = upstream
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
-        """Answers 502 or 504 without an answer; ConnectionResetError if the server breaks its answer off."""
+        """Answers 502 or 504 without an answer, and 400 for a path that leaves its first segment.
+
+        ConnectionResetError if the server breaks its answer off.
+        """
+        target = origin_form(environ[http.TARGET])
+        try:
+            check_path(target)
+        except ApiError as error:
+            yield from http.refuse(start_response, f"{error.status} {error.type}", error.message)
+            return
         asked, headers, model = environ["wsgi.input"], http.request_headers(environ), None
         length, client = environ.get("CONTENT_LENGTH"), environ[http.CLIENT]
-        exchange = RelayedExchange(
-            self._upstream, environ["REQUEST_METHOD"], environ[http.TARGET], headers, client
-        )
+        exchange = RelayedExchange(self._upstream, environ["REQUEST_METHOD"], target, headers, client)
 
         def pieces(size: int) -> Iterator[bytes]:
             while piece := asked.read(size):

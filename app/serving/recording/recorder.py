@@ -1,28 +1,18 @@
 """Relays requests to targets and keeps the exchanges: for the proxy, and for a recording that grows.
 
-Answers are requested without a content coding, so that secrets can be found. Exchanges are masked, and
-appended to the file when they end.
+Answers are requested without a content coding, so that secrets can be found. When an exchange ends, it is
+masked and appended to the file (`app.serving.recording.writer`).
 """
 
-import fcntl
-import logging
-import mmap
-import os
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
-from datetime import datetime
 from http.client import HTTPException, HTTPResponse
-from pathlib import Path
-from typing import IO
 
 import gevent
 from gevent.event import Event
-from gevent.pool import Group
 from msgspec import Struct
 
-from app.base.clock.pause import call_off_hub
 from app.serving.faults.fault import break_off
 from app.serving.http import client as http
 from app.serving.http.connection import Connection
@@ -30,107 +20,14 @@ from app.serving.http.errors import ApiError, not_found, timed_out
 from app.serving.http.response import StreamingBody, error_event
 from app.serving.middleware.masking import mask_headers, mask_query
 from app.serving.recording import exchange as recordings
+from app.serving.recording.writer import RecordingFile
 
-log = logging.getLogger(__name__)
-MOST_HELD_BYTES = 256 << 20
-"""Most bytes held by all open exchanges."""
 PIECE_BYTES = 200
 """Memory overhead of a part, in bytes."""
 MOST_PIECES = 100_000
 """Most parts of a recorded answer; masking and writing more would delay other requests."""
 PARTING_S = 0.2
 """Grace in seconds: a client may leave at a stream's last event, before the server ends the answer."""
-
-
-class RecordingFile:
-    """Appends exchanges to a file; `warn` receives a line for each that is dropped.
-
-    The file is new, unless the recorder `adds` to one. Processes may share it: each line is one write,
-    under a lock of the file (flock).
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        target: str,
-        now: Callable[[], float] = time.monotonic,
-        most_held_bytes: int = MOST_HELD_BYTES,
-        warn: Callable[[str], None] = log.warning,
-        adds: bool = False,
-    ) -> None:
-        self.path, self.now, self.warn = path, now, warn
-        self.kept = self.left_out = 0
-        self.free_bytes = most_held_bytes
-        self.began_s = now()
-        self._writing = Group()
-        try:
-            self._file: IO[bytes] = path.open("ab+" if adds else "xb+", buffering=0)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            self._begin(target)
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-        except FileExistsError:
-            raise recordings.RecordingError(f"{path}: is there already") from None
-        except OSError as error:
-            raise recordings.RecordingError(f"{path}: cannot be written: {error.strerror or error}") from None
-
-    def _begin(self, target: str) -> None:
-        """Writes the header, or goes on behind the last whole line."""
-        if not self._file.seek(0, os.SEEK_END):
-            began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            header = recordings.Header(recordings.FORMAT, recordings.VERSION, target, began)
-            self._file.write(recordings.line_of(header))
-            return
-        with recordings.opened(str(self.path)) as file:
-            began = recordings.read_header(str(self.path), file).began
-        with suppress(ValueError):  # an edited moment
-            self.began_s -= time.time() - datetime.fromisoformat(began).timestamp()
-        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            self._file.truncate(content.rfind(b"\n") + 1)
-
-    def put(self, exchange: "RelayedExchange") -> None:
-        """Writes the exchange in its own greenlet, so that the client does not wait."""
-        if exchange.excuse:
-            self._leave_out(exchange, exchange.excuse)
-        else:
-            self._writing.spawn(self._write, exchange)
-
-    def _leave_out(self, exchange: "RelayedExchange", why: str) -> None:
-        self.left_out += 1
-        self.warn(f"not kept: {exchange.method} {mask_query(exchange.target)}: {why}")
-
-    def _write(self, exchange: "RelayedExchange") -> None:
-        try:
-            self._append(call_off_hub(exchange.line))
-            self.kept += 1
-        except (recordings.HiddenSecrets, OSError, ValueError) as error:
-            self._leave_out(exchange, getattr(error, "strerror", None) or str(error))
-        finally:
-            exchange.release()
-
-    def _append(self, line: bytes) -> None:
-        """Appends the whole line or nothing: a partial line would spoil the next."""
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        end = self._file.seek(0, os.SEEK_END)
-        try:
-            if self._file.write(line) != len(line):
-                raise OSError("there is no room for it")
-        except OSError:
-            with suppress(OSError):
-                self._file.truncate(end)
-            raise
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def wait(self) -> None:
-        """Waits until the exchanges that are over now are written."""
-        gevent.joinall([*self._writing])
-
-    def start(self) -> None:
-        """Does nothing: the file is open already."""
-
-    def close(self) -> None:
-        self._writing.join()
-        self._file.close()
 
 
 class Upstream(Struct, frozen=True):
@@ -174,6 +71,8 @@ class RelayedExchange(StreamingBody):
         self.headers: list[tuple[str, str]] = []
         self.status, self.reason = 0, ""
         self.over = Event()
+        self.settled = Event()
+        """Set when the exchange is written or dropped, and when writing takes long."""
         self._at_s = self._asked_s = self._head_s = self._end_s = upstream.file.now()
         self._is_broken = self._has_ended = False
         self._upstream, self._file, self._client = upstream, upstream.file, client
@@ -228,7 +127,7 @@ class RelayedExchange(StreamingBody):
     def __iter__(self) -> Iterator[bytes]:
         yield b""  # status line and headers leave now
         try:
-            for piece in http.pieces_of(self._response):
+            for piece in http.pieces_of(self._response, self._upstream.timeout_s):
                 self.take("answer", piece)
                 self.bytes_sent += len(piece)
                 yield piece
@@ -289,8 +188,11 @@ class RelayedExchange(StreamingBody):
         chunks = [recordings.RecordedChunk(0.0, recordings.data_of(piece)) for _, piece in pieces]
         return recordings.RecordedAnswer(self.status, self.headers, 0.0, chunks, 0.0)
 
-    def line(self) -> bytes:
-        """Encodes the exchange as a line of the file. recordings.HiddenSecrets: a body cannot be masked."""
+    def line(self, began_s: float) -> bytes:
+        """Encodes the exchange as a line of a file that began at `began_s`, in monotonic seconds.
+
+        recordings.HiddenSecrets: a body cannot be masked.
+        """
         asked, came = self._pieces["request"], self._pieces["answer"]
         asked_as = self._asked_headers.get("content-encoding", "")
         came_as = recordings.header_of(self.headers, "content-encoding")
@@ -309,6 +211,5 @@ class RelayedExchange(StreamingBody):
         request = recordings.RecordedRequest(self.method, target, asked_headers, recordings.data_of(body))
         head_s, end_s = round(self._head_s - self._asked_s, 6), round(self._end_s - self._asked_s, 6)
         answer = recordings.RecordedAnswer(self.status, headers, head_s, chunks, end_s, self._is_broken)
-        return recordings.line_of(
-            recordings.Exchange(round(self._at_s - self._file.began_s, 6), request, answer)
-        )
+        at_s = round(self._at_s - began_s, 6)
+        return recordings.line_of(recordings.Exchange(at_s, request, answer))

@@ -19,6 +19,8 @@ from app.serving.middleware.journal import Journal
 from app.serving.middleware.masking import MASK
 from app.serving.middleware.stack import Middleware
 from app.serving.recording import exchange as recordings
+from app.serving.recording.forwarding import check_path, own_target
+from app.serving.recording.library import Recording
 from app.serving.recording.recorder import RelayedExchange, Upstream
 
 MISS = "X-Replay-Miss"
@@ -51,7 +53,7 @@ class Replay(Middleware):
 
     def __init__(
         self,
-        recording: recordings.Recording,
+        recording: Recording,
         body: BodyLimits,
         faults: FaultInjector,
         wheel: TimerWheel,
@@ -73,7 +75,8 @@ class Replay(Middleware):
         """Exchanges with targets by the keys of their requests."""
 
     def report(self) -> dict[str, object]:
-        if self.upstream is not None:
+        file = None if self.upstream is None else self.upstream.file
+        if file is not None:
             self.recording.read_on()
         lines = sorted(self.recording.given.items())
         return {
@@ -82,7 +85,9 @@ class Replay(Middleware):
             "equal": self.equal,
             "nearest": self.alike,
             "missed": self.missed,
-            "recorded": 0 if self.upstream is None else self.upstream.file.kept,
+            "recorded": 0 if file is None else file.kept,
+            "not_kept": 0 if file is None else file.left_out,
+            "unwritten": 0 if file is None else file.waiting,
             "answers": [{"line": line, "times": times} for line, times in lines],
         }
 
@@ -95,8 +100,9 @@ class Replay(Middleware):
         asked = self._body.read(context)
         # Processing time since arrival counts against the schedule; waiting does not.
         asked_s = context.arrival_s + self._now() - came_s
-        _, mark, query = context.target.partition("?")
-        target, form, key = f"{context.path}{mark}{query}", None, None  # without root-path
+        target = own_target(context)
+        form = None
+        key = None
         if len(asked) <= recordings.MOST_BODY_BYTES:  # recordings have no larger requests
             [masked] = call_long(len(asked), recordings.masked_pieces, [asked])
             known, kind = self.recording, context.content_type or ""
@@ -104,21 +110,24 @@ class Replay(Middleware):
             if self.upstream is not None and known.find(form, alike=False) is None:
                 asked_s += self._read_on(form, self.upstream)
             key = known.find(form, miss == "nearest")
-        if key is None or form is None:
-            return self._missing(context, miss, target, form)
-        return self._replayed(context, form, key, asked_s)
+        if key is not None and form is not None:
+            try:
+                return self._replayed(context, form, key, asked_s)
+            except recordings.RecordingError as error:
+                if self.upstream is None:
+                    raise internal(str(error)) from None
+                self.recording.reload()  # the file was changed in place: the target knows the answer
+        return self._missing(context, miss, target, form)
 
     def _replayed(
         self, context: RequestContext, form: recordings.RequestForm, key: bytes, asked_s: float
     ) -> Response:
+        """Returns the recorded answer. Raises recordings.RecordingError for a file that has changed."""
         if form.model is not None:
             self._faults.inject(context, form.model)
+        answer = self.recording.next_answer(key)
         self.equal += key == form.key
         self.alike += key != form.key
-        try:
-            answer = self.recording.next_answer(key)
-        except recordings.RecordingError as error:
-            raise internal(str(error)) from None
         self._note(context, form.model, answer)
         body = RecordedBody(answer, self._wheel, self._now, asked_s, context.connection)
         headers = _headers(answer.headers)
@@ -146,14 +155,19 @@ class Replay(Middleware):
     def _read_on(self, form: recordings.RequestForm, upstream: Upstream) -> float:
         """Waits for an equal request that is under way, reads new lines, and returns the seconds."""
         began_s = self._now()
-        if (exchange := self._open.get(form.key)) is not None:
+        exchange = self._open.get(form.key)
+        if exchange is None:
+            self._read_new_lines(upstream)
+            if self.recording.find(form, alike=False) is None:
+                exchange = self._open.get(form.key)  # an equal request may have asked meanwhile
+        if exchange is not None:
             exchange.over.wait(upstream.timeout_s)
-        upstream.file.wait()
-        try:
-            self.recording.read_on()
-        except recordings.RecordingError as error:
-            raise internal(str(error)) from None
+            self._read_new_lines(upstream)
         return self._now() - began_s
+
+    def _read_new_lines(self, upstream: Upstream) -> None:
+        upstream.file.wait()
+        self.recording.read_on()
 
     def _missing(
         self, context: RequestContext, miss: str, target: str, form: recordings.RequestForm | None
@@ -169,7 +183,8 @@ class Replay(Middleware):
     def _relayed(
         self, context: RequestContext, path: str, form: recordings.RequestForm | None, upstream: Upstream
     ) -> Response:
-        """Asks the target, whose answer passes as it comes, and is kept. ApiError 404, 502 or 504."""
+        """Asks the target, whose answer passes as it comes, and is kept. ApiError 400, 404, 502 or 504."""
+        check_path(path)
         model = None if form is None else form.model
         if model is not None:
             self._faults.inject(context, model)

@@ -15,6 +15,7 @@ import yaml
 from msgspec import convert
 
 from app.serving.recording import exchange as recordings
+from app.serving.recording.lines import recorded
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser
@@ -39,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     flags.add_argument("file", metavar="FILE", help="the recording")
     flags.add_argument("--out", type=Path, metavar="FILE", help="a new file for the script [standard output]")
     given = flags.parse_args(argv)
-    document = script_of(recordings.recorded(given.file))
+    document = script_of(recorded(given.file))
     if not document["rules"]:
         raise ConfigError("the recording has no exchange that a script could answer")
     text = "# From a recording; edit it at will (docs/scripts.md).\n"

@@ -17,6 +17,7 @@ import openai
 import pytest
 import requests
 
+from app.serving.recording.exchange import bytes_of, read_exchange
 from tests.hostile.raw_client import Wire, post, wait_until
 from tests.other_workers import WORKERS, served_by
 from tests.recording.recordings import CHAT, chat, exchange, exchanges_of, written
@@ -156,6 +157,82 @@ def test_a_target_that_gives_no_answer_is_one_clear_error(tmp_path: Path) -> Non
     assert exchanges_of(file) == []
 
 
+LENGTHS = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nContent-Length: %d\r\n\r\n{}"
+)
+
+
+def test_equal_lengths_of_an_answer_are_one_and_different_ones_are_an_error(tmp_path: Path) -> None:
+    with saying(LENGTHS % 2) as (equal, _), saying(LENGTHS % 3) as (different, _):
+        targets = ("--target", f"equal={equal}", f"different={different}")
+        with running_server(*FLAGS, "--replay", str(tmp_path / "r"), *targets) as server:
+            for _ in range(2):
+                answer = post(server.port, {**chat("Hi"), "model": "equal"}, CHAT)
+                assert (answer.status, answer.headers["content-length"], answer.body) == (200, "2", b"{}")
+            answer = post(server.port, {**chat("Hi"), "model": "different"}, CHAT)
+            error = answer.json()["error"]
+            assert (answer.status, error["code"], error["type"]) == (502, 502, "Bad Gateway")
+            assert "invalid Content-Length: 2, 3" in error["message"]
+    assert len(exchanges_of(tmp_path / "r")) == 1
+
+
+@contextmanager
+def trickling(start: bytes, part: bytes) -> Iterator[str]:
+    """The URL of a server that sends `part` again and again after `start`, until its client leaves."""
+
+    def serve() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port.append(listener.getsockname()[1])
+            listening.set()
+            while not over.is_set():
+                client, _ = listener.accept()
+                with client, suppress(OSError):
+                    client.recv(65536)
+                    client.sendall(start)
+                    while not over.wait(0.05):
+                        client.sendall(part)
+
+    port: list[int] = []
+    listening, over = Event(), Event()
+    thread = Thread(target=serve)
+    thread.start()
+    listening.wait(10)
+    try:
+        yield f"http://127.0.0.1:{port[0]}"
+    finally:
+        over.set()
+        socket.create_connection(("127.0.0.1", port[0])).close()
+        thread.join(10)
+
+
+def test_a_target_that_trickles_its_answer_does_not_pass_the_timeout(tmp_path: Path) -> None:
+    head = b"HTTP/1.1 200 OK\r\n"
+    chunked = head + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with (
+        trickling(b"", b"H") as status_line,
+        trickling(head + b"X: ", b"x") as header,
+        trickling(b"", b"HTTP/1.1 100 Continue\r\n\r\n") as informational,
+        trickling(chunked + b"9\r\ndata: 1\n\n\r\n5;", b"x") as chunk_size,
+    ):
+        targets = (
+            f"line={status_line}",
+            f"header={header}",
+            f"continue={informational}",
+            f"chunk={chunk_size}",
+        )
+        flags = ("--replay", str(tmp_path / "r"), "--target-timeout", "1s", "--target", *targets)
+        with running_server(*FLAGS, *flags) as server:
+            for model in ("line", "header", "continue"):
+                answer = post(server.port, {**chat("Hi"), "model": model}, CHAT)
+                error = answer.json()["error"]
+                assert (answer.status, error["code"], error["type"]) == (504, 504, "GatewayTimeoutError")
+                assert "did not answer within 1 s" in error["message"]
+            with Wire(server.port) as wire, pytest.raises((HTTPException, OSError)):
+                wire.post({**chat("Hi", stream=True), "model": "chunk"}, CHAT).answer()
+            wait_until(lambda: "its answer did not go on within 1 s" in server.log())
+    assert exchanges_of(tmp_path / "r") == []
+
+
 def test_an_answer_that_its_target_broke_off_is_kept_and_breaks_off_again(tmp_path: Path) -> None:
     recorded = written(tmp_path / "up", [exchange(chat("Hi"), (0, b"1"), (0, b"2"), is_broken=True)])
     file = tmp_path / "r"
@@ -266,11 +343,15 @@ def test_any_worker_records(tmp_path: Path, upstream: RunningServer, worker: str
 
 def test_a_recording_that_was_cut_off_goes_on(tmp_path: Path, upstream: RunningServer) -> None:
     file = written(tmp_path / "r", [exchange(chat("known"), (0, b"1"))], tail=b'{"at_s": 0.1, "requ')
+    before = Path(file).read_bytes()
     with running_server(*FLAGS, "--replay", file, "--target", upstream.url) as server:
         assert post(server.port, chat("known"), CHAT).body == b"1"
         body = post(server.port, chat("new", max_tokens=1), CHAT).body
         assert post(server.port, chat("new", max_tokens=1), CHAT).body == body
-    assert len(exchanges_of(tmp_path / "r")) == 2
+    after = Path(file).read_bytes()
+    assert after.startswith(before + b"\n"), "nothing is taken away, and the next line is a line"
+    [new] = after.removeprefix(before + b"\n").splitlines(keepends=True)
+    assert bytes_of(read_exchange(new).answer.chunks[0].data) == body
 
 
 def test_a_client_that_leaves_early_frees_the_server(tmp_path: Path) -> None:

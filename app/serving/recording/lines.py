@@ -1,0 +1,171 @@
+"""Reads the lines of a recording one by one, and continues where an earlier reading ended.
+
+A crash, a full disk or another program may leave part of a line in the file. Such a line costs itself only:
+it is skipped with one warning, and every whole line before and behind it is read.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from app.serving.recording import exchange as recordings
+
+MOST_EXCHANGES = 100_000
+"""Most exchanges in a file; their index takes about 50 MB."""
+NEWLINE = b"\n"
+log = logging.getLogger(__name__)
+
+
+class Place(Struct, frozen=True):
+    """Position of an exchange in the file: first byte, length in bytes and line number."""
+
+    start: int
+    length: int
+    number: int
+    at_s: float
+
+
+class Progress(Struct, frozen=True):
+    """The end of a reading: the first byte that was not read, and the number of its line."""
+
+    start: int = 0
+    number: int = 1
+    warned_number: int = 0
+    """Line without an end that a warning has named; 0 without one."""
+
+
+class LineReader:
+    """Iterates over the exchanges between `progress` and the byte `end` of an open file.
+
+    A line that is not JSON is skipped with a warning. `is_tolerant` also skips JSON that is not an exchange,
+    lines that are too long, and all lines after the first `MOST_EXCHANGES`; without it, they raise
+    RecordingError. Another format or version always does. `is_settled`: no process is writing now, so a last
+    line without its newline is complete or lost; otherwise it is left for the next reading. `warn` receives
+    the warnings.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        file: BinaryIO,
+        end: int,
+        progress: Progress | None = None,
+        *,
+        is_tolerant: bool = False,
+        is_settled: bool = True,
+        warn: Callable[[str], None] = log.warning,
+    ) -> None:
+        self.progress = progress or Progress()
+        self._path = path
+        self._file = file
+        self._end = end
+        self._is_tolerant = is_tolerant
+        self._is_settled = is_settled
+        self._warn = warn
+
+    def __iter__(self) -> Iterator[tuple[Place, recordings.Exchange]]:
+        self._go_to_next_line()
+        while self.progress.start < self._end:
+            if self.progress.number > MOST_EXCHANGES + 1:
+                if self._is_tolerant:
+                    return
+                raise recordings.RecordingError(f"{self._path}: has more than {MOST_EXCHANGES} exchanges")
+            progress = self.progress
+            line = self._file.readline(recordings.MOST_LINE_BYTES)
+            exchange = self._exchange_of(line)
+            if exchange is not None:
+                place = Place(progress.start, len(line), progress.number, exchange.at_s)
+                yield place, exchange
+            elif self.progress.start == progress.start:
+                return  # a last line that may still be completed
+
+    def _go_to_next_line(self) -> None:
+        """Reads the header, or the newline that the last line of an earlier reading did not have yet."""
+        if self.progress.start == 0:
+            self._file.seek(0)
+            recordings.read_header(self._path, self._file)
+            self.progress = Progress(self._file.tell(), number=2)
+        start = self.progress.start
+        self._file.seek(start - 1)
+        previous = self._file.read(1)
+        if previous != NEWLINE and self._file.read(1) == NEWLINE:
+            start += 1
+        self._file.seek(start)
+        self.progress = Progress(start, self.progress.number, self.progress.warned_number)
+
+    def _exchange_of(self, line: bytes) -> recordings.Exchange | None:
+        """Decodes a line and moves on behind it. None for a line that is skipped or not complete."""
+        has_end = line.endswith(NEWLINE)
+        if not has_end and not self._is_settled:
+            return None
+        if not has_end and len(line) == recordings.MOST_LINE_BYTES:
+            self._skip_long_line(len(line))
+            return None
+        try:
+            exchange = recordings.read_exchange(line)
+        except ValueError as error:
+            self._skip(line, error)
+            return None
+        self._move_on(len(line))
+        return exchange
+
+    def _skip(self, line: bytes, error: ValueError) -> None:
+        """Raises RecordingError for a line that may not be skipped."""
+        number = self.progress.number
+        if not line.endswith(NEWLINE):
+            self._warn_of_cut_line()
+            return
+        reason = f"line {number} is no exchange: {error}"
+        if not self._is_tolerant and (not line.strip() or _is_json(line)):
+            raise recordings.RecordingError(f"{self._path}: {reason}")
+        if number != self.progress.warned_number:
+            self._warn(f"{self._path}: {reason}; the line is skipped")
+        self._move_on(len(line))
+
+    def _skip_long_line(self, length: int) -> None:
+        """Raises RecordingError for a line that may not be skipped."""
+        reason = f"line {self.progress.number} is longer than {recordings.MOST_LINE_BYTES >> 20} MiB"
+        if not self._is_tolerant:
+            raise recordings.RecordingError(f"{self._path}: {reason}")
+        part = b""
+        while not part.endswith(NEWLINE):
+            part = self._file.readline(recordings.MOST_LINE_BYTES)
+            length += len(part)
+            if not part:
+                self._warn_of_cut_line()
+                return
+        self._warn(f"{self._path}: {reason}; the line is skipped")
+        self._move_on(length)
+
+    def _warn_of_cut_line(self) -> None:
+        """Leaves the line unread, because another process may still complete it."""
+        progress = self.progress
+        if progress.number != progress.warned_number:
+            self._warn(f"{self._path}: line {progress.number} is cut off, and left out")
+        self.progress = Progress(progress.start, progress.number, warned_number=progress.number)
+
+    def _move_on(self, length: int) -> None:
+        self.progress = Progress(self.progress.start + length, self.progress.number + 1)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line, type=msgspec.Raw)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def recorded(path: str) -> Iterator[tuple[int, recordings.Exchange]]:
+    """Yields the line number and content of each exchange of a file, in the order of the requests."""
+    with closing(recordings.opened(path)) as file:
+        end = file.seek(0, 2)
+        reader = LineReader(path, file, end)
+        places = [place for place, _ in reader]
+        for place in sorted(places, key=lambda place: place.at_s):
+            file.seek(place.start)
+            yield place.number, recordings.read_exchange(file.read(place.length))

@@ -1,0 +1,179 @@
+"""Writes exchanges to a file in the background: no client waits for its disk or its lock."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import gevent
+from gevent.event import Event
+
+from app.base.clock.pause import call_off_hub
+from app.serving.middleware.masking import mask_query
+from app.serving.recording import exchange as recordings
+from app.serving.recording.shared_file import LOCK_LIMIT_S, FileLockedError, SharedFile
+
+log = logging.getLogger(__name__)
+MOST_HELD_BYTES = 256 << 20
+"""Most bytes that all exchanges hold, from the request until they are written."""
+MOST_WAITING = 10_000
+"""Most exchanges that wait to be written; each takes some 5 KB besides its bodies."""
+RETRY_S = 0.05
+"""Seconds between two attempts to write, while another process holds the lock for long."""
+SLOW_DISK_S = 10.0
+"""Longest time that an equal request waits for a disk, in seconds."""
+
+
+class EndedExchange(Protocol):
+    """An exchange that is over, as the writer needs it."""
+
+    excuse: str
+    """Reason for dropping the exchange; empty for one to write."""
+    method: str
+    target: str
+    settled: Event
+    """Set when the exchange is written or dropped, and when writing takes long."""
+
+    def line(self, began_s: float) -> bytes:
+        """Encodes the exchange for a file that began at `began_s`. recordings.HiddenSecrets, ValueError."""
+
+    def release(self) -> None:
+        """Frees the bodies."""
+
+
+class RecordingFile:
+    """Appends exchanges to a file; `warn` receives a line for each that is dropped.
+
+    The file is new, unless the recorder `adds` to one. Processes may share it (`SharedFile`). While one of
+    them holds the lock for long, exchanges wait in memory, as many as `most_held_bytes` and `MOST_WAITING`
+    allow. `now` returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        target: str,
+        now: Callable[[], float] = time.monotonic,
+        most_held_bytes: int = MOST_HELD_BYTES,
+        warn: Callable[[str], None] = log.warning,
+        adds: bool = False,
+    ) -> None:
+        self.path = path
+        self.now = now
+        self.warn = warn
+        self.kept = 0
+        self.left_out = 0
+        self.free_bytes = most_held_bytes
+        self._waiting: deque[EndedExchange] = deque()
+        """Exchanges to write; the first one is being written."""
+        self._writer: gevent.Greenlet | None = None
+        self._is_locked_out = False
+        self._is_closing = False
+        try:
+            self._file = SharedFile(path, target, now, is_new=not adds)
+        except FileExistsError:
+            raise recordings.RecordingError(f"{path}: is there already") from None
+        except OSError as error:
+            raise recordings.RecordingError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+    @property
+    def waiting(self) -> int:
+        """Number of exchanges that are not written yet."""
+        return len(self._waiting)
+
+    def put(self, exchange: EndedExchange) -> None:
+        """Writes the exchange soon, in a greenlet."""
+        if not exchange.excuse and len(self._waiting) >= MOST_WAITING:
+            exchange.excuse = f"{MOST_WAITING} exchanges wait to be written"
+        if exchange.excuse:
+            exchange.release()
+            self._leave_out(exchange, exchange.excuse)
+            exchange.settled.set()
+            return
+        if self._is_locked_out:
+            exchange.settled.set()
+        self._waiting.append(exchange)
+        if self._writer is None:
+            self._writer = gevent.spawn(self._write_waiting)
+
+    def wait(self) -> None:
+        """Waits until the exchanges that are over now are written, unless that takes long."""
+        if self._waiting:
+            self._waiting[-1].settled.wait(SLOW_DISK_S)
+
+    def start(self) -> None:
+        """Does nothing: the file is open already."""
+
+    def close(self) -> None:
+        """Writes what waits. What cannot be written because of a lock is dropped."""
+        self._is_closing = True
+        self._is_locked_out = False
+        if self._writer is not None:
+            self._writer.join()
+        self._file.close()
+
+    def _write_waiting(self) -> None:
+        """Greenlet: writes the waiting exchanges one after another, and ends."""
+        try:
+            while self._waiting:
+                exchange = self._waiting[0]
+                try:
+                    self._write(exchange)
+                finally:
+                    self._waiting.popleft()
+                    exchange.release()
+                    exchange.settled.set()
+        finally:
+            self._writer = None
+
+    def _write(self, exchange: EndedExchange) -> None:
+        try:
+            is_written = False
+            while not is_written:
+                began_s = self._file.began_s
+                line = call_off_hub(exchange.line, began_s)
+                is_written = self._append(line, began_s)
+            self.kept += 1
+        except FileLockedError:
+            self._leave_out(exchange, "another process has locked the file")
+        except (recordings.HiddenSecrets, OSError, ValueError) as error:
+            self._leave_out(exchange, getattr(error, "strerror", None) or str(error))
+
+    def _append(self, line: bytes, began_s: float) -> bool:
+        """Calls `SharedFile.append`, and waits for the lock until the recorder is closed."""
+        while True:
+            limit_s = 0.0 if self._is_locked_out else LOCK_LIMIT_S
+            try:
+                is_written = call_off_hub(self._file.append, line, began_s, limit_s)
+            except FileLockedError:
+                if self._is_closing:
+                    self._is_locked_out = True  # the next exchange does not wait as long again
+                    raise
+                self._note_lock()
+                gevent.sleep(RETRY_S)
+            else:
+                if self._is_locked_out:
+                    self._is_locked_out = False
+                    self.warn(f"{self.path}: the lock is free again; {self.waiting} exchanges are written")
+                return is_written
+
+    def _note_lock(self) -> None:
+        """Logs that the file is locked, and ends all waits for the exchanges."""
+        if self._is_locked_out:
+            return
+        self._is_locked_out = True
+        self.warn(
+            f"{self.path}: another process has locked the file for {LOCK_LIMIT_S:g} s; answers go on, "
+            "and exchanges wait to be written"
+        )
+        for exchange in self._waiting:
+            exchange.settled.set()
+
+    def _leave_out(self, exchange: EndedExchange, reason: str) -> None:
+        self.left_out += 1
+        text = f"not kept: {exchange.method} {mask_query(exchange.target)}: {reason}"
+        if not text.isprintable():  # a model name must not look like another line
+            text = text.encode("unicode_escape").decode()
+        self.warn(text)

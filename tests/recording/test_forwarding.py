@@ -1,0 +1,175 @@
+"""A target gets the path that the client sent, and none that leads out of the API."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.serving.http.context import context_of
+from app.serving.http.errors import ApiError
+from app.serving.recording.exchange import comparable_path
+from app.serving.recording.forwarding import check_path, origin_form, own_target
+from tests.application import request
+
+SENT_AS_THEY_ARE = (
+    "/v1/models/meta%2Fllama",
+    "/v1/models/what%3Fnow",
+    "/v1/models/a%20b",
+    "/v1/models/%C3%BC%E6%9D%B1",
+    "/v1/models/100%25",
+    "/v1/models/x%0d%0aforged",
+    "/v1/models/%2f?a=%2F&b=%0d%0a",
+    "/v1/files/a..b/.hidden",
+    "/v1/models/a/../b",
+    "/v1/models/%zz",
+    "/v1/",
+)
+LEAVING = (
+    "/v1/../admin/config",
+    "/v1/models/../../admin",
+    "/v1/%2e%2e/admin",
+    "/v1/.%2E/admin",
+    "/v1/%252e%252e/admin",
+    "/v1/..%2fadmin",
+    "/v1/..%2Fadmin",
+    "/v1%2f..%2fadmin",
+    "/v1/..\\admin",
+    "/v1/..%5cadmin",
+    "/v1\\..\\admin",
+    "/v1%5c..%5cadmin",
+    "/v1/..;/admin",
+    "/v1/..;x=1/admin",
+    "/v1/a//../../admin",
+    "/v1/./.././admin",
+    "/v1/..",
+    "/v1/../../v1/models",
+    "/v1%2Fmodels",
+    "/..",
+    "/%2e%2e/v1/models",
+    "//../../v1",
+    "/v1/%25252525252e",
+    "v1/models",
+    "*",
+    "",
+)
+
+
+def sent(target: str, path: str) -> Any:
+    context = request(path, "GET")
+    context.target = target
+    return context
+
+
+@pytest.mark.parametrize("target", SENT_AS_THEY_ARE)
+def test_a_path_is_forwarded_as_it_was_sent(target: str) -> None:
+    assert origin_form(target) == target
+    check_path(target)
+
+
+@pytest.mark.parametrize("target", LEAVING)
+def test_a_path_that_leaves_its_first_segment_is_refused(target: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        check_path(target)
+    assert (refused.value.status, refused.value.type) == (400, "BadRequestError")
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["..", ".", "a", "", "%2e%2e", "..;", "%2E.", "a;b", "b%2f..", "..%5c", "%252e%252e"]
+        ),
+        max_size=6,
+    )
+)
+def test_no_reading_of_a_forwarded_path_leads_out(segments: list[str]) -> None:
+    """A target may decode, resolve, merge slashes and drop parameters in any way: the root stays."""
+    target = "/v1/" + "/".join(segments)
+    try:
+        check_path(target)
+    except ApiError:
+        return
+    for encoded, dots in (("%252e", "."), ("%2e", "."), ("%2E", "."), ("%5c", "/"), ("%2f", "/")):
+        target = target.replace(encoded, dots)
+    for merges in (True, False):
+        resolved: list[str] = []
+        for segment in target.split("/")[1:]:
+            name = segment.partition(";")[0]
+            if name == "..":
+                resolved.pop()
+            elif name != "." and (segment or not merges):
+                resolved.append(segment)
+        assert resolved[0] == "v1"
+
+
+@pytest.mark.parametrize(
+    ("target", "forwarded"),
+    [
+        ("http://host:1/v1/models?a=1", "/v1/models?a=1"),
+        ("http://host", "/"),
+        ("/v1/models#part?a=1", "/v1/models"),
+        ("/v1/models/\xc3\xbc", "/v1/models/%C3%BC"),
+        ("/v1/models/東", "/v1/models/%E6%9D%B1"),
+        ("/v1/models/a b?c d", "/v1/models/a%20b?c%20d"),
+        ("/v1/models/a\r\nX: 1", "/v1/models/a%0D%0AX:%201"),
+    ],
+)
+def test_a_target_becomes_the_path_and_query_of_a_request_line(target: str, forwarded: str) -> None:
+    assert origin_form(target) == forwarded
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "forwarded"),
+    [
+        ("/v1/a%2Fb?c=%20", "/v1/a/b", "/v1/a%2Fb?c=%20"),
+        ("/proxy/path/v1/a%2Fb?c=1", "/v1/a/b", "/v1/a%2Fb?c=1"),
+        ("/pro%78y/v1/a%2Fb", "/v1/a/b", "/v1/a%2Fb"),
+        ("/proxy%2Fpath/v1/a%2Fb", "/v1/a/b", "/v1/a/b"),
+        ("/v1/v1/x", "/v1/x", "/v1/x"),
+        ("/v1/%ff", "/v1/\ufffd", "/v1/%ff"),
+        ("/something/else", "/v1/a b", "/v1/a%20b"),
+    ],
+)
+def test_the_root_path_is_not_forwarded(target: str, path: str, forwarded: str) -> None:
+    assert own_target(sent(target, path)) == forwarded
+
+
+@pytest.mark.parametrize(
+    ("given_by_server", "target"),
+    [
+        ({"RAW_URI": "/v1/a%2Fb?c=1"}, "/v1/a%2Fb?c=1"),
+        ({"REQUEST_URI": "/mount/v1/a%2Fb?c=1"}, "/v1/a%2Fb?c=1"),
+        ({}, "/v1/a/b?c=1"),
+    ],
+)
+def test_servers_differ_in_what_they_tell_about_the_path(
+    given_by_server: dict[str, str], target: str
+) -> None:
+    environ = {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": "/v1/a/b",
+        "QUERY_STRING": "c=1",
+        "wsgi.url_scheme": "http",
+        "wsgi.input": None,
+        **given_by_server,
+    }
+    assert own_target(context_of(environ)) == target
+
+
+def test_a_server_that_passes_a_decoded_path_only_cannot_forge_another_one() -> None:
+    environ = {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": "/v1/a?b#c%2F\r\nX: ü".encode().decode("latin-1"),
+        "wsgi.url_scheme": "http",
+        "wsgi.input": None,
+    }
+    context = context_of(environ)
+    assert own_target(context) == "/v1/a%3Fb%23c%252F%0D%0AX:%20%C3%BC"
+    assert context.query() == {}
+
+
+def test_encoded_separators_make_another_path_and_other_escapes_do_not() -> None:
+    assert comparable_path("/v1/%61%20%c3%bc") == comparable_path("/v1/a ü")
+    assert comparable_path("/v1/a%2fb") == comparable_path("/v1/a%2Fb") != comparable_path("/v1/a/b")
+    assert comparable_path("/v1/a%3Fb") != comparable_path("/v1/a?b")
+    assert comparable_path("/v1/%252F") != comparable_path("/v1/%2F")
