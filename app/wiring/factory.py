@@ -443,7 +443,10 @@ class Assembly:
             stack.append(Traces(make_tracer, self.clock, self.delays, caches={"spans": sender}))
         stack += [access.Cors(settings.access), keys, self.limits]
         stack += [] if self.plugins is None else self.plugins.middleware()
-        stack += [access.ForeignPages(settings.access), http_metrics.LoadReports(self.recorder.figures)]
+        own_names = (self.server.host, self.server.pod_name)
+        foreign_pages = access.ForeignPages(settings.access, own_names)
+        self.live.subscribe(foreign_pages.on_settings)
+        stack += [foreign_pages, http_metrics.LoadReports(self.recorder.figures)]
         more = self.audit, self.replay, self.console
         middleware = MiddlewareStack([*stack, *(each for each in more if each is not None)])
         self.live.subscribe(middleware.on_settings)
