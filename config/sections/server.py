@@ -19,7 +19,7 @@ from config.declaration import (
 Rank = Annotated[int, Meta(le=7)]
 ReachedAs = Annotated[
     tuple[Annotated[str, Meta(pattern=r"(?a)\A([\w.:-]{1,253}|\*)\Z")], ...],
-    Meta(description="must only have ASCII host names and addresses, or * alone, not as part of a name"),
+    Meta(description="must only have ASCII host names and addresses, or * alone"),
 ]
 RootPath = Annotated[
     str, Meta(pattern=r"\A(/[^/\s?#]+)*/?\Z", description="must be a path such as /models/one")
@@ -118,8 +118,8 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     admin_key: Annotated[NonEmpty | None, About(live=True, secret=True)] = None
     """Key that requests below /admin must bear. When empty they bear an API key, if there are any."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins that browsers may ask from (CORS); * is every one, except on /admin, the console and control
-    routes. Empty refuses every preflight."""
+    """Origins that browsers may ask from (CORS); * is every one, except on /admin, the console and
+    control routes. Empty refuses every preflight."""
     allowed_methods: tuple[str, ...] = ("*",)
     """Methods that CORS allows."""
     allowed_headers: tuple[str, ...] = ("*",)
@@ -127,8 +127,8 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     allow_credentials: bool = False
     """Let CORS requests carry credentials."""
     allowed_hosts: ReachedAs = ()
-    """Public names of this server. Without a key, /admin, the console and control routes refuse other
-    names that a public DNS may point here; * accepts every name. See docs/access.md."""
+    """Public names of this server. Without a key, /admin, the console and control routes refuse
+    other names that a public DNS may point here; * accepts every name. See docs/access.md."""
     requests_per_minute: Annotated[Count | None, About(unit="requests", live=True)] = None
     """Generating requests that each key (or, without one, each address) may make; empty is no limit."""
     tokens_per_minute: Annotated[Count | None, About(unit="tokens", live=True)] = None

@@ -45,11 +45,22 @@ class ApiKeys(Middleware):
         offered = [bearer(headers)]
         if is_admin and (admin_key := headers.get("x-admin-key")) is not None:
             offered.append(admin_key.encode("latin-1", "replace"))
-        is_open = False
-        for digest in (sha256(key).digest() for key in offered if key is not None):
-            for key in keys:  # compare all: the time must not reveal which key matched
-                is_open |= compare_digest(digest, key)
-        return None if is_open else json_response(UNAUTHORIZED, 401)
+        return None if _has_match(offered, keys) else json_response(UNAUTHORIZED, 401)
+
+    def bears_key(self, context: RequestContext) -> bool:
+        """Returns True if the request bears an API key, or if the server has no keys."""
+        return not self._api or _has_match([bearer(context.headers)], self._api)
+
+
+def _has_match(offered: Iterable[bytes | None], digests: Iterable[bytes]) -> bool:
+    """Returns True if a key in `offered` has one of the `digests`."""
+    is_known = False
+    for key in offered:
+        if key is not None:
+            digest = sha256(key).digest()
+            for known_digest in digests:  # compare all: the time must not reveal which key matched
+                is_known |= compare_digest(digest, known_digest)
+    return is_known
 
 
 OURS = ("/admin", "/console", "/fake_metrics")
@@ -117,8 +128,8 @@ class ForeignPages(Middleware):
         if not self._needs_key(path) and not self._hosts.accepts(context.host):
             raise forbidden(
                 f"The Host header {context.host[:100]!r} names neither this server nor one of its "
-                "allowed-hosts. Add the name to --allowed-hosts (SIM_ALLOWED_HOSTS), or set an API key "
-                "or admin key."
+                "allowed-hosts. Add the name to --allowed-hosts (SIM_ALLOWED_HOSTS), or set an API "
+                "key or admin key."
             )
         if context.method in READING:
             return
@@ -229,8 +240,8 @@ class Cors(Middleware):
     def _origin_headers(self, context: RequestContext) -> dict[str, str]:
         """Returns the headers that open an answer to the request's origin.
 
-        As in Starlette, credentials are announced to origins that are not allowed, too, and a preflight
-        names any origin as `*`. On a control path, an origin that is not allowed gets no header at all.
+        As in Starlette, an origin that is not allowed learns that credentials are. On a control path,
+        such an origin gets no header at all.
         """
         is_allowed = self._allows(context)
         headers: dict[str, str] = {}

@@ -1,8 +1,8 @@
 """Host headers: which names belong to this server, against DNS rebinding (docs/access.md).
 
-A page of evil.example may point that name at this machine. To the browser, page and server then have one
-origin, so the page may read every answer. Only the Host header shows the name. A name is safe if no stranger
-can publish an address for it in the public DNS.
+A page of evil.example may point that name at this machine. To the browser, page and server then have
+one origin, so the page may read every answer. Only the Host header shows the name. A name is
+safe if no stranger can publish an address for it in the public DNS.
 """
 
 import re
@@ -15,9 +15,10 @@ from app.base.clock.pause import wait_off_hub
 ANY = "*"
 """Item of `allowed-hosts` that accepts every name."""
 PRIVATE_SUFFIXES = (".svc", ".cluster.local", ".local", ".internal", ".localhost")
-"""Ends of names that no public DNS resolves: Kubernetes, multicast DNS, private networks, loopback."""
+"""Ends of names that no public DNS resolves: Kubernetes, multicast DNS, private networks."""
 _HOST_HEADER = re.compile(
-    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[\w-]{1,63}(?:\.[\w-]{1,63})*)\.?)(?::[0-9]{0,5})?",
+    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[\w-]{1,63}(?:\.[\w-]{1,63})*)\.?)"
+    r"(?::[0-9]{0,5})?",
     re.ASCII,
 )
 
@@ -31,7 +32,7 @@ class HostNames:
         machine_name: Callable[[], str] = socket.gethostname,
         qualified_name: Callable[[], str] = socket.getfqdn,
     ) -> None:
-        """`names` are host names and addresses in any case, with or without a port; `*` is every one.
+        """`names` are host names and addresses, with or without a port; `*` is every one.
 
         `qualified_name` may wait for the DNS. It is called once, when a request needs it.
         """
@@ -45,7 +46,8 @@ class HostNames:
     def accepts(self, header: str) -> bool:
         """Returns True for a Host header with a name of this server, or one that cannot be rebound.
 
-        Clients other than browsers may omit the header; an empty one is accepted. May wait for the DNS.
+        Clients other than browsers may omit the header, so an empty one is accepted. May wait for the
+        DNS.
         """
         if self._accepts_any or not header:
             return True
@@ -62,8 +64,8 @@ class HostNames:
     def _is_machine(self, name: str) -> bool:
         """Returns True for the name of this machine, with or without its domain.
 
-        The DNS may take seconds to answer, so it is asked once, and only for a name that begins with this
-        machine's.
+        The DNS may take seconds to answer, so it is asked once, and only for a name that begins with
+        this machine's.
         """
         if name == self._machine_name:
             return True
