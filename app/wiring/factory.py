@@ -257,7 +257,9 @@ class Assembly:
         self.identity = Identity(settings, host, self.streams("ids"))
         self.pipeline = self._pipeline()
         api, kept = settings.api, 1000 if settings.api.console or settings.scripts.script else 0
-        self.journal = Journal(kept if api.journal is None else api.journal)
+        self.keys = access.ApiKeys()
+        entries = kept if api.journal is None else api.journal
+        self.journal = Journal(entries, bears_key=self.keys.bears_key)
         self.replay, self.console = self._replay(), self._console()
         self.audit = FaultAudit(self.faults, self.clock.now)
         self.http_metrics, self.limits = http_metrics.HttpMetrics(self.clock.now), RateLimits(self.clock)
@@ -448,8 +450,8 @@ class Assembly:
 
     def _middleware(self) -> MiddlewareStack:
         """Builds all middleware, the outermost first."""
-        settings, http_log, keys = self.settings, HttpLog(), access.ApiKeys()
-        for one in (http_log, keys, self.limits):
+        settings, http_log = self.settings, HttpLog()
+        for one in (http_log, self.keys, self.limits):
             self.live.subscribe(one.on_settings)
         request_ids = RequestIds(settings.api.enable_request_id_headers)
         stack: list[Middleware] = [self.http_metrics, http_log, self.journal, request_ids]
@@ -460,9 +462,12 @@ class Assembly:
             sender, make_tracer = tracing_to(settings.tracing)
             assert self.delays is not None
             stack.append(Traces(make_tracer, self.clock, self.delays, caches={"spans": sender}))
-        stack += [access.Cors(settings.access), keys, self.limits]
+        stack += [access.Cors(settings.access), self.keys, self.limits]
         stack += [] if self.plugins is None else self.plugins.middleware()
-        stack += [access.ForeignPages(settings.access), http_metrics.LoadReports(self.recorder.figures)]
+        own_names = (self.server.host, self.server.pod_name)
+        foreign_pages = access.ForeignPages(settings.access, own_names)
+        self.live.subscribe(foreign_pages.on_settings)
+        stack += [foreign_pages, http_metrics.LoadReports(self.recorder.figures)]
         more = self.audit, self.replay, self.console
         middleware = MiddlewareStack([*stack, *(each for each in more if each is not None)])
         self.live.subscribe(middleware.on_settings)

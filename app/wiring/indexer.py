@@ -13,7 +13,7 @@ from app.serving.api.responder import ServerLoad
 from app.serving.flask.application import Understudy
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import unavailable
-from app.serving.middleware.access import ApiKeys, Cors
+from app.serving.middleware.access import ApiKeys, Cors, ForeignPages
 from app.serving.middleware.http_log import HttpLog
 from app.serving.middleware.http_metrics import HttpMetrics
 from app.serving.middleware.stack import Middleware, MiddlewareStack
@@ -47,12 +47,14 @@ class NoEngine(Middleware):
 def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     """Builds an application with an index and its scores. Raises ConfigError as `index_of` does."""
     live, clock, http, engine = LiveSettings(settings), LiveClock(), HttpMetrics(), NoEngine()
-    http_log, keys = HttpLog(), ApiKeys()
-    for one in (http_log, keys):
-        live.subscribe(one.on_settings)
-    middleware = MiddlewareStack([http, http_log, Cors(settings.access), keys, engine])
-    live.subscribe(middleware.on_settings)
-    app = Understudy(engine, middleware)
+    http_log = HttpLog()
+    keys = ApiKeys()
+    pages = ForeignPages(settings.access, (settings.server.host, settings.server.pod_name))
+    for middleware in (http_log, keys, pages):
+        live.subscribe(middleware.on_settings)
+    stack = MiddlewareStack([http, http_log, Cors(settings.access), keys, pages, engine])
+    live.subscribe(stack.on_settings)
+    app = Understudy(engine, stack)
     families = add_index(app, live, tokenizer)
     app.caches.append(lambda: tokenizer.caches)
     ready = admin.readiness(engine, clock, settings.server.startup_duration)

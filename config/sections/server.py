@@ -18,8 +18,8 @@ from config.declaration import (
 
 Rank = Annotated[int, Meta(le=7)]
 ReachedAs = Annotated[
-    tuple[Annotated[str, Meta(pattern=r"(?a)\A[\w.:-]{1,253}\Z")], ...],
-    Meta(description="must only have ASCII host names and addresses, without wildcards"),
+    tuple[Annotated[str, Meta(pattern=r"(?a)\A([\w.:-]{1,253}|\*)\Z")], ...],
+    Meta(description="must only have ASCII host names and addresses, or * alone"),
 ]
 RootPath = Annotated[
     str, Meta(pattern=r"\A(/[^/\s?#]+)*/?\Z", description="must be a path such as /models/one")
@@ -121,7 +121,8 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     admin_key: Annotated[NonEmpty | None, About(live=True, secret=True)] = None
     """Key that requests below /admin must bear. When empty they bear an API key, if there are any."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins that browsers may ask from (CORS); * is every one. Empty refuses every preflight."""
+    """Origins that browsers may ask from (CORS); * is every one, except on /admin, the console and
+    control routes. Empty refuses every preflight."""
     allowed_methods: tuple[str, ...] = ("*",)
     """Methods that CORS allows."""
     allowed_headers: tuple[str, ...] = ("*",)
@@ -129,12 +130,17 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     allow_credentials: bool = False
     """Let CORS requests carry credentials."""
     allowed_hosts: ReachedAs = ()
-    """Names of this server for proxies and browsers: on a loopback address, /admin and the console refuse
-    others; see docs/access.md."""
+    """Public names of this server. Without a key, /admin, the console and control routes refuse
+    other names that a public DNS may point here; * accepts every name. See docs/access.md."""
     requests_per_minute: Annotated[Count | None, About(unit="requests", live=True)] = None
     """Generating requests that each key (or, without one, each address) may make; empty is no limit."""
     tokens_per_minute: Annotated[Count | None, About(unit="tokens", live=True)] = None
     """Prompt and reply tokens that each key (or address) may use; empty is no limit."""
+
+    @property
+    def named_hosts(self) -> tuple[str, ...]:
+        """The items of `allowed_hosts` that are names."""
+        return tuple(host for host in self.allowed_hosts if host != "*")
 
 
 class Plugin(Struct, frozen=True):

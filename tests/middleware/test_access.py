@@ -89,6 +89,37 @@ def test_an_origin_is_no_pattern_and_options_without_a_question_no_preflight() -
         assert client(allowed_origins=(PAGE,)).options("/thing", headers=headers).status_code == 405
 
 
+CONTROL_PATHS = ("/admin/journal", "/admin/config", "/console", "/fake_metrics", "/sleep", "/adapters/one")
+
+
+@pytest.mark.parametrize("credentials", [False, True])
+def test_a_star_opens_the_api_but_no_control_path(credentials: bool) -> None:
+    access = AccessSettings(allowed_origins=("*", PAGE), allow_credentials=credentials)
+    for path in (*CONTROL_PATHS, "/v1/models"):
+        route = post(path, lambda context: json_response({"secret": 1}))
+        page = application([route], Cors(access)).test_client()
+        for origin in (PAGE, OTHER):
+            headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            asked = page.options(path, headers=headers)
+            answered = page.post(path, headers={"Origin": origin})
+            is_open = origin == PAGE or path == "/v1/models"
+            assert asked.status_code == (200 if is_open else 400)
+            assert asked.text == ("OK" if is_open else "Disallowed CORS origin")
+            for found in (asked, answered):
+                assert allowed_origin(found) in ((origin, "*") if is_open else (None,))
+                has_credentials = "Access-Control-Allow-Credentials" in found.headers
+                assert has_credentials == (credentials and is_open)
+                assert "Origin" in found.headers["Vary"]
+
+
+def test_a_named_origin_is_named_on_control_paths_beside_a_star() -> None:
+    page = application(
+        [post("/admin/config", lambda context: json_response({}))],
+        Cors(AccessSettings(allowed_origins=("*", PAGE))),
+    ).test_client()
+    assert allowed_origin(page.post("/admin/config", headers={"Origin": PAGE})) == PAGE
+
+
 def keyed(live: LiveSettings) -> FlaskClient:
     paths = ("/v1/models", "/admin/config", "/health")
     routes = [get(path, lambda context: json_response({})) for path in paths]

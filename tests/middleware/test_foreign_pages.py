@@ -5,8 +5,11 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from app.serving.middleware.access import CONTROL, OURS, READING, host_of, is_loopback
+from app.serving.middleware.access import CONTROL, OURS, READING, is_control
+from app.serving.middleware.hosts import HostNames, host_of
 from tests.application import app_of
 
 JSON = {"Content-Type": "application/json"}
@@ -16,7 +19,15 @@ FLAGS = (
     *("--console", "--server-dev-mode", "--profiling", "--allow-runtime-lora-updating"),
     *("--enable-responses-store", "--force-dummy-tokenizer"),
 )
-PROXY = ("--allowed-hosts", "Console.example", "--allowed-origins", "https://tool.example", "*")
+PROXY = (
+    "--pod-name",
+    "pod-7.example",
+    "--allowed-hosts",
+    "Console.example",
+    "--allowed-origins",
+    "https://tool.example",
+    "*",
+)
 HARMLESS = frozenset(
     (
         *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/messages"),
@@ -91,23 +102,137 @@ HOSTS = [
     ("::1", "[::1]:8000", 200),
     ("127.0.0.1", "understudy.localhost:8000", 200),
     ("127.0.0.1", "console.example:443", 200),
+    ("127.0.0.1", "CONSOLE.Example.", 200),
     ("127.0.0.1", "evil.example:8000", 403),
     ("127.0.0.1", "127.0.0.1.evil.example", 403),
-    ("127.0.0.1", "10.0.0.1", 403),
-    ("0.0.0.0", "evil.example", 200),
+    ("127.0.0.1", "10.0.0.1", 200),
+    ("0.0.0.0", "evil.example", 403),
+    ("0.0.0.0", "[2001:db8::1]:8000", 200),
+    ("0.0.0.0", "vllm", 200),
+    ("0.0.0.0", "vllm.default.svc:8000", 200),
+    ("0.0.0.0", "vllm-0.vllm.default.svc.cluster.local", 200),
+    ("0.0.0.0", "gpu7.LOCAL:8000", 200),
+    ("0.0.0.0", "gpu7.zone.internal.", 200),
+    ("0.0.0.0", "pod-7.example", 200),
+    ("0.0.0.0", "local.evil.example", 403),
+    ("0.0.0.0", "evilsvc.example", 403),
+    ("0.0.0.0", "localhost:8000@evil.example", 403),
+    ("0.0.0.0", "localhost, evil.example", 403),
+    ("0.0.0.0", "evil.example:console.example", 403),
+    ("0.0.0.0", "[evil.example]:8000", 403),
+    ("0.0.0.0", "localhost/evil.example", 403),
 ]
 
 
-def test_a_loopback_server_answers_to_its_own_names(app: Any) -> None:
+def test_control_routes_answer_to_names_that_no_stranger_can_point_here(app: Any) -> None:
     for bound_to, host, expected in HOSTS:
-        for path in ("/admin/config", "/console", "/admin/memory"):
-            assert status(app, path, method="GET", bound_to=bound_to, host=host) == expected
+        for path in ("/admin/config", "/console", "/admin/memory", "/admin/journal", "/server_info"):
+            assert status(app, path, method="GET", bound_to=bound_to, host=host) == expected, host
         assert status(app, "/admin/config", bound_to=bound_to, host=host, json={}) == expected
         page = {"Origin": f"http://{host}"}
         assert status(app, "/resume", page, bound_to=bound_to, host=host) == expected
-        assert status(app, "/resume", bound_to=bound_to, host=host) == 200, "vLLM's routes, for scripts"
-        assert status(app, "/v1/models", method="GET", bound_to=bound_to, host=host) == 200
-    assert host_of("") == "" and not is_loopback("")
+        assert status(app, "/resume", bound_to=bound_to, host=host) == expected, "scripts, too"
+        for path in ("/v1/models", "/health", "/metrics"):
+            assert status(app, path, method="GET", bound_to=bound_to, host=host) == 200
+    assert host_of("") == ""
+
+
+def test_a_header_of_a_proxy_does_not_replace_the_host(app: Any) -> None:
+    for name in ("X-Forwarded-Host", "Forwarded", "X-Host"):
+        value = "host=localhost" if name == "Forwarded" else "localhost"
+        assert status(app, "/admin/config", {name: value}, "GET", host="evil.example") == 403
+
+
+def test_a_refused_host_is_told_which_setting_names_it(app: Any) -> None:
+    answer = app.test_client().get("/admin/config", headers={"Host": "gpu.corp.example"})
+    error = answer.get_json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (403, "PermissionDeniedError", 403)
+    assert "'gpu.corp.example'" in error["message"]
+    assert "--allowed-hosts" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "path", "needs_key"),
+    [
+        ("--admin-key", "/admin/config", True),
+        ("--admin-key", "/console", True),
+        ("--admin-key", "/server_info", False),
+        ("--api-key", "/admin/config", True),
+        ("--api-key", "/server_info", False),
+    ],
+)
+def test_a_key_protects_a_route_under_every_name(flag: str, path: str, needs_key: bool) -> None:
+    """An API key protects no development route: neither does vLLM's."""
+    key = {"Authorization": "Bearer secret-of-the-test"}
+    guarded = app_of(*FLAGS, flag, "secret-of-the-test")
+    assert status(guarded, path, key, "GET", host="evil.example") == (200 if needs_key else 403)
+
+
+def test_an_api_key_protects_adapters_but_not_sleep() -> None:
+    guarded = app_of(*FLAGS, "--api-key", "secret-of-the-test")
+    key = {"Authorization": "Bearer secret-of-the-test"}
+    for path, expected in (("/v1/load_lora_adapter", 400), ("/sleep", 403)):
+        assert status(guarded, path, key, host="evil.example", json={}) == expected
+
+
+def test_keys_that_change_while_serving_count(app: Any) -> None:
+    running = app_of(*FLAGS)
+    assert status(running, "/admin/memory", method="GET", host="evil.example") == 403
+    assert status(running, "/admin/config", json={"admin-key": "secret-of-the-test"}) == 200
+    assert status(running, "/admin/memory", method="GET", host="evil.example") == 401
+    key = {"X-Admin-Key": "secret-of-the-test"}
+    assert status(running, "/admin/memory", key, "GET", host="evil.example") == 200
+
+
+def test_an_indexer_checks_the_host_too() -> None:
+    indexer = app_of("--role", "indexer", "--kv-index-pods", "tcp://pod:5557", "--force-dummy-tokenizer")
+    assert status(indexer, "/admin/memory", method="GET", host="evil.example") == 403
+    assert status(indexer, "/admin/memory", method="GET", host="indexer.default.svc:8000") == 200
+    assert status(indexer, "/health", method="GET", host="evil.example") == 200
+
+
+def test_a_star_in_allowed_hosts_accepts_every_name_but_no_page() -> None:
+    anywhere = app_of(*FLAGS, "--allowed-hosts", "*")
+    assert status(anywhere, "/admin/config", method="GET", host="gpu.corp.example") == 200
+    assert status(anywhere, "/resume", {"Origin": EVIL}, host="gpu.corp.example") == 403
+
+
+def test_the_machines_own_names_are_accepted() -> None:
+    """The DNS is asked once, and only for a name that begins with the machine's."""
+    lookups: list[str] = []
+
+    def qualified_name() -> str:
+        lookups.append("asked")
+        return "GPU7.corp.example"
+
+    hosts = HostNames((), machine_name=lambda: "gpu7", qualified_name=qualified_name)
+    assert hosts.accepts("gpu7")
+    assert not hosts.accepts("gpu8.corp.example")
+    assert lookups == []
+    assert hosts.accepts("gpu7.corp.example:8000")
+    assert not hosts.accepts("gpu7.evil.example:8000")
+    assert lookups == ["asked"]
+
+
+@given(
+    st.from_regex(r"[a-z0-9-]{1,20}(\.[a-z0-9-]{1,20}){0,3}\.(com|example|app|zip|dev)", fullmatch=True),
+    st.sampled_from(
+        ["{}", "{}:8000", "{}.", "{}.:80", "user@{}", "localhost@{}", "{}\t", "[{}]", "[::1].{}"]
+    ),
+)
+def test_no_spelling_of_a_public_name_is_accepted(name: str, spelling: str) -> None:
+    hosts = HostNames(("console.test",))
+    assert not hosts.accepts(spelling.format(name))
+    assert not hosts.accepts(spelling.format(name).upper())
+
+
+def test_control_paths_are_known_by_their_request(app: Any) -> None:
+    """A preflight has no route, so its path alone decides."""
+    for path in ("/admin/journal", "/console/", "/fake_metrics", "/sleep", "/sleep/", "/adapters/one"):
+        assert is_control(path)
+    for path in ("/v1/models", "/health", "/metrics", "/", "/sleepless", "/is_sleeping"):
+        assert not is_control(path)
+    assert all(is_control(path) for path in CONTROL)
 
 
 def test_what_is_ours_takes_json_alone_and_no_body_needs_no_type(app: Any) -> None:

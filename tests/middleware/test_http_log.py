@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import post
-from app.serving.middleware.http_log import HttpLog
+from app.serving.middleware.http_log import MOST_BYTES, HttpLog
 from config.settings import Settings
 from config.validation import LiveSettings
 from tests.application import application
@@ -56,3 +56,25 @@ def test_a_stream_is_named_and_not_logged(caplog: pytest.LogCaptureFixture) -> N
     live.change({"log-http": True})
     assert client.post("/stream", data=b"one").data == b"data: 1data: 2"
     assert [(line["body"], line["response"]) for line in logged(caplog)] == [("", "(stream)")]
+
+
+def test_secrets_of_forms_are_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    live = LiveSettings(Settings())
+    client = client_of(live)
+    live.change({"log-http": True})
+    form = "application/x-www-form-urlencoded"
+    client.post("/thing?pwd=hidden", data=b"password=hidden; yes&n=1", content_type=form)
+    [line] = logged(caplog)
+    assert (line["path"], line["body"]) == ("/thing?pwd=***", "password=***&n=1")
+
+
+def test_a_cut_body_shows_no_part_of_a_password(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    live = LiveSettings(Settings())
+    client = client_of(live)
+    live.change({"log-http": True})
+    url = b"https://me:hidden@host"
+    client.post("/thing", data=b" " * (MOST_BYTES - url.index(b"den")) + url)
+    [line] = logged(caplog)
+    assert line["body"].strip() == f"https://... ({MOST_BYTES - 14 + len(url)} bytes)"

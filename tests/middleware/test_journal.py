@@ -1,10 +1,15 @@
 """The journal: what clients sent and were told, within its bounds, and without their secrets."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
+import pytest
 from flask.testing import FlaskClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from urllib3 import encode_multipart_formdata
 
 from app.serving.http.response import Response
 from app.serving.middleware.journal import Journal, masked_json
@@ -95,6 +100,156 @@ def test_a_hundred_thousand_entries_stay_within_the_bytes_and_are_searched() -> 
     assert 10_000 < len(journal.rows(CHAT, "", None)) < 20_000
     journal.clear()
     assert journal.size_bytes == 0
+
+
+KEY = {"Authorization": "Bearer key-of-the-test"}
+
+
+def keyed_client(*flags: str) -> FlaskClient:
+    return client_of("--api-key", "key-of-the-test", *flags)
+
+
+def kept(client: FlaskClient, **query: Any) -> Sequence[Any]:
+    answer: Any = client.get(f"/admin/journal?{urlencode(query)}", headers=KEY).json
+    found: Sequence[Any] = answer["entries"]
+    return found
+
+
+def test_strangers_evict_no_request_of_a_client_with_a_key() -> None:
+    client = keyed_client("--journal", "5")
+    body = {"messages": [{"role": "user", "content": "mine"}], "max_tokens": 2}
+    client.post(CHAT, json=body, headers=KEY)
+    for number in range(20):
+        for path in (CHAT, "/tokenize", "/nowhere"):  # of these, the first alone needs a key
+            client.post(path, json={"prompt": f"{number} {path}"}, headers={"Authorization": "Bearer wrong"})
+    client.post(CHAT, json={**body, "max_tokens": 3}, headers=KEY)
+    mine = [entry for entry in kept(client) if entry["status"] == 200 and entry["route"] == CHAT]
+    assert [entry["request"]["max_tokens"] for entry in mine] == [2, 3]
+    strangers = kept(client)[1:-1]
+    assert [entry["route"] for entry in strangers] == ["/tokenize", "/nowhere", CHAT, "/tokenize", "/nowhere"]
+    assert {entry["status"] for entry in strangers} == {200, 401, 404}
+    assert [entry["max_tokens"] for entry in (mine[-1]["request"], kept(client)[-1]["request"])] == [3, 3]
+
+
+def test_requests_of_strangers_are_few_and_small() -> None:
+    client = keyed_client("--journal", "100000")
+    for number in range(150):
+        client.post("/tokenize", json={"prompt": f"{number} " + "x" * 30_000})
+    client.post("/tokenize", json={"prompt": "x" * 100_000})
+    entries_of_strangers = kept(client)
+    assert 20 < len(entries_of_strangers) < 40 and entries_of_strangers[-1]["request"] is None
+    assert entries_of_strangers[-2]["request"]["prompt"].startswith("149 ")
+    memory: Any = client.get("/admin/memory", headers=KEY).json
+    assert memory["caches"]["journal"]["size_bytes"] < 1 << 20
+
+
+def test_both_kinds_of_requests_are_in_order_of_arrival_and_forgotten_together() -> None:
+    client = keyed_client("--journal", "10")
+    for number in range(6):
+        client.post("/tokenize", json={"prompt": str(number)}, headers=KEY if number % 2 else {})
+    assert [entry["request"]["prompt"] for entry in kept(client)] == ["0", "1", "2", "3", "4", "5"]
+    assert [entry["request"]["prompt"] for entry in kept(client, limit=3)] == ["3", "4", "5"]
+    assert [entry["request"]["prompt"] for entry in kept(client, contains="4")] == ["4"]
+    client.delete("/admin/journal", headers=KEY)
+    assert kept(client) == []
+
+
+NAMES = ("api_key", "hfToken", "pwd", "auth", "DB_PASSWORD", "X-Api-Key", "client_secret", "cookie")
+FORM = "application/x-www-form-urlencoded"
+Encoded = tuple[bytes, str]
+"""A body and its content type."""
+
+
+def in_javascript(text: str) -> str:
+    """As JavaScript's encodeURIComponent."""
+    return quote(text, safe="!'()*~")
+
+
+def with_every_byte_escaped(text: str) -> str:
+    return "".join(f"%{byte:02x}" for byte in text.encode())
+
+
+def as_json(value: object) -> Encoded:
+    return json.dumps(value).encode(), "application/json"
+
+
+def as_utf8_json(value: object) -> Encoded:
+    return json.dumps(value, ensure_ascii=False, indent=1).encode(), "application/json; charset=utf-8"
+
+
+def as_multipart(name: str, secret: str) -> Encoded:
+    return encode_multipart_formdata([("n", "1"), (name, secret), ("text", "hello")], "limit-of-the-test")
+
+
+def as_raw_form(name: str, secret: str) -> Encoded:
+    return f"n=1&{name}={secret.replace('&', ';')}&m=2".encode(), FORM
+
+
+ENCODINGS: dict[str, Callable[[str, str], Encoded]] = {
+    "a JSON field": lambda name, secret: as_json({"n": 1, name: secret}),
+    "an indented JSON field": lambda name, secret: as_utf8_json({"n": 1, name: [secret]}),
+    "JSON in JSON": lambda name, secret: as_json({"arguments": json.dumps({name: secret})}),
+    "JSON declared as a form": lambda name, secret: (json.dumps({name: secret}).encode(), FORM),
+    "a form": lambda name, secret: (urlencode({"n": 1, name: secret, "m": 2}).encode(), FORM),
+    "a form without a type": lambda name, secret: (urlencode({name: secret, "m": 2}).encode(), ""),
+    "a form of JavaScript": lambda name, secret: (f"{name}={in_javascript(secret)}&n=1".encode(), FORM),
+    "a form with an escaped name": lambda name, secret: (
+        f"n=1&{with_every_byte_escaped(name)}={with_every_byte_escaped(secret)}".encode(),
+        FORM,
+    ),
+    "a form without escapes": as_raw_form,
+    "JSON in a form": lambda name, secret: (
+        urlencode({"payload": json.dumps({name: secret})}).encode(),
+        FORM,
+    ),
+    "a multipart field": as_multipart,
+    "a multipart field without a type": lambda name, secret: (as_multipart(name, secret)[0], ""),
+    "JSON in a multipart field": lambda name, secret: as_multipart("payload", json.dumps({name: secret})),
+    "a query in JSON": lambda name, secret: as_json(
+        {"content": f"see https://host/path?n=1&{urlencode({name: secret})}#top, please"}
+    ),
+    "a query in escaped JSON": lambda name, secret: (
+        json.dumps({"content": f"see https://host/?{name}={in_javascript(secret)}"})
+        .replace("/", "\\/")
+        .replace("?", "\\u003f")
+        .encode(),
+        "application/json",
+    ),
+    "a query in a query": lambda name, secret: (
+        urlencode({"next": f"https://host/?{urlencode({name: secret})}"}).encode(),
+        FORM,
+    ),
+    "a password of a URL in JSON": lambda name, secret: as_json(
+        {"url": f"https://{name}:{quote(secret, safe='')}@host:8000/path"}
+    ),
+    "a password of a URL in text": lambda name, secret: as_utf8_json(
+        {"messages": [{"content": f'clone "https://me:{in_javascript(secret)}@host"\n'}]}
+    ),
+    "a password of a URL in a form": lambda name, secret: (
+        urlencode({"url": f"https://me:{quote(secret, safe='')}@host/"}).encode(),
+        FORM,
+    ),
+    "a password of a URL in a multipart field": lambda name, secret: as_multipart(
+        "url", f"redis://:{quote(secret, safe='')}@host"
+    ),
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(NAMES), st.text(st.characters(exclude_categories=["Cs"])))
+def test_no_encoding_shows_a_secret(encoding: str, name: str, middle: str) -> None:
+    """Beginning and end of the secret are letters, which no encoding changes but the one of every byte."""
+    body, content_type = ENCODINGS[encoding](name, f"zqzqzq{middle}qxqxqx")
+    headers = {"content-type": content_type} if content_type else {}
+    journal = Journal(10)
+    context = request(CHAT, "POST", headers=headers, body=body)
+    journal.begin(context)
+    journal.end(context, Response())
+    [row] = journal.rows(None, "", None)
+    shown = bytes(row).decode().lower()
+    assert "zqzq" not in shown and "qxqx" not in shown
+    assert with_every_byte_escaped("zq") not in shown and with_every_byte_escaped("qx") not in shown
 
 
 def test_without_one_nothing_is_kept_and_the_route_says_how_to_have_one() -> None:

@@ -7,17 +7,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.serving.middleware.masking import MASK, is_secret, mask_headers, mask_query, mask_text
+from app.serving.middleware.masking import (
+    MASK,
+    is_secret,
+    mask_headers,
+    mask_pieces,
+    mask_query,
+    mask_text,
+    without_cut_url,
+)
 
 SECRETS = (
     *("Authorization", "Proxy-Authorization", "Cookie", "Set-Cookie", "X-Api-Key", "X-Admin-Key", "apikey"),
     *("api_key", "api-keys", "openaiApiKey", "hf-token", "accessToken", "token", "X-Amz-Security-Token"),
     *("password", "client_secret", "clientSecrets", "DB_PASSWORD", "credentials", "X-Signature", "key"),
+    *("pwd", "DB_PWD", "userPwd", "auth", "proxy-auth", "httpAuth", "passwords", "passwd"),
 )
 OTHERS = (
     *("max_tokens", "tokens", "token_ids", "stop_token_ids", "prompt_tokens_details", "return_token_strs"),
     *("x-ratelimit-limit-tokens", "monkey", "Content-Type", "model", "keyboard", "secretary", "skip", ""),
     *("tokenizer", "cookies_allowed", "top_k", "author", "Accept", "traceparent", "turkey"),
+    *("authors", "oauth", "pwdx", "authority", "pwds"),
 )
 
 
@@ -32,6 +42,11 @@ def test_headers_and_queries_keep_their_names() -> None:
         ("/v1/models?api_key=a&limit=3&token=", "/v1/models?api_key=***&limit=3&token=***"),
         ("/v1/models", "/v1/models"),
         ("/v1/models?api%5Fkey=a&n=%C3%B6", "/v1/models?api%5Fkey=***&n=%C3%B6"),
+        ("/v1?password=a;b?c&n=1", "/v1?password=***&n=1"),
+        ("/v1?n=1;password=a&n=2", "/v1?n=1;password=***&n=2"),
+        ("/v1?u=https://me:a@host/b&n=1", "/v1?u=https://me:***@host/b&n=1"),
+        ("/v1?u=https%3A%2F%2Fme%3Aa%40host&n=1", "/v1?u=https%3A%2F%2Fme%3A***%40host&n=1"),
+        ("/v1?u=https%3A%2F%2Fhost%2F%3Fkey%3Da", "/v1?u=https%3A%2F%2Fhost%2F%3Fkey%3D***"),
     ):
         assert mask_query(query) == masked
 
@@ -94,24 +109,109 @@ def test_a_body_that_is_cut_shows_no_part_of_a_secret() -> None:
         assert mask_text(text[:cut]) == '{"n": 1, "api_key": "***"'
 
 
+URLS = (
+    ("https://me:hidden@host/path", "https://me:***@host/path"),
+    ("https://me:hid@den@host:8000", "https://me:***@host:8000"),
+    ("postgres://:hidden@db", "postgres://:***@db"),
+    ("https://host/?pwd=hidden&n=1", "https://host/?pwd=***&n=1"),
+    ("https://host/#access_token=hidden&n=1", "https://host/#access_token=***&n=1"),
+    ("https://host/?n=1&amp;key=hidden", "https://host/?n=1&amp;key=***"),
+    ("https://host:8000/a@b", "https://host:8000/a@b"),
+    ("https://me@host/", "https://me@host/"),
+    ("http://[::1]:8000/?n=1#top", "http://[::1]:8000/?n=1#top"),
+    ("https://host/?max_tokens=5", "https://host/?max_tokens=5"),
+)
+
+
+@pytest.mark.parametrize(("url", "masked"), URLS)
+def test_secrets_in_urls_are_hidden_in_every_text(url: str, masked: str) -> None:
+    assert mask_text(f"see {url} now") == f"see {masked} now"
+    for dump in (json.dumps, lambda value: json.dumps(value).replace("/", "\\/").replace("&", "\\u0026")):
+        text = dump({"messages": [{"content": f"see {url} now"}]})
+        assert json.loads(mask_text(text)) == {"messages": [{"content": f"see {masked} now"}]}
+    assert mask_headers([("Referer", url)]) == [("Referer", masked)]
+
+
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "\r\n".join(
+    (
+        *("--limit", 'Content-Disposition: form-data; name="n"', "", "1"),
+        *("--limit", "Content-Type: text/plain", 'content-disposition: form-data; NAME="api_key"', ""),
+        *("hidden", "--limi hidden", "--limit", 'Content-Disposition: form-data; name=pwd; filename="a"', ""),
+        *("hidden", "--limit", "Content-Disposition: form-data; name*=UTF-8''api%5Fkey", "", "hidden"),
+        *("--limit", 'Content-Disposition: form-data; name="text"', "", '{"auth": "hidden", "n": 2}'),
+        *("--limit", 'Content-Disposition: form-data; name="token"', "", "", "--limit--", ""),
+    )
+)
+
+
+def test_secret_fields_of_forms_are_hidden_and_the_others_stay() -> None:
+    for text, masked in (
+        ("api_key=a&n=1&pwd=b", "api_key=***&n=1&pwd=***"),
+        ("n=1&api%5Fkey=a", "n=1&api%5Fkey=***"),
+        ("payload=%7B%22auth%22%3A%22a%22%7D&n=+", "payload=%7B%22auth%22%3A%22***%22%7D&n=+"),
+        ("n=Bearer+a", "n=Bearer+***"),
+    ):
+        assert mask_text(text, content_type=f"{FORM}; charset=utf-8") == mask_text(text) == masked
+    assert mask_text('n=1 2&password=a "b" {c};d', content_type=FORM) == "n=1 2&password=***"
+    assert mask_text('{"n": "a=b", "key": "a&b"}', content_type=FORM) == '{"n": "a=b", "key": "***"}'
+    masked = mask_text(MULTIPART)
+    assert mask_text(MULTIPART, content_type="multipart/form-data; boundary=limit") == masked
+    preamble = "a preamble\r\n"
+    assert mask_text(preamble + MULTIPART, content_type='Multipart/x; boundary="limit"') == preamble + masked
+    assert "hidden" not in masked and masked.count(MASK) == 5
+    assert masked.count("--limit") == MULTIPART.count("--limit") and '"n": 2' in masked
+    for cut in range(len(MULTIPART)):
+        assert "hid" not in mask_text(MULTIPART[:cut])
+
+
+def test_a_text_in_pieces_is_masked_as_a_whole() -> None:
+    for text in (MULTIPART, "api_key=hidden&n=1", "see https://me:hidden@host/?pwd=hidden now"):
+        pieces = mask_pieces([text[start : start + 3] for start in range(0, len(text), 3)])
+        assert "".join(pieces) == mask_text(text)
+
+
+def test_a_cut_never_leaves_the_beginning_of_a_password() -> None:
+    text = 'see "http://host:80" and https://me:hidden@host'
+    for cut in range(text.index("hidden"), text.index("@")):
+        assert without_cut_url(text[:cut]) == 'see "http://host:80" and https://'
+    for whole in ("", "a", "https://host/", 'x "http://a:1"'):
+        assert without_cut_url(whole) == whole
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.text())
 def test_any_text_is_masked_without_an_error(text: str) -> None:
     assert isinstance(mask_text(text), str)
     assert isinstance(mask_query(text), str)
+    for content_type in (FORM, "multipart/form-data; boundary=0", "multipart/form-data"):
+        assert isinstance(mask_text(text, content_type=content_type), str)
 
 
 PIECES = (
     *('"', "\\", '"key', '"key"', '"key":', '"key":[', '"key" ' + " " * 50, "Bearer ", "key", 'a"'),
     *("[", '\\"', '"\\"', '"\\n"', '"key":{"a":', '"key":{"', '"\\\\\\"key\\\\\\": '),
+    *("?a", "&key=", "?a=%41", "://", "://a:b@", "#a=;", '"?a=%41\\"', "?a=%253Fa%253D"),
+)
+FORM_PIECES = ("?", "?a", "&key=", "a=b&", "a=%41&", "?key=;", "a")
+MULTIPART_PIECES = (
+    *("--b\r\n", '--b\r\n;name="key"\r\n\r\n', "\n--b", ';name="', ";name", "--b--b", "\r\n", "--"),
 )
 
 
-@pytest.mark.parametrize("piece", [*PIECES, *('"\\n",', '"key":"a",', '"a', "a")])
-def test_masking_takes_time_linear_in_the_length(piece: str) -> None:
+@pytest.mark.parametrize(
+    ("piece", "content_type"),
+    [
+        *((piece, "") for piece in (*PIECES, '"\\n",', '"key":"a",', '"a', "a")),
+        *((piece, FORM) for piece in FORM_PIECES),
+        *((piece, "multipart/form-data; boundary=b") for piece in MULTIPART_PIECES),
+    ],
+)
+def test_masking_takes_time_linear_in_the_length(piece: str, content_type: str) -> None:
     def seconds(length: int) -> float:
         text, start_s = piece * (length // len(piece)), process_time()
-        mask_text(text)
+        mask_text(text, content_type=content_type)
+        mask_query(text)
         return process_time() - start_s
 
     assert seconds(512 << 10) < 0.2 + 60 * seconds(32 << 10)

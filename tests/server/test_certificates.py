@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -11,7 +12,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from gunicorn.config import Config
 
-from app.serving.gunicorn.certificates import CertificateError, ServerCertificate, make_pair
+from app.serving.gunicorn.certificates import CertificateError, SelfSigned, ServerCertificate, make_pair
+from config.loader import load
 
 
 @pytest.fixture
@@ -49,3 +51,12 @@ def test_what_is_no_pair_is_refused_in_one_line(cfg: Config) -> None:
         with pytest.raises(CertificateError) as refused:
             ServerCertificate(cfg)
         assert str(file) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_certificate_has_the_names_of_allowed_hosts_but_no_star() -> None:
+    settings = load(["--self-signed-certs", "--allowed-hosts", "*,vllm.example.com"], {})
+    path, _ = SelfSigned().pair(settings)
+    certificate = x509.load_pem_x509_certificate(Path(path).read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "vllm.example.com" in names.get_values_for_type(x509.DNSName)
+    assert not [name for name in names.get_values_for_type(x509.DNSName) if "*" in name]

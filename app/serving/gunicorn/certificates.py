@@ -131,7 +131,7 @@ class SelfSigned:
         server = settings.server
         host = "" if server.host in ("0.0.0.0", "::") else server.host
         names = ["localhost", "127.0.0.1", "::1", socket.gethostname(), server.pod_name, server.pod_ip, host]
-        names = list(dict.fromkeys([*names, *settings.access.allowed_hosts]))
+        names = list(dict.fromkeys([*names, *settings.access.named_hosts]))
         if names != self._names:
             made, secret = make_pair([name for name in names if name and name.isascii()])
             key.touch(mode=0o600)

@@ -71,8 +71,6 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     http_version: str = "HTTP/1.1"
     scheme: str = "http"
     host: str = ""
-    bound_to: str = ""
-    """Address that the server listens on (WSGI's SERVER_NAME); empty on the fast path."""
     new_id: Callable[[], str] = lambda: "-"
     """Draws an id for a request without one."""
     route: MatchedRoute | None = None
@@ -274,5 +272,4 @@ def context_of(environ: Mapping[str, Any], arrival_s: float | None = None) -> Re
         http_version=version,
         scheme=scheme,
         host=environ.get("HTTP_HOST", ""),
-        bound_to=environ.get("SERVER_NAME", ""),
     )

@@ -2,16 +2,17 @@
 
 A browser sends "simple" requests from any page to any server; CORS only protects the answer. A page could
 pause an engine on localhost, or set its keys. A page whose host name resolves to this machine (DNS rebinding)
-could read the answers, too.
+could read the answers, too. Start reading at `ForeignPages`.
 """
 
+from collections.abc import Iterable
 from hashlib import sha256
 from hmac import compare_digest
-from ipaddress import ip_address
 
 from app.serving.http.context import RequestContext, bearer
 from app.serving.http.errors import ApiError, forbidden
 from app.serving.http.response import TEXT, Response, json_response
+from app.serving.middleware.hosts import ANY, HostNames, host_of
 from app.serving.middleware.stack import Middleware
 from app.serving.protocol.decoding import is_json
 from config.settings import AccessSettings, Settings
@@ -44,11 +45,22 @@ class ApiKeys(Middleware):
         offered = [bearer(headers)]
         if is_admin and (admin_key := headers.get("x-admin-key")) is not None:
             offered.append(admin_key.encode("latin-1", "replace"))
-        is_open = False
-        for digest in (sha256(key).digest() for key in offered if key is not None):
-            for key in keys:  # compare all: the time must not reveal which key matched
-                is_open |= compare_digest(digest, key)
-        return None if is_open else json_response(UNAUTHORIZED, 401)
+        return None if _has_match(offered, keys) else json_response(UNAUTHORIZED, 401)
+
+    def bears_key(self, context: RequestContext) -> bool:
+        """Returns True if the request bears an API key, or if the server has no keys."""
+        return not self._api or _has_match([bearer(context.headers)], self._api)
+
+
+def _has_match(offered: Iterable[bytes | None], digests: Iterable[bytes]) -> bool:
+    """Returns True if a key in `offered` has one of the `digests`."""
+    is_known = False
+    for key in offered:
+        if key is not None:
+            digest = sha256(key).digest()
+            for known_digest in digests:  # compare all: the time must not reveal which key matched
+                is_known |= compare_digest(digest, known_digest)
+    return is_known
 
 
 OURS = ("/admin", "/console", "/fake_metrics")
@@ -66,44 +78,84 @@ CONTROL = frozenset(
     )
 )
 """Control routes of vLLM."""
+ADAPTERS = "/adapters/"
+"""Prefix of the one control path with a variable part."""
 READING = ("GET", "HEAD", "OPTIONS")
 OWN_SITES = ("same-origin", "none")
 """Trusted values of Sec-Fetch-Site: a page of this server, or direct input by the user."""
+SETTINGS_PATH = "/server_info"
+"""Development route of vLLM that shows the settings, as GET /admin/config does."""
+
+
+def is_control(path: str) -> bool:
+    """Returns True for a path that steers this server, or that shows its settings or journal.
+
+    `path` is that of a request or of a route, without `root-path`.
+    """
+    if path.startswith(OURS):
+        return True
+    path = path.rstrip("/")
+    return path in CONTROL or path == SETTINGS_PATH or path.startswith(ADAPTERS)
 
 
 class ForeignPages(Middleware):
-    """Allows control to scripts, the server's own pages, and named origins of `allowed-origins`."""
+    """Allows control to scripts, the server's own pages, and named origins of `allowed-origins`.
+
+    Where no key protects a control route, its requests must also name this server as their Host.
+    """
 
     concerns_plain = False
+    _has_api_key = False
+    _has_admin_key = False
 
-    def __init__(self, access: AccessSettings) -> None:
-        self._hosts = frozenset(map(host_of, access.allowed_hosts))
-        self._origins = frozenset(access.allowed_origins) - {"*"}
+    def __init__(self, access: AccessSettings, own_names: Iterable[str] = ()) -> None:
+        """`own_names` are names of this server besides `allowed-hosts`; empty ones are ignored."""
+        self._hosts = HostNames((*access.allowed_hosts, *own_names))
+        self._page_hosts = frozenset(map(host_of, access.allowed_hosts))
+        self._origins = frozenset(access.allowed_origins) - {ANY}
+
+    def on_settings(self, settings: Settings) -> None:
+        """Notes which keys there are."""
+        access = settings.access
+        self._has_api_key = bool(access.api_key)
+        self._has_admin_key = bool(access.admin_key or access.api_key)
 
     def begin(self, context: RequestContext) -> None:
         """Raises ApiError: 403 for a foreign page or an unknown host, 415 for a body that is not JSON."""
         path = "" if context.route is None else context.route.path
-        is_ours, headers = path.startswith(OURS), context.headers
-        if not is_ours and (path not in CONTROL or not headers.keys() & {"origin", "sec-fetch-site"}):
+        if not is_control(path):
             return
-        host = host_of(headers.get("host", ""))
-        is_own_host = not host or host in self._hosts or is_loopback(host)
-        if is_loopback(context.bound_to) and not is_own_host:
-            raise forbidden("The Host header names neither this machine nor one of allowed-hosts.")
+        if not self._needs_key(path) and not self._hosts.accepts(context.host):
+            raise forbidden(
+                f"The Host header {context.host[:100]!r} names neither this server nor one of its "
+                "allowed-hosts. Add the name to --allowed-hosts (SIM_ALLOWED_HOSTS), or set an API "
+                "key or admin key."
+            )
         if context.method in READING:
             return
         if self._is_foreign(context):
             raise forbidden("A web page of another origin may not do this.")
+        headers = context.headers
         has_body = (
             headers.keys() & {"content-type", "transfer-encoding"}
             or headers.get("content-length", "0") != "0"
         )
-        if is_ours and has_body and not is_json(context.content_type):
+        if path.startswith(OURS) and has_body and not is_json(context.content_type):
             raise ApiError(415, "Unsupported Media Type", "The content type must be application/json.")
+
+    def _needs_key(self, path: str) -> bool:
+        """Returns True if requests for `path` need a key, which no page of a stranger has.
+
+        The console's own files need none, but show nothing without the key of /admin.
+        """
+        if path.startswith(OURS):
+            return self._has_admin_key
+        return self._has_api_key and path.startswith(GUARDED)
 
     def _is_foreign(self, context: RequestContext) -> bool:
         headers = context.headers
-        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        origin = headers.get("origin")
+        site = headers.get("sec-fetch-site")
         if origin in self._origins:
             return False
         if site is not None:
@@ -111,30 +163,10 @@ class ForeignPages(Middleware):
         if origin is None:
             return False
         netloc = origin.partition("://")[2].lower()
-        is_own = netloc == headers.get("host", "").lower() or host_of(netloc) in self._hosts
+        is_own = netloc == context.host.lower() or host_of(netloc) in self._page_hosts
         return not netloc or not is_own
 
 
-def host_of(netloc: str) -> str:
-    """Returns the name or address of a Host header, without port and brackets. Both are optional."""
-    if netloc.startswith("["):
-        return netloc[1:].partition("]")[0].lower()
-    name = netloc.partition(":")[0] if netloc.count(":") == 1 else netloc
-    return name.lower().rstrip(".")
-
-
-def is_loopback(host: str) -> bool:
-    """Returns True for a name or address of this machine."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return False
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
-
-
-ANY = "*"
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY")
 """Methods that `*` allows."""
 SAFE_HEADERS = ("Accept", "Accept-Language", "Content-Language", "Content-Type")
@@ -148,38 +180,38 @@ ORIGIN, CREDENTIALS = "Access-Control-Allow-Origin", "Access-Control-Allow-Crede
 
 
 class Cors(Middleware):
-    """Allows web pages of `allowed_origins`. Refuses every preflight if the list is empty."""
+    """Allows web pages of `allowed_origins`. Refuses every preflight if the list is empty.
+
+    `*` opens the API alone: control paths are for origins that the list names.
+    """
 
     def __init__(self, access: AccessSettings) -> None:
         self._any_origin = ANY in access.allowed_origins
-        self._origins = frozenset(access.allowed_origins)
+        self._origins = frozenset(access.allowed_origins) - {ANY}
         self._any_header = ANY in access.allowed_headers
         self._methods = METHODS if ANY in access.allowed_methods else access.allowed_methods
         headers = sorted({*SAFE_HEADERS, *access.allowed_headers})
         self._headers = frozenset(name.lower() for name in headers)
-        self._names_origin = not self._any_origin or access.allow_credentials
-        self._simple = {CREDENTIALS: "true"} if access.allow_credentials else {}
+        self._has_credentials = access.allow_credentials
         self._preflight = {
             "Vary": PREFLIGHT_VARY,
-            **({} if self._names_origin else {ORIGIN: ANY}),
             "Access-Control-Allow-Methods": ", ".join(self._methods),
             "Access-Control-Max-Age": str(MAX_AGE_S),
-            **({} if self._any_header else {"Access-Control-Allow-Headers": ", ".join(headers)}),
-            **self._simple,
         }
+        if not self._any_header:
+            self._preflight["Access-Control-Allow-Headers"] = ", ".join(headers)
 
     def begin(self, context: RequestContext) -> Response | None:
         """Answers a preflight: 200, or 400 with the list of refused parts."""
-        if context.method != "OPTIONS" or "origin" not in context.headers or METHOD not in context.headers:
+        asked = context.headers
+        if context.method != "OPTIONS" or "origin" not in asked or METHOD not in asked:
             return None
-        asked, headers = context.headers, dict(self._preflight)
-        if self._names_origin and self._allows(asked["origin"]):
-            headers[ORIGIN] = asked["origin"]
+        headers = {**self._preflight, **self._origin_headers(context)}
         if self._any_header and HEADERS in asked:
             headers["Access-Control-Allow-Headers"] = asked[HEADERS]
         wanted = asked[HEADERS].lower().split(",") if HEADERS in asked else ()
         allowed = {
-            "origin": self._allows(asked["origin"]),
+            "origin": self._allows(context),
             "method": asked[METHOD] in self._methods,
             "headers": self._any_header or self._headers.issuperset(map(str.strip, wanted)),
             "private-network": NETWORK not in asked,
@@ -197,10 +229,28 @@ class Cors(Middleware):
             headers["Vary"] = "Origin"
         elif "origin" not in vary.lower():
             headers["Vary"] = f"{vary}, Origin"
-        if (origin := context.headers.get("origin")) is not None:
-            headers.update(self._simple)
-            if self._allows(origin):
-                headers[ORIGIN] = origin if self._names_origin else ANY
+        if "origin" in context.headers:
+            headers.update(self._origin_headers(context))
 
-    def _allows(self, origin: str) -> bool:
-        return self._any_origin or origin in self._origins
+    def _allows(self, context: RequestContext) -> bool:
+        if context.headers["origin"] in self._origins:
+            return True
+        return self._any_origin and not is_control(context.path)
+
+    def _origin_headers(self, context: RequestContext) -> dict[str, str]:
+        """Returns the headers that open an answer to the request's origin.
+
+        As in Starlette, an origin that is not allowed learns that credentials are. On a control path,
+        such an origin gets no header at all.
+        """
+        is_allowed = self._allows(context)
+        headers: dict[str, str] = {}
+        if is_allowed:
+            headers[ORIGIN] = self._allowed_origin(context)
+        if self._has_credentials and (is_allowed or not is_control(context.path)):
+            headers[CREDENTIALS] = "true"
+        return headers
+
+    def _allowed_origin(self, context: RequestContext) -> str:
+        is_any = self._any_origin and not self._has_credentials and not is_control(context.path)
+        return ANY if is_any else context.headers["origin"]

@@ -6,7 +6,7 @@ import logging
 from app.base.clock.pause import call_long
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response
-from app.serving.middleware.masking import mask_headers, mask_query, mask_text
+from app.serving.middleware.masking import mask_headers, mask_query, mask_text, without_cut_url
 from app.serving.middleware.stack import Middleware
 from config.settings import Settings
 
@@ -29,12 +29,13 @@ class HttpLog(Middleware):
             return
         body = response.body
         whole = b"".join(body) if isinstance(body, list | tuple) else body
+        sent = context.part if context.body is None else context.body
         line = {
             "method": context.method,
             "path": mask_query(context.target),
             "client": context.client,
             "headers": dict(mask_headers((name.title(), it) for name, it in context.headers.items())),
-            "body": _text(context.part if context.body is None else context.body),
+            "body": _text(sent, context.content_type or ""),
             "status": response.status,
             "response_headers": dict(mask_headers(response.headers.items())),
             "response": _text(whole) if isinstance(whole, bytes) and not response.streamed else "(stream)",
@@ -42,7 +43,10 @@ class HttpLog(Middleware):
         log.info("%s", json.dumps(line))
 
 
-def _text(data: bytes) -> str:
+def _text(data: bytes, content_type: str = "") -> str:
     text = data[:MOST_BYTES].decode(errors="replace")
-    text = call_long(len(text), mask_text, text)
-    return text if len(data) <= MOST_BYTES else f"{text}... ({len(data)} bytes)"
+    is_cut = len(data) > MOST_BYTES
+    if is_cut:
+        text = without_cut_url(text)
+    text = call_long(len(text), mask_text, text, content_type=content_type)
+    return f"{text}... ({len(data)} bytes)" if is_cut else text

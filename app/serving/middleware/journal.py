@@ -5,6 +5,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from heapq import merge
+from itertools import count
+from operator import attrgetter
 from sys import getsizeof
 
 import msgspec
@@ -18,12 +21,23 @@ from app.serving.middleware.access import OURS
 from app.serving.middleware.masking import mask_text
 from app.serving.middleware.stack import Middleware
 
-MOST_BYTES, MOST_TEXT = 4 << 20, 1 << 20
-"""Largest body in bytes, and longest reply in characters, that an entry keeps."""
+MOST_BYTES = 4 << 20
+"""Largest body that an entry keeps, in bytes."""
+MOST_TEXT = 1 << 20
+"""Longest reply that an entry keeps, in characters."""
 MOST_NAME = 256
-"""Most characters of an id, a path or a scope."""
-ENTRY_BYTES, CHOICE_BYTES = 1024, 128
-"""Estimated memory of an entry without body and reply, and of a choice without its text, in bytes."""
+"""Most characters of an id, a path, a scope or a content type."""
+ENTRY_BYTES = 1024
+"""Estimated memory of an entry without body and reply, in bytes."""
+CHOICE_BYTES = 128
+"""Estimated memory of a choice without its text, in bytes."""
+LIMIT_BYTES = 16 << 20
+"""Most bytes of all entries."""
+MOST_STRANGERS = 100
+"""Most entries of requests without a key, where the server has keys."""
+STRANGERS_BYTES = 1 << 20
+"""Most bytes of these entries. They have bodies of `STRANGER_BODY_BYTES` at most."""
+STRANGER_BODY_BYTES = 1 << 16
 
 
 class Entry(Struct, kw_only=True):
@@ -47,46 +61,120 @@ class JournaledRequest(Struct, eq=False):
     entry: Entry
     context: RequestContext | None
     """The request until its answer begins."""
+    ring: "Ring"
+    number: int
+    """Position in the order of arrival."""
     body: bytes = b""
     """The body until it is masked as the entry's `request`."""
+    content_type: str = ""
     texts: dict[int, str] = {}
-    size_bytes: int = ENTRY_BYTES
+    size_bytes: int = 0
     is_kept: bool = True
 
 
-class Journal(Middleware):
-    """Keeps the last `most` POST requests that are not for operators, in order of arrival."""
+class Ring:
+    """The last requests, up to a number of entries and bytes; the oldest ones make room."""
 
-    limit_bytes = 16 << 20
-
-    def __init__(self, most: int, unix: Callable[[], float] = time.time) -> None:
-        self.active, self._most, self._unix = most > 0, most, unix
-        self.caches = {"journal": self}
+    def __init__(self, most: int, limit_bytes: int, most_body_bytes: int) -> None:
+        self._most = most
+        self._limit_bytes = limit_bytes
+        self.most_body_bytes = most_body_bytes
         self.size_bytes = 0
-        self._requests: deque[JournaledRequest] = deque()
+        self.requests: deque[JournaledRequest] = deque()
+
+    def append(self, request: JournaledRequest) -> None:
+        self.requests.append(request)
+        self.grow(request, ENTRY_BYTES)
+
+    def grow(self, request: JournaledRequest, more_bytes: int) -> None:
+        """Adds to the size of a request, which may have been dropped."""
+        request.size_bytes += more_bytes
+        if request.is_kept:
+            self.size_bytes += more_bytes
+        while len(self.requests) > self._most or self.size_bytes > self._limit_bytes:
+            self._drop(self.requests.popleft())
+
+    def clear(self, scope: str | None) -> None:
+        """Drops all requests, or only a scope's."""
+        requests = self.requests
+        self.requests = deque()
+        for request in requests:
+            if scope in (None, request.entry.scope):
+                self._drop(request)
+            else:
+                self.requests.append(request)
+
+    def _drop(self, request: JournaledRequest) -> None:
+        request.is_kept = False
+        self.size_bytes -= request.size_bytes
+
+
+class Journal(Middleware):
+    """Keeps the last `most` POST requests that are not for operators, in order of arrival.
+
+    Requests without a key, where the server has keys, are in a small second ring: strangers cannot
+    evict the requests of clients with a key.
+    """
+
+    limit_bytes = LIMIT_BYTES
+
+    def __init__(
+        self,
+        most: int,
+        unix: Callable[[], float] = time.time,
+        bears_key: Callable[[RequestContext], bool] = lambda context: True,
+    ) -> None:
+        """`unix` returns the seconds since 1970.
+
+        `bears_key` returns True for a request with a key, or if the server has none.
+        """
+        self.active = most > 0
+        self.caches = {"journal": self}
+        self._unix = unix
+        self._bears_key = bears_key
+        self._clients = Ring(most, LIMIT_BYTES - STRANGERS_BYTES, MOST_BYTES)
+        self._strangers = Ring(min(most, MOST_STRANGERS), STRANGERS_BYTES, STRANGER_BODY_BYTES)
+        self._numbers = count()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._clients.size_bytes + self._strangers.size_bytes
 
     def begin(self, context: RequestContext) -> None:
-        if context.method == "POST" and not context.path.startswith(OURS):
-            at, scope = datetime.fromtimestamp(self._unix(), UTC), context.headers.get(SCOPE)
-            entry = Entry(
-                id=context.request_id[:MOST_NAME],
-                at=at.isoformat(timespec="milliseconds"),
-                route=context.path[:MOST_NAME],
-                scope=scope and scope[:MOST_NAME],
-            )
-            request = JournaledRequest(entry, context)
-            context.keep(request)
-            context.observers = (*context.observers, partial(self._observe, request))
-            self._requests.append(request)
-            self.size_bytes += ENTRY_BYTES
-            self._grow(request, 0)
+        """Adds an entry for the request."""
+        if context.method != "POST" or context.path.startswith(OURS):
+            return
+        arrival = datetime.fromtimestamp(self._unix(), UTC)
+        scope = context.headers.get(SCOPE)
+        entry = Entry(
+            id=context.request_id[:MOST_NAME],
+            at=arrival.isoformat(timespec="milliseconds"),
+            route=context.path[:MOST_NAME],
+            scope=scope and scope[:MOST_NAME],
+        )
+        ring = self._clients if self._bears_key(context) else self._strangers
+        request = JournaledRequest(
+            entry=entry,
+            context=context,
+            ring=ring,
+            number=next(self._numbers),
+            content_type=(context.content_type or "")[:MOST_NAME],
+        )
+        context.keep(request)
+        context.observers = (*context.observers, partial(self._observe, request))
+        ring.append(request)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        if (request := context.kept(JournaledRequest)) is not None:
-            body = context.part if context.body is None else context.body
-            request.entry.status, request.entry.rule = response.status, context.rule or None
-            request.context, request.body = None, body if len(body) <= MOST_BYTES else b""
-            self._grow(request, len(request.body))
+        """Completes the entry with the status and the body."""
+        request = context.kept(JournaledRequest)
+        if request is None:
+            return
+        body = context.part if context.body is None else context.body
+        request.entry.status = response.status
+        request.entry.rule = context.rule or None
+        request.context = None
+        request.body = body if len(body) <= request.ring.most_body_bytes else b""
+        request.ring.grow(request, len(request.body))
 
     def _observe(self, request: JournaledRequest, choice: EngineRequest) -> Watch:
         request.entry.model = choice.model
@@ -97,7 +185,7 @@ class Journal(Middleware):
     def _ended(self, request: JournaledRequest, index: int, outcome: SequenceOutcome) -> None:
         request.texts[index] = text = outcome.text[:MOST_TEXT]
         self._count(request.entry, "completion_tokens", outcome.tokens)
-        self._grow(request, CHOICE_BYTES + getsizeof(text))
+        request.ring.grow(request, CHOICE_BYTES + getsizeof(text))
 
     def note(
         self, context: RequestContext, model: str | None, text: str, usage: dict[str, int] | None
@@ -107,7 +195,7 @@ class Journal(Middleware):
             names = "prompt_tokens", "completion_tokens", "total_tokens"
             request.entry.model, request.texts = model, {0: text[:MOST_TEXT]}
             request.entry.usage = usage and {name: usage.get(name, 0) for name in names}
-            self._grow(request, CHOICE_BYTES + getsizeof(request.texts[0]))
+            request.ring.grow(request, CHOICE_BYTES + getsizeof(request.texts[0]))
 
     def _count(self, entry: Entry, name: str, tokens: int) -> None:
         if entry.usage is None:
@@ -115,24 +203,16 @@ class Journal(Middleware):
         entry.usage[name] += tokens
         entry.usage["total_tokens"] += tokens
 
-    def _grow(self, request: JournaledRequest, more_bytes: int) -> None:
-        """Adds to the size of a request; the oldest ones make room."""
-        request.size_bytes += more_bytes
-        if request.is_kept:
-            self.size_bytes += more_bytes
-        while len(self._requests) > self._most or self.size_bytes > self.limit_bytes:
-            self._drop(self._requests.popleft())
-
-    def _drop(self, request: JournaledRequest) -> None:
-        request.is_kept = False
-        self.size_bytes -= request.size_bytes
-
     def rows(
         self, route: str | None, contains: str, scope: str | None, limit: int | None = None
     ) -> Sequence[Raw]:
         """Returns the last `limit` entries, the oldest first, whose body has the text `contains`. Pauses."""
-        needle, pace, found = msgspec.json.encode(contains)[1:-1], Pace(time.monotonic), list[Raw]()
-        for request in reversed(list(self._requests)):
+        needle = msgspec.json.encode(contains)[1:-1]
+        pace = Pace(time.monotonic)
+        found: list[Raw] = []
+        # Both rings may change during a pause.
+        rings = [reversed(list(ring.requests)) for ring in (self._clients, self._strangers)]
+        for request in merge(*rings, key=attrgetter("number"), reverse=True):
             pace()
             entry = request.entry
             if route in (None, entry.route) and scope in (None, entry.scope) and len(found) != limit:
@@ -148,25 +228,21 @@ class Journal(Middleware):
         entry.text = call_long(len(text), mask_text, text) if request.texts else None
         body = request.body if context is None else context.body or b""
         if body or not bytes(entry.request):
-            entry.request = Raw(call_long(len(body), masked_json, body))
+            entry.request = Raw(call_long(len(body), masked_json, body, request.content_type))
         if context is None and request.body:
             request.body = b""
-            self._grow(request, len(bytes(entry.request)) - len(body))
+            request.ring.grow(request, len(bytes(entry.request)) - len(body))
 
     def clear(self, scope: str | None = None) -> None:
         """Forgets all entries, or only a scope's."""
-        requests, self._requests = self._requests, deque()
-        for request in requests:
-            if scope in (None, request.entry.scope):
-                self._drop(request)
-            else:
-                self._requests.append(request)
+        for ring in (self._clients, self._strangers):
+            ring.clear(scope)
 
 
-def masked_json(body: bytes) -> bytes:
+def masked_json(body: bytes, content_type: str = "") -> bytes:
     """Returns a body as compact JSON with its secrets masked: a string if it is no JSON, null if no text."""
     try:
-        text = mask_text(body.decode())
+        text = mask_text(body.decode(), content_type=content_type)
     except UnicodeDecodeError:
         return b"null"
     try:

@@ -1,26 +1,45 @@
-"""Masks secrets in logs and recordings: headers, parameters, JSON fields and bearer keys.
+"""Masks secrets in logs, recordings and the journal. Start reading at `mask_text`.
 
-A body may be invalid JSON, and may be cut at its end. Every pattern is linear in the length of its text.
+Secrets are bearer keys, passwords in URLs, and the values of headers, parameters, JSON fields and
+fields of forms that have the name of a secret. A body may be invalid JSON, and may be cut at its end.
+
+Every pattern is linear in the length of its text: repetitions are possessive, and no two searches
+begin within the same run of characters.
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from urllib.parse import unquote
+from urllib.parse import quote_plus, unquote_plus
 
 import msgspec
 
+from app.serving.middleware.multipart import fields_of
+
 MASK = "***"
 DEEPEST = 4
-"""Most levels of JSON inside JSON strings (such as arguments of tool calls) that are searched."""
+"""Most levels of texts within texts that are searched: JSON in a JSON string (such as arguments of
+tool calls), or an encoded URL in a parameter."""
+FORM_TYPE = "application/x-www-form-urlencoded"
 WORDS = (
-    *("key", "keys", "apikey", "apikeys", "token", "secret", "secrets", "password", "passwd", "passphrase"),
-    *("authorization", "cookie", "cookies", "credential", "credentials", "signature"),
+    *("key", "keys", "apikey", "apikeys", "token", "secret", "secrets"),
+    *("password", "passwords", "passwd", "pwd", "passphrase", "auth", "authorization"),
+    *("cookie", "cookies", "credential", "credentials", "signature"),
 )
 _SECRET = re.compile(rf"(?:.*[^a-z])?(?:{'|'.join(WORDS)})", re.S)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_QUERY = re.compile(r"([?&;])([^=&;]*)=([^&;]*)")
+
+_FORM_PARAMETER = re.compile(r"(?:[?&;]|\A)(?P<name>[^=&;?]*+)=(?P<value>[^&;?]*+)")
+"""A parameter of a form, or of a request's query."""
+_FORM_VALUE = re.compile(r"[^&]*+")
+"""The whole value of a secret parameter. `;` and `?` may be characters of the secret."""
+_URL_PARAMETER = re.compile(r"""[?&;#](?P<name>[^\s=&;?#"\\<>`]*+)=(?P<value>[^\s&;?#"\\<>`]*+)""")
+"""A parameter of a URL within another text, such as JSON."""
+_URL_VALUE = re.compile(r"""[^\s&"\\<>`]*+""")
+_AUTHORITY = re.compile(r"""://(?P<authority>[^\s/?#"\\<>`]*+)""")
+_FORM = re.compile(r"""[^\s"{}<>\\=&]++=[^\s"{}<>\\]*+""")
+"""A whole text that looks like an encoded form."""
 
 _WORD_ENDS = "".join(sorted({word[-1] for word in WORDS}))
 _BEHIND_WORD = f"(?i:(?<=[{_WORD_ENDS}])(?:{'|'.join(f'(?<={word})' for word in WORDS)}))"
@@ -34,7 +53,8 @@ _LOOSE = re.compile(
 """A field in invalid JSON; each quotation mark may have a backslash before it."""
 _PART = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.S)
 _CLOSING = {"[": "]", "{": "}"}
-_MAY_HIDE = re.compile('"|[bB]earer|BEARER')
+_MAY_HIDE = re.compile('["=]|://|%3[dD]|[bB]earer|BEARER')
+"""A decoded text that has none of these hides no secret."""
 _SCHEMA = re.compile(
     r'\{\s*+(?:\}|"(?:\$\w++|anyOf|oneOf|allOf|enum|const|title|description|default|format|items|properties)"'
     r'|"type"\s*+:\s*+(?:\[|"(?:string|number|integer|boolean|array|object|null)"))'
@@ -54,22 +74,26 @@ def is_secret(name: str) -> bool:
 
 
 def mask_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(name, MASK if is_secret(name) else value) for name, value in headers]
+    """Masks the values of secret headers, and secrets in URLs in the other values."""
+    return [(name, MASK if is_secret(name) else _mask_urls(value)) for name, value in headers]
 
 
 def mask_query(path: str) -> str:
-    """Masks the values of secret parameters in a path with query."""
+    """Masks the secrets in the query of a path."""
+    path_end = path.find("?")
+    if path_end < 0:
+        return path
+    query = path[path_end:]
+    masked, _ = _replaced(query, _parameters(query, _FORM_PARAMETER, _FORM_VALUE, DEEPEST), [])
+    return path[:path_end] + _mask_urls(masked)
 
-    def masked(found: re.Match[str]) -> str:
-        before, name, value = found.groups()
-        return f"{before}{name}={MASK if is_secret(unquote(name)) else value}"
 
-    return _QUERY.sub(masked, path)
+def mask_text(text: str, depth: int = DEEPEST, content_type: str = "") -> str:
+    """Masks the secrets of `text`: a whole body of this content type, or any other text.
 
-
-def mask_text(text: str, depth: int = DEEPEST) -> str:
-    """Masks the secrets of `text`. Numbers and the schemas of fields stay. Long texts belong off the hub."""
-    return _masked(text, [], depth)[0]
+    Numbers and the schemas of fields stay. Long texts belong off the hub.
+    """
+    return _masked(text, [], depth, content_type)[0]
 
 
 def mask_pieces(pieces: Sequence[str]) -> list[str]:
@@ -78,15 +102,81 @@ def mask_pieces(pieces: Sequence[str]) -> list[str]:
     return [masked[start:end] for start, end in pairwise([0, *ends])]
 
 
-def _masked(text: str, cuts: list[int], depth: int) -> tuple[str, list[int]]:
+def without_cut_url(text: str) -> str:
+    """Removes the host of a URL at the end of a cut text: it may be the beginning of a password."""
+    start = text.rfind("://")
+    match = None if start < 0 else _AUTHORITY.match(text, start)
+    if match is None or match.end() < len(text):
+        return text
+    return text[: match.start("authority")]
+
+
+def _masked(text: str, cuts: list[int], depth: int, content_type: str = "") -> tuple[str, list[int]]:
     """Masks `text`; returns the new text and the new positions of `cuts` (ascending)."""
-    masked, cuts = _replaced(text, _fields(text, depth), cuts)
+    is_valid = _is_json(text)
+    masked = text
+    if not is_valid:
+        masked, cuts = _replaced(masked, _form_fields(masked, content_type), cuts)
+        # curl declares every body as a form, also a JSON one.
+        if content_type.lower().startswith(FORM_TYPE) or _FORM.fullmatch(masked):
+            parameters = _parameters(masked, _FORM_PARAMETER, _FORM_VALUE, depth)
+            masked, cuts = _replaced(masked, parameters, cuts)
+    masked, cuts = _replaced(masked, _fields(masked, depth), cuts)
     masked, cuts = _replaced(masked, _found(_BEARER_KEY, masked), cuts)
+    masked, cuts = _replaced(masked, _parameters(masked, _URL_PARAMETER, _URL_VALUE, depth), cuts)
+    masked, cuts = _replaced(masked, _passwords(masked), cuts)
+    if not is_valid:
+        masked, cuts = _replaced(masked, _found(_LOOSE, masked), cuts)
+    return masked, cuts
+
+
+def _is_json(text: str) -> bool:
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return _replaced(masked, _found(_LOOSE, masked), cuts)
-    return masked, cuts
+        return False
+    return True
+
+
+def _mask_urls(text: str) -> str:
+    masked, _ = _replaced(text, _parameters(text, _URL_PARAMETER, _URL_VALUE, DEEPEST), [])
+    masked, _ = _replaced(masked, _passwords(masked), [])
+    return masked
+
+
+def _form_fields(text: str, content_type: str) -> Iterator[Replacement]:
+    """Yields masks for the contents of the secret fields of a multipart body."""
+    for field in fields_of(text, content_type):
+        if any(map(is_secret, field.names)):
+            yield field.start, field.end, MASK
+
+
+def _parameters(
+    text: str, parameter: re.Pattern[str], secret_value: re.Pattern[str], depth: int
+) -> Iterator[Replacement]:
+    """Yields masks for secret parameters, and for secrets within encoded values of other ones."""
+    position = 0
+    while (match := parameter.search(text, position)) is not None:
+        start, position = match.span("value")
+        value = match["value"]
+        if is_secret(unquote_plus(match["name"])):
+            whole = secret_value.match(text, start)
+            position = start if whole is None else whole.end()
+            yield start, position, MASK
+        elif depth and ("%" in value or "+" in value):
+            decoded = unquote_plus(value)
+            masked = mask_text(decoded, depth - 1) if _MAY_HIDE.search(decoded) else decoded
+            if masked != decoded:
+                yield start, position, quote_plus(masked, safe="*")
+
+
+def _passwords(text: str) -> Iterator[Replacement]:
+    """Yields masks for the passwords of URLs such as https://user:password@host."""
+    for match in _AUTHORITY.finditer(text):
+        user, _, password = match["authority"].rpartition("@")[0].partition(":")
+        if password:
+            start = match.start("authority") + len(user) + 1
+            yield start, start + len(password), MASK
 
 
 def _found(pattern: re.Pattern[str], text: str) -> Iterator[Replacement]:

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from tests.http_server import Handler, serving
-from tests.running_server import RunningServer, running_server
+from tests.running_server import RunningServer, running_gunicorn
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -43,10 +43,16 @@ class Page(Handler):
         self.reply(200, b"<!doctype html><title>kittens</title><body>", Content_Type="text/html")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    flags = ("--console", "--server-dev-mode", "--allowed-hosts", "console.example")
-    with running_server(*flags) as running:
+@pytest.fixture(scope="module", params=["127.0.0.1", "0.0.0.0"])
+def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+    """A server on a loopback address, and one on every address, as by default."""
+    env = {
+        "SIM_HOST": request.param,
+        "SIM_CONSOLE": "true",
+        "SIM_SERVER_DEV_MODE": "true",
+        "SIM_ALLOWED_HOSTS": "console.example",
+    }
+    with running_gunicorn(env=env) as running:
         yield running
 
 
@@ -86,7 +92,11 @@ def test_a_name_that_leads_to_this_machine_is_not_its_own(browser: Browser, serv
     home = f"http://evil.example:{server.port}"
     assert (page.goto(f"{home}/v1/models") or pytest.fail()).status == 200
     assert page.evaluate(ATTACK, home) == [True] * 7
-    told = page.evaluate("fetch('/admin/config').then(it => it.status)")
-    assert (told, page.evaluate("fetch('/console').then(it => it.status)")) == (403, 403)
+    for path in ("/admin/config", "/admin/journal", "/console", "/server_info"):
+        assert page.evaluate("path => fetch(path).then(answer => answer.status)", path) == 403
+    rules = (
+        "fetch('/admin/script/rules', {method: 'PUT', body: new Blob(['{}'], {type: 'application/json'})})"
+    )
+    assert page.evaluate(f"{rules}.then(answer => answer.status)") == 403
     page.close()
     assert_untouched(server)
