@@ -157,7 +157,7 @@ $(VENV)/.run: requirements.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
 	@touch $@
 
-$(VENV)/.dev: requirements-dev.txt requirements-grpc.txt requirements-plan.txt requirements.txt | $(BIN)/python
+$(VENV)/.dev: requirements-dev.txt requirements-grpc.txt requirements-dask.txt requirements-plan.txt requirements.txt | $(BIN)/python
 	$(TELL)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
 	@touch $@ $(VENV)/.run

@@ -108,6 +108,8 @@ def run(argv: Sequence[str], plugged: simulate.Plugged = lambda settings, profil
     if not given.goodput and not given.slo:
         raise UsageError("an SLO is missing: give --goodput or --slo")
     check_installed("plan", "plan")
+    if given.backend is not None:
+        check_installed("dask", "--backend")
     if given.plot is not None:
         check_installed("fleet", "--plot")
     searches, slo = _searches(given, load_settings(words, {}), plugged)
