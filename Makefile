@@ -1,4 +1,4 @@
-# make run        start the server on port 8000, with its console at /console
+# make run        start the server at 127.0.0.1:8000, with its console at /console; SIM_PORT=8001, SIM_HOST=0.0.0.0: elsewhere
 # make test       run the tests that start no process: what a change is checked with while one writes it
 # make test-wire  run those that start servers and commands (the folders named wire)
 # make test-all   run both; the last lines say what was skipped, and how to have it (tests/README.md)
@@ -13,7 +13,7 @@
 # make clients    prepare .venv-clients and, with npm, .node-clients, with which make test-wire also checks litellm, openai-js and others
 # make browser    prepare what the console's tests in a browser need: Playwright, and Chromium where there is none
 # make engine     prepare .venv-engine, with which the real engine runs and make test-engine tests it
-# make llm        serve a small real model on port 8000: SmolLM2-135M-Instruct, in .venv-llm (docs/llm.md)
+# make llm        serve a small real model on port 8000 (or SIM_PORT): SmolLM2-135M-Instruct, in .venv-llm (docs/llm.md)
 # make docs       make the site of the documents in site/; links that lead nowhere fail it
 # make servers    prepare .venv-servers: uWSGI, waitress and, where Apache's headers are, mod_wsgi
 # make test-servers  run the matrix of servers and proxies (docs/servers.md); what is missing is skipped
@@ -58,11 +58,21 @@ IMAGE_VERSION := $(shell sed -n 's/^FROM python:\([0-9.]*\)-slim.*/\1/p' Dockerf
 IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/versions/$(IMAGE_VERSION).*/bin/python; do \
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run test test-wire test-all test-shared test-general test-image image-python test-engine lint bench mutants fleet image venv \
+.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared test-general test-image image-python test-engine lint bench mutants fleet image venv \
 	clients node-clients browser engine llm docs servers test-servers clean
 
+# Only this machine reaches it: nobody has set a key yet.
+RUN_HOST := 127.0.0.1
+
 run: $(VENV)/.run
-	SIM_CONSOLE=$${SIM_CONSOLE:-true} $(BIN)/gunicorn wsgi:app
+	exec env SIM_HOST=$${SIM_HOST:-$(RUN_HOST)} SIM_CONSOLE=$${SIM_CONSOLE:-true} $(BIN)/gunicorn wsgi:app
+
+# A port that is in use is found before packages are installed for minutes.
+run-port:
+	@$(if $(PYTHON),$(PYTHON) scripts/free_port.py $(RUN_HOST) run)
+
+llm-port:
+	@$(if $(PYTHON),$(PYTHON) scripts/free_port.py 0.0.0.0 llm)
 
 # The matrix of servers has a target of its own; the real engine is skipped without torch.
 test: $(VENV)/.dev
@@ -152,7 +162,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot create $(VENV). On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
-$(VENV)/.run: requirements.txt | $(BIN)/python
+$(VENV)/.run: requirements.txt | run-port $(BIN)/python
 	$(TELL)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
 	@touch $@
@@ -202,7 +212,7 @@ $(ENGINE)/.installed: tests/llm/requirements-engine.txt requirements-engine.txt 
 	@touch $@
 
 # The package is read, and not imported: it would want others.
-$(LLM)/.installed: requirements-engine.txt requirements.txt | $(BIN)/python
+$(LLM)/.installed: requirements-engine.txt requirements.txt | llm-port $(BIN)/python
 	$(TELL)
 	@$(PYTHON) -m venv $(LLM)
 	$(LLM)/bin/python $(INSTALL_TORCH)
