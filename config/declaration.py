@@ -58,7 +58,7 @@ class UsageError(ConfigError):
     status = 2
 
 
-Extra = Literal["calibrate", "engine", "fleet", "grpc", "plan", "tracing"]
+Extra = Literal["calibrate", "dask", "engine", "fleet", "grpc", "plan", "tracing"]
 """Optional part: an extra of pyproject.toml, and a requirements file."""
 
 IS_CLONE = (Path(__file__).resolve().parent.parent / "requirements.txt").is_file()
@@ -66,10 +66,11 @@ IS_CLONE = (Path(__file__).resolve().parent.parent / "requirements.txt").is_file
 COMMAND = "python -m app" if IS_CLONE else "understudy"
 PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "calibrate": ("cma", "numpy"),
+    "dask": ("distributed",),
     "engine": ("torch", "safetensors", "llguidance"),
     "fleet": ("matplotlib",),
     "grpc": ("smg_grpc_proto", "grpc_health", "grpc_reflection", "h2"),
-    "plan": ("joblib", "distributed"),
+    "plan": ("joblib",),
     "tracing": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 """Optional part -> modules that it imports."""

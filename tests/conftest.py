@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import PurePath
@@ -9,7 +10,7 @@ from pathlib import PurePath
 import pytest
 from hypothesis import Phase, settings
 
-from tests.needs import NEEDS, skipped_line
+from tests.needs import GROUPS, NEEDS, skipped_line, unmet
 from tests.running_server import GENERAL_WAY, RunningServer, running_server
 
 WIRE = "wire"
@@ -56,14 +57,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--general-way", action="store_true", help="servers do without the fast path, as under other workers"
     )
+    parser.addoption(
+        "--demand",
+        action="append",
+        choices=GROUPS,
+        default=[],
+        help="refuse to run, instead of skipping tests, when something of this group is missing",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if missing := unmet(config.getoption("demand")):
+        raise pytest.UsageError(f"--demand: missing is {missing}")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts background jobs so, and every process that a test interrupts would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("general_way"):
         os.environ[GENERAL_WAY] = "yes"
     config.addinivalue_line("markers", "wire: may start processes, most often a server; by its folder")
     for need in NEEDS:
         config.addinivalue_line("markers", f"{need.marker}: needs {need.reason}")
+    for group in GROUPS:
+        config.addinivalue_line("markers", f"{group}: needs something of this group (needs.py)")
     guard = ProcessGuard()
     sys.addaudithook(guard)
     config.stash[GUARD] = guard
@@ -75,8 +90,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if is_wire(item):
             item.add_marker(WIRE)
         for need in NEEDS:
-            if not need.is_here and item.get_closest_marker(need.marker):
-                item.add_marker(pytest.mark.skip(reason=need.reason))
+            if item.get_closest_marker(need.marker):
+                item.add_marker(need.group)
+                if not need.is_here:
+                    item.add_marker(pytest.mark.skip(reason=need.reason))
 
 
 def pytest_collection_finish() -> None:

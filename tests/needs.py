@@ -1,6 +1,7 @@
 """What some tests need besides Python and requirements-dev.txt.
 
-Each thing is a marker: `pytest -m redis`. Without it the tests that need it are skipped.
+Each thing is a marker: `pytest -m redis`. Without it the tests that need it are skipped, or the run is
+refused with `--demand GROUP`. Each group of things is a marker, too: `pytest -m tools`.
 """
 
 import json
@@ -33,6 +34,7 @@ SERVERS_BIN = Path(os.environ.get("SERVERS_BIN", ROOT / ".venv-servers" / "bin")
 SBIN = os.environ.get("PATH", "") + ":/usr/sbin"
 APACHE = shutil.which("apache2", path=SBIN) or shutil.which("httpd", path=SBIN)
 NGINX = shutil.which("nginx", path=SBIN)
+HAPROXY = shutil.which("haproxy", path=SBIN)
 REDIS_SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
@@ -46,12 +48,18 @@ HAS_BROWSER = find_spec("playwright") is not None and bool(BROWSERS)
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A thing that the tests marked with `marker` need. `remedy` says how to get it."""
+    """A thing that the tests marked with `marker` need. `remedy` says how to get it.
+
+    `group`: `tools` are run by `make test-tools`, `servers` by `make test-servers`, `models` by `make
+    test-engine`, `recordings` by `make test-shared`; `packages` are in requirements-dev.txt; nothing in CI
+    has what is in `others`.
+    """
 
     marker: str
     thing: str
     remedy: str
     is_here: bool
+    group: str = "tools"
 
     @property
     def reason(self) -> str:
@@ -60,28 +68,50 @@ class Need:
 
 NEEDS = (
     Need("ci", "a run of CI", "CI=true", "CI" in os.environ),
-    Need("shared", "the recording of a real vLLM", "VLLM_RECORDING=folder, or ../shared/golden", IS_RECORDED),
+    Need(
+        "shared",
+        "the recording of a real vLLM",
+        "VLLM_RECORDING=folder, or ../shared/golden",
+        IS_RECORDED,
+        "recordings",
+    ),
     Need("redis", "a Redis server", "apt-get install redis-server", REDIS_SERVER is not None),
     Need("prometheus", "Prometheus", "apt-get install prometheus", PROMETHEUS is not None),
     Need("curl", "the command curl", "apt-get install curl", shutil.which("curl") is not None),
     Need("openssl", "the command openssl", "apt-get install openssl", shutil.which("openssl") is not None),
     Need("clients", "litellm, instructor and others", "make clients", CLIENTS_PYTHON.exists()),
     Need("node", "node, openai-js, the AI SDK and others", "Node.js 20 and make clients", HAS_NODE),
-    Need("engine", "torch and transformers", "make engine, then make test-engine", HAS_ENGINE),
-    Need("grpc", "the packages of gRPC", "pip install -r requirements-grpc.txt", not missing("grpc")),
+    Need("engine", "torch and transformers", "make engine, then make test-engine", HAS_ENGINE, "models"),
+    Need(
+        "grpc",
+        "the packages of gRPC",
+        "pip install -r requirements-grpc.txt",
+        not missing("grpc"),
+        "packages",
+    ),
     Need("browser", "Playwright and Chromium", "make browser", HAS_BROWSER),
-    Need("uwsgi", "uWSGI", "make servers", (SERVERS_BIN / "uwsgi").exists()),
-    Need("waitress", "waitress", "make servers", (SERVERS_BIN / "waitress-serve").exists()),
+    Need("uwsgi", "uWSGI", "make servers", (SERVERS_BIN / "uwsgi").exists(), "servers"),
+    Need("waitress", "waitress", "make servers", (SERVERS_BIN / "waitress-serve").exists(), "servers"),
     Need(
         "mod_wsgi",
         "Apache with mod_wsgi",
         "apt-get install apache2 apache2-dev, then make servers",
         APACHE is not None and (SERVERS_BIN / "mod_wsgi-express").exists(),
+        "servers",
     ),
-    Need("apache", "Apache", "apt-get install apache2", APACHE is not None),
-    Need("nginx", "nginx", "apt-get install nginx-light", NGINX is not None),
-    Need("aiperf", "aiperf", "AIPERF=program, see tests/conformance/README.md", AIPERF is not None),
+    Need("apache", "Apache", "apt-get install apache2", APACHE is not None, "servers"),
+    Need("nginx", "nginx", "apt-get install nginx-light", NGINX is not None, "servers"),
+    Need("haproxy", "HAProxy", "apt-get install haproxy", HAPROXY is not None, "servers"),
+    Need("aiperf", "aiperf", "AIPERF=program, see tests/conformance/README.md", AIPERF is not None, "others"),
 )
+
+
+GROUPS = tuple(sorted({need.group for need in NEEDS}))
+
+
+def unmet(groups: Iterable[str]) -> str:
+    """Names what is missing of `groups`, with the remedies; empty if nothing is missing."""
+    return "; ".join(need.reason for need in NEEDS if need.group in groups and not need.is_here)
 
 
 def skipped_line(skipped: Iterable[Iterable[str]]) -> str:

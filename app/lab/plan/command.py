@@ -47,6 +47,8 @@ NOT_OF_PLAN = ("profile", "pods", "prefill-pods", "decode-pods", "autoscale", "c
 MOST_DRAWN = 1000
 """Greatest latency in a picture, in % of its limit."""
 DASK = "dask="
+DASK_LOGGERS = ("distributed", "distributed.client", "tornado.application")
+"""Loggers that print tracebacks when a scheduler dies; tornado's do so while an answer is on its way."""
 CONNECT_S = 10.0
 Simulate = Callable[[Iterable[tuple[LoadTrace, Job, Slo]]], Generator[Verdict, None, None]]
 
@@ -108,6 +110,8 @@ def run(argv: Sequence[str], plugged: simulate.Plugged = lambda settings, profil
     if not given.goodput and not given.slo:
         raise UsageError("an SLO is missing: give --goodput or --slo")
     check_installed("plan", "plan")
+    if given.backend is not None:
+        check_installed("dask", "--backend")
     if given.plot is not None:
         check_installed("fleet", "--plot")
     searches, slo = _searches(given, load_settings(words, {}), plugged)
@@ -180,7 +184,7 @@ def _workers(given: Namespace) -> Iterator[Simulate]:
             chosen = {"backend": "loky", "initializer": simulation.depend, "initargs": (os.getpid(),)}
             if given.backend is not None:
                 distributed = import_module("distributed")
-                for name in ("distributed", "distributed.client"):
+                for name in DASK_LOGGERS:
                     logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # errors come as exceptions
                 host, _, port = given.backend.rpartition(":")
                 with socket.create_connection((host, int(port)), CONNECT_S) as probe:

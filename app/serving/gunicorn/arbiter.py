@@ -11,6 +11,7 @@ Differences from the stock arbiter, which
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -247,7 +248,9 @@ def check_free(server: Arbiter) -> None:
                 try:
                     probe.bind(address)
                 except OSError as error:
-                    reason = error.strerror or error
+                    reason = error.strerror or str(error)
+                    if error.errno == errno.EADDRINUSE:
+                        reason += "; choose another port with --port or SIM_PORT"
                     raise ConfigError(f"cannot listen at {address[0]}:{address[1]}: {reason}") from None
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,10 @@ from tests.needs import NODE, NODE_CLIENTS
 from tests.running_server import ROOT
 
 pytestmark = pytest.mark.node
-[EXAMPLE] = re.findall(r"```js\n(.*?)```", (ROOT / "clients" / "js" / "README.md").read_text(), re.DOTALL)
+README = (ROOT / "clients" / "js" / "README.md").read_text("utf-8")
+[EXAMPLE] = re.findall(r"```js\n(.*?)```", README, re.DOTALL)
+INSTALLATIONS = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+USE = "import('vllm-understudy').then((package) => console.log(typeof package.start))"
 
 
 def project(folder: Path) -> dict[str, str]:
@@ -39,3 +43,27 @@ def test_an_agents_loop_is_set_and_verified(agent: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=55)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"# pass {1 if agent else 4}" in done.stdout
+
+
+@pytest.mark.parametrize("commands", INSTALLATIONS, ids=["link", "packed copy"])
+def test_the_page_installs_the_package_from_a_clone_beside_the_project(
+    commands: str, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "clients" / "js", tmp_path / "understudy" / "clients" / "js")
+    folder = tmp_path / "my-project"
+    folder.mkdir()
+    (folder / "package.json").write_text('{"private": true}')
+    npm_commands = re.findall(r"(?m)^\$ (npm .+)$", commands)
+    assert npm_commands
+    environment = {**os.environ, "npm_config_offline": "true", "npm_config_audit": "false"}
+    for command in [*npm_commands, f'"{NODE}" -e "{USE}"']:
+        done = subprocess.run(
+            ["sh", "-ec", command],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "function\n"

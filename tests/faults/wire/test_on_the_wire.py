@@ -295,22 +295,15 @@ def test_a_client_that_leaves_a_faulty_stream_frees_its_place() -> None:
         assert get(server.port, "/admin/verdict").json()["clean"] is True
 
 
-def context() -> ssl.SSLContext:
-    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    trusting.check_hostname = False
-    trusting.verify_mode = ssl.CERT_NONE
-    return trusting
-
-
 def test_connections_of_tls_break_off_too() -> None:
     with running_server("--self-signed-certs") as server:
-        with Asker(server.port, context()) as asker:
+        with Asker(server.port, tls=True) as asker:
             asker.send(CHAT, question(CHAT, True), X_Fault="disconnect; after=3")
             received = b""
             with pytest.raises(ssl.SSLEOFError):  # a TLS connection that ends well says so
                 while data := asker.sock.recv(65536):
                     received += data
             assert received.count(b"data: ") == 3 and not received.endswith(b"0\r\n\r\n")
-        with Asker(server.port, context()) as asker:
+        with Asker(server.port, tls=True) as asker:
             asker.send(CHAT, question(CHAT, True), X_Fault="disconnect")
             assert asker.is_closed()

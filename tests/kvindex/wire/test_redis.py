@@ -17,6 +17,7 @@ from tests.kvindex.engines import PROMPT, block, content, holders_of, source, st
 from tests.kvindex.publisher import Station, station
 from tests.kvindex.redis_server import RedisServer, redis_server
 
+pytestmark = pytest.mark.redis
 A, B = source("a"), source("b")
 _numbers = count()
 

@@ -21,7 +21,7 @@ from app.serving.recording.exchange import bytes_of, read_exchange
 from tests.hostile.raw_client import Wire, post, wait_until
 from tests.other_workers import WORKERS, served_by
 from tests.recording.recordings import CHAT, chat, exchange, exchanges_of, written
-from tests.running_server import RunningServer, running_server
+from tests.running_server import RunningServer, free_port, running_server
 
 FLAGS = ("--force-dummy-tokenizer", "--model", "m", "--replay-miss", "record")
 UPSTREAM = ("--force-dummy-tokenizer", "--model", "m", "--journal", "100")
@@ -387,9 +387,8 @@ def test_wrong_settings_stop_the_start_with_one_line(tmp_path: Path) -> None:
             f"error: setting replay: {foreign}: is no recording",
         ),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "app", *words], capture_output=True, text=True, timeout=30
-        )
+        command = [sys.executable, "-m", "app", "--port", str(free_port()), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
         assert done.returncode == 1
         assert done.stderr.startswith(line) and done.stderr.count("\n") == 1, done.stderr
         assert "K7" not in done.stderr

@@ -208,11 +208,14 @@ def test_dependencies_are_those_that_are_pinned() -> None:
         return re.findall(r"(?m)^([\w.\[\]-]+)==(\d+\.\d+)", own)
 
     def written(file: str) -> list[str]:
-        return [f"{name}~={version}" for name, version in ranges(file)]
+        includes = re.findall(r"(?m)^-r requirements-(\w+)\.txt$", (ROOT / file).read_text())
+        extras = [f"vllm-understudy[{name}]" for name in includes]
+        return extras + [f"{name}~={version}" for name, version in ranges(file)]
 
     assert PROJECT["dependencies"] == written("requirements.txt")
     assert PROJECT["optional-dependencies"] == {
         "calibrate": written("requirements-calibrate.txt"),
+        "dask": written("requirements-dask.txt"),
         "engine": written("requirements-engine.txt"),
         "fleet": written("requirements-fleet.txt"),
         "grpc": written("requirements-grpc.txt"),

@@ -1,0 +1,49 @@
+"""docs/planning.md: its first commands run with the packages that the page installs, and no others."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.running_server import ROOT
+from tests.vllm_understudy.wire.test_wheel import HERE, need_index, run
+
+PAGE = (ROOT / "docs" / "planning.md").read_text("utf-8")
+BLOCK = re.compile(r"```console\n\$ pip (install .+)\n\$ python (-m app plan (?:.*\\\n)*.*)\n")
+
+
+def planning_words() -> list[str]:
+    """Returns the arguments of the page's first `python` command."""
+    [(_, command)] = BLOCK.findall(PAGE)
+    return shlex.split(command.replace("\\\n", ""))
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with the packages that the page installs."""
+    [(installation, _)] = BLOCK.findall(PAGE)
+    folder = tmp_path_factory.mktemp("environment")
+    interpreter = folder / "bin" / "python"
+    run(HERE / "python", "-m", "venv", "--without-pip", folder, cwd=folder)
+    words = ["-q", "--python", interpreter, *installation.split()[1:]]
+    need_index(run(HERE / "uv", "pip", "install", *words, cwd=ROOT))
+    return interpreter
+
+
+@pytest.mark.timeout(300)
+def test_one_machine_plans_and_draws_with_what_the_page_installs(python: Path, tmp_path: Path) -> None:
+    plan = planning_words()
+    picture = tmp_path / "plan.png"
+    words = [*plan, "--seconds", "10", "--plot", str(picture)]
+    done = run(python, *words, cwd=ROOT)
+    assert (done.returncode, "cheapest: " in done.stdout) == (0, True), done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(300)
+def test_a_cluster_needs_dask_and_one_line_says_so(python: Path) -> None:
+    plan = planning_words()
+    done = run(python, *plan, "--backend", "dask=127.0.0.1:1", cwd=ROOT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == ("error: --backend: needs distributed: pip install -r requirements-dask.txt\n")
