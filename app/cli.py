@@ -26,6 +26,7 @@ BROKEN_PIPE = 1
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status. Does not return when a server starts: gunicorn replaces this process."""
+    argv = without_empty_start(argv)
     if argv[:1] == ["help"]:
         argv = [*argv[1:2], "--help"]
     elif argv[:1] == ["version"]:
@@ -46,6 +47,14 @@ def main(argv: Sequence[str]) -> int:
         # Happens in `--help | head`. The rest of the buffer goes to /dev/null at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+
+
+def without_empty_start(argv: Sequence[str]) -> list[str]:
+    """Returns the words from the first that is not empty: templates may put empty words first."""
+    words = list(argv)
+    while words and not words[0]:
+        del words[0]
+    return words
 
 
 def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Callable[[Flags], str]) -> int:
