@@ -68,6 +68,8 @@ def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Ca
     variables = as_environment(flags, settings, os.environ)
     for warning in flags.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    if flags.headless:
+        return int(_late("app.wiring.headless")())
     os.chdir(ROOT)
     os.environ.update(variables)
     sys.stdout.flush()

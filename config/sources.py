@@ -73,6 +73,8 @@ class Flags(Struct):
     kind: type[Settings] | None = None
     """Kind of settings for which the words were parsed; None without words."""
     config: str | None = None
+    headless: bool = False
+    """The node runs engines only: no port is opened."""
     help: bool = False
     version: bool = False
     warnings: list[str] = []
