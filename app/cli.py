@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from config import VERSION, ConfigError, Settings, UsageError
+from config import VERSION, VLLM_VERSION, ConfigError, Settings, UsageError
 from config.command_line import parse, usage
 from config.declaration import COMMAND, suggestion
 from config.loader import check_extras, resolve
@@ -57,10 +57,18 @@ def without_empty_start(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Callable[[Flags], str]) -> int:
+def _start(
+    argv: Sequence[str],
+    read: Callable[[Sequence[str]], Flags],
+    help: Callable[[Flags], str],
+    version: str = f"understudy {VERSION} (vLLM {VLLM_VERSION})",
+) -> int:
     flags = read(argv)
-    if flags.help or flags.version:
-        print(help(flags) if flags.help else f"understudy {VERSION}")
+    if flags.help:
+        print(help(flags))
+        return 0
+    if flags.version:
+        print(version)
         return 0
     # The settings go to gunicorn by the environment; it loads them again, and repeats warnings.
     settings = resolve(flags, os.environ, warn=lambda text: None)
@@ -81,7 +89,13 @@ def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Ca
 def _serve(argv: Sequence[str]) -> int:
     from config.vllm import serve  # other commands do not need these 300 options
 
-    return _start(argv, lambda words: serve.settings_of(words, os.environ), lambda flags: serve.usage())
+    # Scripts compare the output of `vllm --version` with numbers, so it is the number alone.
+    return _start(
+        argv,
+        lambda words: serve.settings_of(words, os.environ),
+        lambda flags: serve.usage(),
+        version=VLLM_VERSION,
+    )
 
 
 def _late(module: str, *given: object, name: str = "run") -> Callable[..., Any]:

@@ -256,7 +256,7 @@ OTHERS = (
         name="version",
         forms=("--version",),
         takes="nothing",
-        help="Show the version of this program and end.",
+        help="Show the versions of this program and of the vLLM that it plays, and end.",
     ),
     Flag(name="help", forms=("-h", "--help"), takes="nothing", help="Show this text and end."),
 )
