@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from config import VERSION, ConfigError, Settings, UsageError
+from config import VERSION, VLLM_VERSION, ConfigError, Settings, UsageError
 from config.command_line import parse, usage
 from config.declaration import COMMAND, suggestion
 from config.loader import check_extras, resolve
@@ -26,6 +26,7 @@ BROKEN_PIPE = 1
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status. Does not return when a server starts: gunicorn replaces this process."""
+    argv = without_empty_start(argv)
     if argv[:1] == ["help"]:
         argv = [*argv[1:2], "--help"]
     elif argv[:1] == ["version"]:
@@ -48,10 +49,26 @@ def main(argv: Sequence[str]) -> int:
         return BROKEN_PIPE
 
 
-def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Callable[[Flags], str]) -> int:
+def without_empty_start(argv: Sequence[str]) -> list[str]:
+    """Returns the words from the first that is not empty: templates may put empty words first."""
+    words = list(argv)
+    while words and not words[0]:
+        del words[0]
+    return words
+
+
+def _start(
+    argv: Sequence[str],
+    read: Callable[[Sequence[str]], Flags],
+    help: Callable[[Flags], str],
+    version: str = f"understudy {VERSION} (vLLM {VLLM_VERSION})",
+) -> int:
     flags = read(argv)
-    if flags.help or flags.version:
-        print(help(flags) if flags.help else f"understudy {VERSION}")
+    if flags.help:
+        print(help(flags))
+        return 0
+    if flags.version:
+        print(version)
         return 0
     # The settings go to gunicorn by the environment; it loads them again, and repeats warnings.
     settings = resolve(flags, os.environ, warn=lambda text: None)
@@ -59,6 +76,8 @@ def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Ca
     variables = as_environment(flags, settings, os.environ)
     for warning in flags.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    if flags.headless:
+        return int(_late("app.wiring.headless")())
     os.chdir(ROOT)
     os.environ.update(variables)
     sys.stdout.flush()
@@ -70,7 +89,13 @@ def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Ca
 def _serve(argv: Sequence[str]) -> int:
     from config.vllm import serve  # other commands do not need these 300 options
 
-    return _start(argv, lambda words: serve.settings_of(words, os.environ), lambda flags: serve.usage())
+    # Scripts compare the output of `vllm --version` with numbers, so it is the number alone.
+    return _start(
+        argv,
+        lambda words: serve.settings_of(words, os.environ),
+        lambda flags: serve.usage(),
+        version=VLLM_VERSION,
+    )
 
 
 def _late(module: str, *given: object, name: str = "run") -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from app.cli import COMMANDS, main
+from app.cli import COMMANDS, main, without_empty_start
 
 SERVE = "serve"
 MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
@@ -21,9 +21,9 @@ MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
 
 def words_of(argv: Sequence[str]) -> list[str] | None:
     """Returns the arguments of `app.cli`; None for a program to run as it is, and without arguments."""
-    words = list(argv)
+    words = without_empty_start(argv)
     if words[:1] == ["vllm"]:
-        words = words[1:] or ["--help"]
+        words = without_empty_start(words[1:]) or ["--help"]
     elif len(words) > 2 and words[0].startswith("python") and words[1] == "-m" and words[2] in MODULES:
         words = words[3:]
     elif not words or (words[0] not in COMMANDS and shutil.which(words[0])):
@@ -36,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
     words = words_of(argv)
     if words is not None:
         return main(words)
-    program = list(argv) or ["gunicorn", "wsgi:app"]
+    program = without_empty_start(argv) or ["gunicorn", "wsgi:app"]
     os.execvp(program[0], program)
 
 

@@ -32,8 +32,8 @@ METAVARS = {
     **{"text": "TEXT", "whole number": "NUMBER", "number": "NUMBER", "switch": "[true|false]"},
     **{"list": "[TEXT ...]", DURATION: "DURATION", JSON: "JSON", OBJECTS: "[JSON ...]"},
 }
-_JOINED = re.compile(r"-[vO](?=\d)")
-"""Flag joined with its value: `-v5`, `-O3`."""
+_JOINED = re.compile(r"(-[vO])(\d.*)")
+"""A whole word that joins a flag with its value: `-v5`, `-O3`."""
 
 
 class Flag(Struct, frozen=True, kw_only=True):
@@ -56,31 +56,64 @@ def read_words(
 ) -> tuple[Given, list[str]]:
     """Returns values by name, and words that belong to no flag. UsageError for a wrong or unknown flag.
 
-    `shortened` accepts beginnings of flags; `known_only` skips unknown flags.
+    `shortened` accepts beginnings of flags; `known_only` skips unknown flags. An empty word that is not the
+    value of a flag is ignored: manifests whose arguments come from templates pass such words.
     """
     by_form = {form: flag for flag in flags for form in flag.forms}
-    given, others, rest = Given(), list[str](), deque(words)
-    while rest:
-        word = _JOINED.sub(r"\g<0>=", rest.popleft(), count=1)
-        form, equals, text = word.partition("=")
-        form = form.replace("_", "-") if form.startswith("--") else form
+    given = Given()
+    others: list[str] = []
+    waiting = deque(words)
+    while waiting:
+        word = waiting.popleft()
+        if not word:
+            continue
+        form, text = _split_flag(word)
         if form not in by_form:
             if known_only or not form.startswith("--"):
                 others.append(word)
                 continue
             form = _full_form(form, by_form, shortened)
-        flag, found = by_form[form], [text] if equals else []
-        most = {"nothing": 0, "maybe": 1, "one": 1}.get(flag.takes, len(rest))
-        while not equals and rest and len(found) < most:
-            if rest[0].startswith("--") or rest[0].partition("=")[0] in by_form:
-                break
-            found.append(rest.popleft())
-        if equals and flag.takes == "nothing":
+        flag = by_form[form]
+        if text is None:
+            values = _values_behind(flag, waiting, by_form)
+        elif flag.takes == "nothing":
             raise UsageError(f"flag {form} takes no value")
-        if not found and flag.takes in ("one", "some"):
+        else:
+            values = [text]
+        if not values and flag.takes in ("one", "some"):
             raise UsageError(f"flag {form} needs a value")
-        given[flag.name] = _value(form, flag, found, given.get(flag.name))
+        given[flag.name] = _value(form, flag, values, given.get(flag.name))
     return given, others
+
+
+def _split_flag(word: str) -> tuple[str, str | None]:
+    """Returns the flag with dashes for underscores, and the value in the same word; None without one."""
+    joined = _JOINED.fullmatch(word)
+    if joined is not None:
+        return joined[1], joined[2]
+    form, equals, text = word.partition("=")
+    if form.startswith("--"):
+        form = form.replace("_", "-")
+    return form, text if equals else None
+
+
+def _values_behind(flag: Flag, waiting: deque[str], by_form: Mapping[str, Flag]) -> list[str]:
+    """Removes the values of a flag from the `waiting` words, and returns them.
+
+    An empty word is a value of a flag that needs one (`--api-key ""`), but never of a switch.
+    """
+    if flag.takes == "nothing":
+        return []
+    max_values = 1 if flag.takes in ("maybe", "one") else len(waiting)
+    values: list[str] = []
+    while waiting and len(values) < max_values:
+        word = waiting[0]
+        if word.startswith("--") or _split_flag(word)[0] in by_form:
+            break
+        if not word and flag.takes == "maybe":
+            break
+        values.append(waiting.popleft())
+    return values
 
 
 def _value(form: str, flag: Flag, words: list[str], before: str | list[str] | None) -> str | list[str]:
@@ -92,6 +125,7 @@ def _value(form: str, flag: Flag, words: list[str], before: str | list[str] | No
             raise UsageError(f"flag {form}: {shown(word)} {error}") from None
     if flag.takes not in ("any", "some"):
         return values[0] if values else flag.const
+    values = [value for value in values if value]
     return [*before, *values] if flag.name in REPEATED and isinstance(before, list) else values
 
 
@@ -150,7 +184,7 @@ def flags_of(given: Given, kind: type[Settings] | None) -> Flags:
         elif name == "v":
             flags.values.setdefault("log-level", value)
         elif name not in ("help", "version"):
-            flags.values[name] = [item for item in value if item] if isinstance(value, list) else value
+            flags.values[name] = value
     return flags
 
 
@@ -222,7 +256,7 @@ OTHERS = (
         name="version",
         forms=("--version",),
         takes="nothing",
-        help="Show the version of this program and end.",
+        help="Show the versions of this program and of the vLLM that it plays, and end.",
     ),
     Flag(name="help", forms=("-h", "--help"), takes="nothing", help="Show this text and end."),
 )

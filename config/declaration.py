@@ -116,6 +116,8 @@ class About(Struct, frozen=True):
     secret: bool = False
     path: bool = False
     """May name a file or folder."""
+    created: bool = False
+    """Names a file that the server creates; a relative path is in the folder of the command."""
 
 
 LIVE = About(live=True)

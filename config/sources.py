@@ -73,6 +73,8 @@ class Flags(Struct):
     kind: type[Settings] | None = None
     """Kind of settings for which the words were parsed; None without words."""
     config: str | None = None
+    headless: bool = False
+    """The node runs engines only: no port is opened."""
     help: bool = False
     version: bool = False
     warnings: list[str] = []
@@ -154,7 +156,11 @@ def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str])
     variables = {CONFIG: os.path.abspath(path) if path else EMPTY} if path or CONFIG in environ else {}
     for row in settings.table.rows:
         value = row.value(settings)
-        moved = _absolute(row.name, value) if row.about.path and value is not None else value
+        moved = value
+        if row.about.created and isinstance(value, str):
+            moved = os.path.abspath(value)
+        elif row.about.path and value is not None:
+            moved = _absolute(row.name, value)
         if moved != value or row.name in flags.fallbacks or any(name in flags.values for name in row.names):
             variables[row.env[0]] = row.write(moved) or EMPTY
             variables |= {name: "" for name in map(variable, row.about.also) if name in environ}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from config.declaration import ConfigError, shown, suggestion
-from config.settings import BY_NAME, MASK, SECTIONS, Setting, Settings, Table
+from config.settings import BY_NAME, MASK, SECTIONS, ServerSettings, Setting, Settings, Table
 
 FIRST = (
     *("model", "mode", "port"),
@@ -43,12 +43,22 @@ def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
     grpc_port = server.grpc_port
     if grpc_port is not None and (grpc_port + ranks > 65536 or abs(grpc_port - server.port) < ranks):
         yield "grpc-port", f"{room}, none of which is one of port's"
+    if server.uds is not None:
+        yield from _socket_flaws(server)
     if server.speaks_grpc and at.tls.enabled:
         yield "grpc", "goes without HTTPS only: certificates must be left out"
     if server.speaks_grpc and not server.fast_path:
         yield "fast-path", "must be true where gRPC is answered"
     if at.engine.is_real:
         yield from _real_engine_flaws(at)
+
+
+def _socket_flaws(server: ServerSettings) -> Iterator[tuple[str, str]]:
+    """Yields what contradicts a Unix socket."""
+    if len(server.ranks) > 1:
+        yield "uds", "must be empty when this server plays several ranks: each has a port of its own"
+    if server.grpc_port is not None:
+        yield "grpc-port", "must be empty where uds is set: no TCP port is opened"
 
 
 def _step_flaws(at: Settings) -> Iterator[tuple[str, str]]:

@@ -63,6 +63,7 @@ class Generator:
         for refused, reason in (
             (settings.model.task != "generate", "asks for completions, which this server has not"),
             (settings.tls.enabled, "does not speak TLS"),
+            (settings.server.uds, "sends over TCP, and this server listens at a Unix socket"),
             (plan.prompt_tokens + plan.output_tokens > most, f"sends at most max-model-len tokens, {most}"),
             (plan.groups and plan.shared >= plan.prompt_tokens, "needs prompts longer than what they share"),
         ):

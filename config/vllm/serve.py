@@ -20,6 +20,7 @@ from config.command_line import OTHERS, Flag, flags_of, help_text, kind_of, read
 from config.declaration import COMMAND, ConfigError, UsageError, suggestion
 from config.settings import BY_NAME, table_of
 from config.sources import Flags, Given
+from config.vllm.checks import check_load_balancing, check_values, is_headless, unknown_name
 from config.yaml_file import parse_yaml
 
 FACTS = Path(__file__).with_name("options.json")
@@ -41,6 +42,19 @@ class Option(Struct, frozen=True, kw_only=True):
     """Switch with a negative form, --no-NAME."""
     also: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    """Values that vLLM's parser knows."""
+    names: tuple[str, ...] = ()
+    """Values that vLLM knows when it starts; its parser takes any text."""
+    names_from: str = ""
+    """Option with a plugin that may register further names."""
+    any_case: bool = False
+    """`names` are upper case, and a value may be lower case."""
+    paths: bool = False
+    """A dotted Python path is valid, too."""
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
     setting: str = ""
     """Setting that the option sets, where its name is another."""
     values: dict[str, str | None] = {}
@@ -66,6 +80,18 @@ class Option(Struct, frozen=True, kw_only=True):
         except (ValueError, RecursionError):
             raise ValueError(f"must be {wanted}") from None
         return str(found) if self.kind.startswith("size") else text
+
+    def broken_limit(self, text: str) -> str:
+        """Returns the limit that a number breaks; an empty text without one."""
+        if self.at_least is not None and not float(text) >= self.at_least:
+            return f"must be at least {self.at_least:g}"
+        if self.above is not None and not float(text) > self.above:
+            return f"must be more than {self.above:g}"
+        if self.at_most is not None and not float(text) <= self.at_most:
+            return f"must be at most {self.at_most:g}"
+        if self.below is not None and not float(text) < self.below:
+            return f"must be less than {self.below:g}"
+        return ""
 
 
 def _size(text: str) -> int:
@@ -248,6 +274,9 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
     """Converts a vLLM command line; settings on it are stronger than options. May raise ConfigError."""
     named, flags = read(argv, environ)
     given = {name: value for name, value in named.items() if value != ""}
+    check_values(given, OPTIONS)
+    flags.headless = is_headless(given)
+    check_load_balancing(given, flags.headless)
     values: Given = {}
     for name in (name for name in MEANINGS if name in given):
         found = _effect_of(name, given[name])
@@ -318,13 +347,24 @@ class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     topic: str = ""
 
 
-class KVTransferConfig(Struct, kw_only=True):
-    """`--kv-transfer-config`; connectors have further fields."""
+class KVTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`--kv-transfer-config`; `kv_connector_extra_config` has the fields of one connector."""
 
     kv_connector: str | None = None
-    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
-    engine_id: str | None = None
+    kv_connector_module_path: str | None = None
+    """Module with a connector that is not one of vLLM's."""
     kv_connector_extra_config: dict[str, Any] = {}
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    kv_rank: int | None = None
+    kv_parallel_size: int = 1
+    kv_ip: str = "127.0.0.1"
+    kv_port: int = 14579
+    kv_buffer_device: str = "cuda"
+    kv_buffer_size: float = 1e9
+    """Bytes."""
+    engine_id: str | None = None
+    enable_permute_local_kv: bool = False
+    kv_load_failure_policy: Literal["recompute", "fail"] = "fail"
 
 
 def read_config(text: str, kind: type[T]) -> T:
@@ -359,15 +399,42 @@ CONNECTORS = {
     "ExampleConnector": "example",
     "OffloadingConnector": "offloading",
     "SimpleCPUOffloadConnector": "offloading",
+    "DecodeBenchConnector": "",
+    "ExampleHiddenStatesConnector": "",
+    "FlexKVConnectorV1": "",
+    "HF3FSKVConnector": "",
+    "LMCacheConnectorV1": "",
+    "LMCacheMPConnector": "",
+    "MoRIIOConnector": "",
+    "MooncakeConnector": "",
+    "MooncakeStoreConnector": "",
+    "MultiConnector": "",
 }
+"""vLLM's connectors -> value of the setting `kv-connector`."""
 
 
 def _transfer(text: str) -> Given:
     config = read_config(text, KVTransferConfig)
-    inner = config.kv_connector_extra_config.get("connectors")
-    several = inner if config.kv_connector == "MultiConnector" and isinstance(inner, list) else []
-    names = [config.kv_connector, *(one.get("kv_connector") for one in several if isinstance(one, dict))]
-    return {"kv-connector": next((CONNECTORS[name] for name in names if name in CONNECTORS), "")}
+    connectors = [config]
+    if config.kv_connector == "MultiConnector":
+        inner = config.kv_connector_extra_config.get("connectors")
+        objects = [item for item in inner if isinstance(item, dict)] if isinstance(inner, list) else []
+        connectors += [read_config(json.dumps(item), KVTransferConfig) for item in objects]
+    for connector in connectors:
+        _check_connector(connector)
+    played = (CONNECTORS.get(connector.kv_connector or "", "") for connector in connectors)
+    return {"kv-connector": next(filter(None, played), "")}
+
+
+def _check_connector(config: KVTransferConfig) -> None:
+    """Raises ValueError for a connector that vLLM does not have, or one without a role."""
+    name = config.kv_connector
+    if name is None:
+        return
+    if name not in CONNECTORS and config.kv_connector_module_path is None:
+        raise ValueError(f"kv_connector {name!r} {unknown_name(name, tuple(sorted(CONNECTORS)))}")
+    if config.kv_role is None:
+        raise ValueError("kv_role is missing: it must be kv_producer, kv_consumer or kv_both")
 
 
 ACTS: Mapping[str, Callable[[str], Given]] = {
@@ -375,6 +442,7 @@ ACTS: Mapping[str, Callable[[str], Given]] = {
     "config": lambda text: {},
     "data-parallel-size": lambda text: {"data-parallel-size": str(min(int(text), MOST_RANKS))},
     "data-parallel-rank": lambda text: {"data-parallel-rank": str(min(int(text), MOST_RANKS - 1))},
+    "headless": lambda text: {},
     "kv-events-config": _events,
     "kv-offloading-size": lambda text: {"kv-connector": "offloading"},
     "kv-transfer-config": _transfer,

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from app import cli as command
-from config import VERSION
+from app.entrypoint import run
+from config import VERSION, VLLM_VERSION
 from config.kinds import parse_duration
 from config.loader import load
 
@@ -67,10 +68,24 @@ def test_the_help_begins_with_the_commands_a_line_each(
 def test_help_and_version_are_words_too(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("version", "--version"):
         assert command.main([word]) == 0
-        assert capsys.readouterr().out == f"understudy {VERSION}\n"
+        assert capsys.readouterr().out == f"understudy {VERSION} (vLLM {VLLM_VERSION})\n"
     with pytest.raises(SystemExit) as ended:
         command.main(["help", "simulate"])
     assert not ended.value.code and "python -m app simulate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [["serve", "--version"], ["serve", "model", "--version"]])
+def test_serve_prints_the_version_of_vllm_alone(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(argv) == 0
+    assert capsys.readouterr() == (f"{VLLM_VERSION}\n", "")
+
+
+def test_vllms_command_of_the_image_prints_a_version_that_scripts_can_compare(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["vllm", "--version"]) == 0
+    last_word = capsys.readouterr().out.splitlines()[-1].split()[-1]
+    assert tuple(int(part) for part in last_word.split(".")) >= (0, 22, 0)
 
 
 @pytest.fixture

@@ -57,6 +57,11 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
         (["--grpc", "--self-signed-certs"], "setting grpc: "),
         (["--grpc", "--fast-path", "false"], "setting fast-path: "),
         (["--grpc-port", "8000", "--port", "8000"], "setting grpc-port: "),
+        (
+            ["--uds", "/run/a", "--data-parallel-size", "2"],
+            "setting uds: '/run/a' (flag --uds) must be empty",
+        ),
+        (["--uds", "/run/a", "--grpc-port", "9000"], "(flag --grpc-port) must be empty where uds is set"),
         (["--config", "/nowhere.yaml"], "YAML file /nowhere.yaml: cannot be read: No such file or directory"),
     ],
 )

@@ -25,8 +25,10 @@ ISSUE = [
     "--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
     "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--tensor-parallel-size", "4",
 ]  # fmt: skip
-SEVERAL = """{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [
-    {"kv_connector": "NixlConnector"}, {"kv_connector": "OffloadingConnector"}]}}"""
+SEVERAL = """{"kv_connector": "MultiConnector", "kv_role": "kv_both",
+    "kv_connector_extra_config": {"connectors": [
+    {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+    {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}]}}"""
 SHARED = Path(__file__).parents[3] / "shared" / "spec" / "vllm-serve-0.32.jsonl"
 
 
@@ -72,7 +74,9 @@ def sample(name: str, facts: Option) -> list[str]:
     """A value as it follows the option; empty for a switch."""
     if facts.kind == "switch":
         return []
-    return ["/x" if name == "root-path" else facts.choices[-1] if facts.choices else SAMPLES[facts.kind]]
+    if name == "root-path":
+        return ["/x"]
+    return [[*facts.choices, *facts.names, SAMPLES[facts.kind]][0]]
 
 
 def test_every_option_is_taken_with_a_value_of_its_kind() -> None:
@@ -142,7 +146,8 @@ def test_an_option_with_the_name_of_a_setting_sets_it() -> None:
             "kv@",
         ),
         *(
-            (["m", "--kv-transfer-config", f'{{"kv_connector": "{name}Connector"}}'], "kv-connector", played)
+            (["m", "--kv-transfer-config.kv_connector", f"{name}Connector", "--kv-transfer-config.kv_role",
+              "kv_both"], "kv-connector", played)
             for name, played in (("Offloading", "offloading"), ("Example", "example"), ("Mooncake", ""))
         ),
         (["m", "--kv-transfer-config", SEVERAL], "kv-connector", "nixl"),

@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from app.engine.core.wire import EngineProcessOptions
     from app.serving.gunicorn.engine_process import EngineProcess
 
+MAX_SOCKET_PATH_BYTES = 107
+"""Longest path of a Unix socket on Linux: `sun_path` has 108 bytes with the final zero."""
 ONE_EACH = (
     "each worker is a server of its own, with its own places, queue and metrics; several behind one port "
     "would answer in turns, as strangers. data-parallel-size makes more ranks, each on a port of its own"
@@ -220,6 +223,8 @@ def take_charge(
         raise ConfigError(
             "bind: must be left to the settings host, port and grpc-port when there are several"
         )
+    if settings.server.uds is not None and (size > 1 or settings.server.grpc_port is not None):
+        raise ConfigError("bind: a Unix socket serves one rank, and goes without grpc-port")
     if settings.engine.is_real:
         engine_options(settings)  # raises for missing requirements, before slow work
     prepare(settings)
@@ -242,6 +247,8 @@ def check_free(server: Arbiter) -> None:
     if server.master_pid or server.systemd or server.cfg.reuse_port:
         return
     for address in server.cfg.address:
+        if isinstance(address, str):
+            check_socket_file(address)
         if isinstance(address, tuple):
             with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -252,6 +259,25 @@ def check_free(server: Arbiter) -> None:
                     if error.errno == errno.EADDRINUSE:
                         reason += "; choose another port with --port or SIM_PORT"
                     raise ConfigError(f"cannot listen at {address[0]}:{address[1]}: {reason}") from None
+
+
+def check_socket_file(path: str) -> None:
+    """Raises ConfigError unless a Unix socket can be made at `path`, where gunicorn replaces a stale one."""
+    reason = ""
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        reason = f"the path must have at most {MAX_SOCKET_PATH_BYTES} bytes"
+    elif not os.path.isdir(os.path.dirname(path) or "."):
+        reason = "its folder does not exist"
+    elif not os.access(os.path.dirname(path) or ".", os.W_OK):
+        reason = "its folder is not writable"
+    elif os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
+        reason = "the file exists and is not a socket"
+    else:
+        with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):  # refused by a stale socket
+            probe.connect(path)
+            reason = "Address already in use"
+    if reason:
+        raise ConfigError(f"cannot listen at unix:{path}: {reason}")
 
 
 def say_model(log: Logger, settings: Settings) -> None:
@@ -270,4 +296,6 @@ def say_model(log: Logger, settings: Settings) -> None:
 def say_console(log: Logger, settings: Settings) -> None:
     path = settings.server.root_path.rstrip("/") + "/console"
     urls = ", ".join(url + path for _, url in ranks.siblings(settings))
+    if settings.server.uds is not None:
+        urls = f"{path} at unix:{settings.server.uds}"
     log.info("console: %s", urls if settings.api.console else "none; --console serves one")

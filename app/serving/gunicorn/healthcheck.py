@@ -6,10 +6,13 @@ includes its flags.
 """
 
 import os
+import socket
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -22,6 +25,25 @@ RUNNING = "--running"
 ROOT = Path(__file__).resolve().parents[3]
 APPLICATION = b"wsgi:app"
 """Argument in the command line of every Understudy server."""
+
+
+def is_healthy_at(path: str, is_encrypted: bool) -> bool:
+    """True if GET /health answers 200 at the Unix socket `path`. The certificate is not verified."""
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(PATIENCE_S)
+    connection = HTTPConnection("localhost")
+    try:
+        client.connect(path)
+        connection.sock = client
+        if is_encrypted:
+            connection.sock = ssl._create_unverified_context().wrap_socket(client)
+        connection.request("GET", "/health")
+        return connection.getresponse().status == HTTPStatus.OK
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
+        client.close()
 
 
 def is_healthy(url: str) -> bool:
@@ -52,7 +74,11 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    sick = [url for _, url in siblings(settings) if not is_healthy(url)]
+    path = settings.server.uds
+    if path is not None:
+        sick = [] if is_healthy_at(path, is_encrypted=settings.tls.enabled) else [f"unix:{path}"]
+    else:
+        sick = [url for _, url in siblings(settings) if not is_healthy(url)]
     if sick:
         print(f"not healthy: {', '.join(sick)}", file=sys.stderr)
     return 1 if sick else 0

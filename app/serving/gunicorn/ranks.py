@@ -69,17 +69,25 @@ def is_noted(worker: Worker, stage: int) -> bool:
 
 
 def addresses(server: ServerSettings) -> list[str]:
-    """Returns host:port of every rank in order, then those of separate gRPC ports."""
+    """Returns host:port of every rank in order, then those of separate gRPC ports; or the Unix socket."""
+    if server.uds is not None:
+        return [f"unix:{server.uds}"]
     first = [server.port] if server.grpc_port is None else [server.port, server.grpc_port]
     return [_netloc(server.host, port + k) for port in first for k in range(len(server.ranks))]
 
 
 def bound(settings: Settings, address: Sequence[object]) -> Settings:
-    """Returns `settings` with the host and port of gunicorn's `address`, where --bind has precedence."""
+    """Returns `settings` with the host and port, or the socket, of gunicorn's `address`.
+
+    --bind has precedence over the settings. No setting can name a file descriptor.
+    """
     first = address[0]
-    if not isinstance(first, tuple):  # no setting can name a Unix socket or file descriptor
-        return settings
-    return replace(settings, server=replace(settings.server, host=first[0] or "0.0.0.0", port=first[1]))
+    server = settings.server
+    if isinstance(first, tuple):
+        server = replace(server, host=first[0] or "0.0.0.0", port=first[1], uds=None)
+    elif isinstance(first, str):
+        server = replace(server, uds=first)
+    return replace(settings, server=server)
 
 
 def rank_of(server: ServerSettings, environ: Mapping[str, str]) -> int:

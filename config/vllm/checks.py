@@ -1,0 +1,84 @@
+"""Checks that vLLM makes after its parser, when it builds its configuration: names, limits, conflicts.
+
+vLLM's parser takes any text for these options. A wrong one stops vLLM's start, so it stops ours, too. All
+functions take the options by name, without those whose value is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from config.declaration import ConfigError, shown, suggestion
+
+if TYPE_CHECKING:
+    from config.sources import Given
+    from config.vllm.serve import Option
+
+LOAD_BALANCING = {
+    "data-parallel-multi-port-external-lb": "--data-parallel-multi-port-external-lb",
+    "data-parallel-external-lb": "--data-parallel-external-lb (or --data-parallel-rank)",
+    "data-parallel-hybrid-lb": "--data-parallel-hybrid-lb (or --data-parallel-start-rank)",
+}
+"""Modes of load balancing between data parallel ranks. They exclude each other."""
+
+
+def check_values(given: Given, options: Mapping[str, Option]) -> None:
+    """Raises ConfigError for the first value that vLLM's start would refuse."""
+    for name, value in given.items():
+        option = options.get(name)
+        if option is None or not isinstance(value, str):
+            continue
+        rule = option.broken_limit(value)
+        if option.names and option.names_from not in given:
+            rule = name_flaw(option, value)
+        if rule:
+            raise ConfigError(f"flag --{name}: {shown(value)} {rule}")
+
+
+def name_flaw(option: Option, value: str) -> str:
+    """Returns why `value` is not one of the option's names; an empty text for a known name."""
+    name = value.upper() if option.any_case else value
+    is_path = option.paths and "." in value
+    if is_path or name in option.names:
+        return ""
+    return unknown_name(name, option.names)
+
+
+def unknown_name(name: str, names: tuple[str, ...]) -> str:
+    """Returns the rule that an unknown `name` breaks, with all `names`."""
+    return f"must be one of {', '.join(names)}{suggestion(name, names=names)}"
+
+
+def is_headless(given: Given) -> bool:
+    """True for a node that runs engines only. Raises ConfigError for options that contradict this."""
+    server_count = given.get("api-server-count")
+    has_no_server = isinstance(server_count, str) and int(server_count) < 1
+    if "headless" not in given:
+        return has_no_server
+    if server_count is not None and not has_no_server:
+        raise ConfigError(
+            f"flag --api-server-count: {server_count} cannot be used with --headless, "
+            "which starts no API server"
+        )
+    return True
+
+
+def check_load_balancing(given: Given, headless: bool) -> None:
+    """Raises ConfigError for data parallel options that exclude each other, as vLLM does."""
+    modes = {name for name in LOAD_BALANCING if given.get(name) == "true"}
+    if "data-parallel-rank" in given:
+        modes.add("data-parallel-external-lb")
+    hybrid_by_flag = "data-parallel-hybrid-lb" in modes
+    if "data-parallel-start-rank" in given and "data-parallel-multi-port-external-lb" not in modes:
+        modes.add("data-parallel-hybrid-lb")
+    if len(modes) > 1:
+        raise ConfigError(
+            "cannot use more than one data parallel load balancing mode; choose one of "
+            + ", ".join(LOAD_BALANCING.values())
+        )
+    if headless and hybrid_by_flag:
+        raise ConfigError("flag --data-parallel-hybrid-lb: cannot be used with --headless")
+    local_size = given.get("data-parallel-size-local")
+    if headless and isinstance(local_size, str) and int(local_size) <= 0:
+        raise ConfigError("flag --data-parallel-size-local: must be more than 0 with --headless")

@@ -1,0 +1,160 @@
+"""What vLLM refuses when it starts, beyond its parser: unknown names, numbers out of range, conflicts."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from app import cli
+from config import ConfigError
+from config.vllm.serve import OPTIONS, settings_of
+
+
+def refusal(*argv: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        settings_of(["model", *argv], {})
+    assert caught.value.status == 1
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def is_accepted(*argv: str) -> bool:
+    settings_of(["model", *argv], {})
+    return True
+
+
+def transfer(**fields: object) -> list[str]:
+    return ["--kv-transfer-config", json.dumps({"kv_role": "kv_both", **fields})]
+
+
+NAMED = [name for name, option in OPTIONS.items() if option.names]
+
+
+def test_the_options_with_names_are_the_ones_that_vllm_checks_at_its_start() -> None:
+    assert NAMED == [
+        "tool-call-parser",
+        "quantization",
+        "reasoning-parser",
+        "load-format",
+        "attention-backend",
+        "mamba-backend",
+        "distributed-executor-backend",
+        "data-parallel-backend",
+        "mm-encoder-attn-backend",
+    ]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_an_unknown_name_is_refused_with_the_list_and_every_known_name_is_accepted(name: str) -> None:
+    option = OPTIONS[name]
+    text = refusal(f"--{name}", "nonsense")
+    assert text.startswith(f"flag --{name}: 'nonsense' must be one of ")
+    assert text.endswith(", ".join(option.names))
+    assert all(is_accepted(f"--{name}", value) for value in option.names)
+
+
+def test_a_misspelled_name_is_corrected() -> None:
+    assert refusal("--tool-call-parser", "hermez").endswith("; did you mean hermes?")
+    assert refusal("--quantization=fp9").startswith("flag --quantization: 'fp9' must be one of ")
+    assert refusal("-q", "gptc").endswith("; did you mean gptq?")
+    assert refusal("--reasoning-parser", "foo").startswith("flag --reasoning-parser: 'foo' must be one of ")
+
+
+def test_a_plugin_may_bring_any_name() -> None:
+    assert is_accepted("--tool-call-parser", "ours", "--tool-parser-plugin", "/plugins/ours.py")
+    assert is_accepted("--reasoning-parser", "ours", "--reasoning-parser-plugin", "/plugins/ours.py")
+    assert "must be one of" in refusal("--tool-call-parser", "ours", "--tool-parser-plugin", "")
+    assert "must be one of" in refusal("--tool-call-parser", "ours", "--reasoning-parser-plugin", "/x.py")
+
+
+def test_backends_are_named_in_any_case_and_executors_by_path() -> None:
+    assert is_accepted("--attention-backend", "flash_attn")
+    assert is_accepted("--mamba-backend", "triton")
+    assert is_accepted("--distributed-executor-backend", "package.module.Executor")
+    assert refusal("--attention-backend", "flash_attm").endswith("did you mean FLASH_ATTN?")
+
+
+def test_no_value_is_checked_where_vllm_takes_none() -> None:
+    assert is_accepted("--quantization", "None", "--tool-call-parser", "", "--attention-backend", "None")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("gpu-memory-utilization", "1.5", "must be at most 1"),
+        ("gpu-memory-utilization", "0", "must be more than 0"),
+        ("gpu-memory-utilization", "nan", "must be more than 0"),
+        ("cpu-offload-gb", "-1", "must be at least 0"),
+        ("pipeline-parallel-size", "0", "must be at least 1"),
+        ("video-pruning-rate", "1", "must be less than 1"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(name: str, value: str, rule: str) -> None:
+    assert refusal(f"--{name}={value}") == f"flag --{name}: '{value}' {rule}"
+    assert is_accepted(f"--{name}", "0.5" if OPTIONS[name].kind == "float" else "1")
+
+
+# --kv-transfer-config
+
+
+def test_an_unknown_key_of_kv_transfer_config_is_refused() -> None:
+    assert refusal(*transfer(kv_conector="NixlConnector")).endswith("; did you mean kv_connector?")
+    assert is_accepted(*transfer(kv_connector="NixlConnector", kv_rank=0, kv_buffer_device="cpu"))
+    assert is_accepted(*transfer(kv_connector="NixlConnector", kv_load_failure_policy="recompute"))
+
+
+def test_an_unknown_connector_is_refused_with_the_list() -> None:
+    text = refusal(*transfer(kv_connector="P2pNccl"))
+    assert "kv_connector 'P2pNccl' must be one of DecodeBenchConnector, ExampleConnector" in text
+    assert "did you mean NixlConnector?" in refusal(*transfer(kv_connector="NixlConector"))
+    inner = {"kv_connector_extra_config": {"connectors": [{"kv_connector": "Nixl", "kv_role": "kv_both"}]}}
+    assert "kv_connector 'Nixl'" in refusal(*transfer(kv_connector="MultiConnector", **inner))
+
+
+def test_a_connector_from_a_module_may_have_any_name() -> None:
+    fields: Mapping[str, object] = {"kv_connector_module_path": "ours.connector"}
+    assert is_accepted(*transfer(kv_connector="OurConnector", **fields))
+
+
+def test_a_connector_without_a_role_is_refused() -> None:
+    argv = ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
+    assert "kv_role is missing: it must be kv_producer, kv_consumer or kv_both" in refusal(*argv)
+
+
+# Data parallel options
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--data-parallel-external-lb", "--data-parallel-hybrid-lb"),
+        ("--data-parallel-rank", "1", "--data-parallel-start-rank", "1"),
+        ("--data-parallel-multi-port-external-lb", "--data-parallel-hybrid-lb"),
+    ],
+)
+def test_modes_of_load_balancing_exclude_each_other(argv: tuple[str, ...]) -> None:
+    assert refusal(*argv).startswith("cannot use more than one data parallel load balancing mode; choose one")
+
+
+def test_a_headless_node_refuses_options_of_servers() -> None:
+    assert "--api-server-count: 2 cannot be used with" in refusal("--headless", "--api-server-count", "2")
+    assert "--data-parallel-hybrid-lb: cannot be" in refusal("--headless", "--data-parallel-hybrid-lb")
+    text = refusal("--headless", "--data-parallel-size-local", "0")
+    assert text == "flag --data-parallel-size-local: must be more than 0 with --headless"
+    argv = ("model", "--headless", "-dp", "4", "--data-parallel-start-rank", "2")
+    assert settings_of(argv, {}).headless
+    assert settings_of(("model", "--api-server-count", "0"), {}).headless
+    assert not settings_of(("model", "--api-server-count", "1"), {}).headless
+
+
+def test_the_start_ends_with_status_1_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "model", "--gpu-memory-utilization", "1.5"]) == 1
+    assert capsys.readouterr().err == "error: flag --gpu-memory-utilization: '1.5' must be at most 1\n"
+
+
+def test_names_in_a_file_are_checked_too(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.yaml"
+    file.write_text("tool-call-parser: hermez\n")
+    assert "did you mean hermes?" in refusal("--config", str(file))
