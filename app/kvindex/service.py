@@ -26,6 +26,7 @@ from app.kvindex.subscriber import LOOK_AGAIN_S, Context, Subscriber, Subscriber
 from app.kvindex.tokenizers import Tokenization, TokenizerLibrary
 from app.text.base import Tokenizer
 from app.text.huggingface import load_tokenizer
+from app.text.template_process import TemplateProcess
 from config import ConfigError, Settings
 from config.sections.engine import KVIndexSettings, tier_weights, tokenizer_sources
 from config.sections.model import TokenizerSettings
@@ -192,10 +193,12 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
     """Creates the index, not yet started. ConfigError for invalid addresses."""
     at, model, source = settings.kvindex, settings.model, settings.tokenizer
 
+    renderer = TemplateProcess()  # one for the tokenizers of all models
+
     def load(name: str) -> Tokenizer:
         token, folder = source.hf_token, source.tokenizers_cache_dir
         at = TokenizerSettings(tokenizer=name, hf_token=token, tokenizers_cache_dir=folder)
-        return load_tokenizer(name, at)
+        return load_tokenizer(name, at, renderer=renderer)
 
     adapters = [adapter.name for adapter in adapters_of(settings.lora, model)]
     sources, folder, hub = tokenizer_sources(at.kv_index_tokenizers)

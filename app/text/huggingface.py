@@ -36,7 +36,7 @@ from app.text.base import (
     TokenizerLoadError,
     not_unicode,
 )
-from app.text.chat_template import ChatTemplates
+from app.text.chat_template import ChatTemplates, RequestTemplateRenderer
 from app.text.files import DEFAULT_TEMPLATE, TokenizerFolder, fetch, model_config, read_folder, read_info
 from app.text.files import takes_media as media_of
 from config.sections.model import TokenizerSettings
@@ -235,14 +235,19 @@ class LocalTokenizer(Tokenizer):
         backend: tokenizers.Tokenizer,
         folder: TokenizerFolder,
         name: str,
+        renderer: RequestTemplateRenderer | None = None,
     ) -> None:
+        """`renderer` renders with the chat templates of requests; several tokenizers may share one."""
         # A file may have settings from training that cut or pad every text.
         backend.no_truncation()
         backend.no_padding()
         self.backend, self.name = backend, name
         """`backend` is the library's object: shared, must not be changed."""
         self._templates = ChatTemplates(
-            folder.chat_templates, folder.special_tokens, takes_media=folder.takes_media
+            folder.chat_templates,
+            folder.special_tokens,
+            takes_media=folder.takes_media,
+            renderer=renderer,
         )
         added = backend.get_added_tokens_decoder()
         self.added_ids: frozenset[int] | None = frozenset(added)
@@ -273,6 +278,7 @@ class LocalTokenizer(Tokenizer):
         name: str | None = None,
         chat_template: str | None = None,
         takes_media: bool | None = None,
+        renderer: RequestTemplateRenderer | None = None,
     ) -> Self:
         """Loads a folder with `tokenizer.json`, or such a file.
 
@@ -290,7 +296,7 @@ class LocalTokenizer(Tokenizer):
             backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_file.read_bytes())
         except Exception as error:  # the library raises bare Exception
             raise TokenizerLoadError(f"{folder.tokenizer_file} is not a tokenizer: {error}.") from error
-        return cls(backend, folder, name or str(path))
+        return cls(backend, folder, name or str(path), renderer)
 
     @cached_property
     def longest_token(self) -> int:
@@ -388,12 +394,13 @@ def load_tokenizer(
     model: str,
     at: TokenizerSettings = TokenizerSettings(),  # noqa: B008 (immutable)
     takes_media: bool | None = None,
+    renderer: RequestTemplateRenderer | None = None,
 ) -> Tokenizer:
     """Returns the embedded tokenizer if forced, else a render service, else one of a folder, file or hub.
 
     `at.tokenizer`, by default `model`, is a folder, file or `organisation/name` on the hub; `takes_media`
-    None reads the model's `config.json`. TokenizerLoadError when `at.tokenizer` cannot be loaded; a `model`
-    then gets the embedded tokenizer.
+    None reads the model's `config.json`; `renderer` is that of `LocalTokenizer`. TokenizerLoadError when
+    `at.tokenizer` cannot be loaded; a `model` then gets the embedded tokenizer.
     """
     chat_template = template_source(at.chat_template)
     if takes_media is None:
@@ -409,14 +416,14 @@ def load_tokenizer(
     path = Path(source).expanduser()
     try:
         if path.exists():
-            return LocalTokenizer.from_path(path, source, chat_template, takes_media)
+            return LocalTokenizer.from_path(path, source, chat_template, takes_media, renderer)
         if source.startswith((".", "/", "~")):
             raise TokenizerLoadError(f"There is nothing at {source}.")
         if at.tokenizer is None and "/" not in source:  # a model name such as `tiny` is no repository
             return default_tokenizer(chat_template, takes_media)
         cache = None if at.tokenizers_cache_dir is None else Path(at.tokenizers_cache_dir).expanduser()
         folder = fetch(source, at.hf_token, cache)
-        return LocalTokenizer.from_path(folder, source, chat_template, takes_media)
+        return LocalTokenizer.from_path(folder, source, chat_template, takes_media, renderer)
     except TokenizerLoadError as error:
         if at.tokenizer is not None:
             raise

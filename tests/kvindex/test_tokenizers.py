@@ -54,13 +54,17 @@ class Stuck:
 
 
 def test_special_tokens_are_put_around_prompts_and_around_conversations_that_ask_for_them() -> None:
-    tokenizer = LocalTokenizer(llama_3(), TokenizerFolder(tokenizer_file=Path("tokenizer.json")), "llama")
+    folder = TokenizerFolder(
+        tokenizer_file=Path("tokenizer.json"),
+        chat_templates={"default": "{{ messages[0].content }}"},
+    )
+    tokenizer = LocalTokenizer(llama_3(), folder, "llama")
     made = Tokenization(lambda model: tokenizer, IndexMetrics(), 10.0)
     for text in ("hello", TEXT, TEXT):
         plain = tokenizer.encode(text)
         assert made.encode("m", text) == [1, *plain]
         assert made.encode("m", text, add_special_tokens=False) == plain
-    asked = ChatOptions(add_special_tokens=True, chat_template="{{ messages[0].content }}")
+    asked = ChatOptions(add_special_tokens=True)
     assert made.encode_chat("m", CHAT, asked) == [1, *tokenizer.encode(TEXT)]
     assert made.encode_chat("m", CHAT, replace(asked, add_special_tokens=False)) == tokenizer.encode(TEXT)
 

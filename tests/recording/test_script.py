@@ -11,6 +11,7 @@ from app import create_app
 from app.cli import main
 from app.serving.recording.exchange import Exchange
 from app.serving.recording.to_script import script_of
+from app.serving.scripts.template import Template
 from config.loader import load
 from tests.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written
 
@@ -179,6 +180,12 @@ def test_what_scripts_do_not_answer_is_left_out(capsys: pytest.CaptureFixture[st
     assert rules_of(*(whole(chat("Hi"), {}, path) for path in others), whole(chat("Hi"), "no choices")) == []
     told = [f"line {number}: left out: POST {path}" for number, path in enumerate((*others, CHAT), 2)]
     assert capsys.readouterr().err.splitlines() == told
+
+
+def test_a_text_full_of_template_syntax_fits_the_limits_of_a_template() -> None:
+    text = "{{ 'a\\b\n\r\t' }}{% raw %}ü漢" * 200
+    [rule] = rules_of(whole(chat("Hi"), choice(content=text)))
+    assert Template(rule["then"]["text"]).text({}) == text
 
 
 def test_the_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import convert
 
-from app.serving.scripts.action import MOST_CHARACTERS, Template, random_functions
 from app.serving.scripts.matching import Conditions, Groups, MatchedRequest
 from app.serving.scripts.rules import ScriptError, ScriptFailure, When
+from app.serving.scripts.template import MAX_CHARACTERS, Template, random_functions
 from tests.script.requests import request
 
 AGENT = request(
@@ -158,7 +158,7 @@ def test_what_could_run_long_is_refused_at_the_start(source: str) -> None:
 
 
 def test_a_text_of_any_length_does_not_come_out() -> None:
-    long = "x" * (MOST_CHARACTERS // 2)
+    long = "x" * (MAX_CHARACTERS // 2)
     assert filled("{{ message }}", message=long) == long
     for source in ("{{ message }}{{ message }}{{ message }}", "{{ message | replace('x', 'xyz') }}"):
         with pytest.raises(ScriptFailure, match="more than"):

@@ -19,7 +19,13 @@ from app.serving.protocol.chat import Message as WireMessage
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.validation import GenerationRequest
 from app.serving.scripts.action import ScriptedAnswer
-from app.serving.scripts.matching import KNOWN, MatchedRequest, Message
+from app.serving.scripts.matching import (
+    KNOWN,
+    MATCH_PER_INPUT_S,
+    MatchBudget,
+    MatchedRequest,
+    Message,
+)
 from app.serving.scripts.rules import ScriptFailure
 from app.serving.scripts.script_set import Decision, ScriptSet
 from app.text.base import Tokenizer
@@ -69,11 +75,14 @@ class ScriptResolver:
             tools = {tool.function.name: tool.function.parameters or {} for tool in chat.tools or ()}
         directed: list[EngineRequest] = []
         slices = Slices()
+        budget = MatchBudget()
         for number, conversation in enumerate(self._conversations(asked, prompts)):
             slices.spend(PROMPT_STEPS + self.book.rules)
+            budget.extend(MATCH_PER_INPUT_S)
             first = requests[number * requests[0].n]
             own = requests[number * first.n : (number + 1) * first.n]
             seen = request_of(context, asked.model or first.model, conversation, tools)
+            seen.budget = budget
             repeats = first.seed is not None or first.greedy
             rng = Random(f"{first.seed} {seen.last[:KNOWN]}") if repeats else None
             decision = self.decide(context, seen, rng)
@@ -99,9 +108,12 @@ class ScriptResolver:
         """
         answers: list[ScriptedAnswer | None] = []
         slices = Slices()
+        budget = MatchBudget()
         for messages in inputs:
+            budget.extend(MATCH_PER_INPUT_S)
             slices.spend(PROMPT_STEPS + self.book.rules)
             seen = request_of(context, model, messages_of(messages), {}, wants)
+            seen.budget = budget
             decision = self.decide(context, seen)
             if decision is not None and decision.fault is not None:
                 self.faults.apply(context, decision.fault)

@@ -30,6 +30,8 @@ OWN_FINISHES = frozenset(("length", "abort", "content_filter"))
 LEAST_PAUSE_S, PAUSE_GAPS = 0.1, 4
 """A pause is a gap between tokens above 0.1 s and above 4 times the median gap."""
 _MARK = re.compile(r"\{[{%#]")
+MAX_ESCAPES = 100
+"""Most expressions in an escaped text; a text with more template syntax becomes a single literal."""
 FAMILIES = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 Json: TypeAlias = dict[str, Any]
 
@@ -142,7 +144,17 @@ def _literals(value: Any) -> Any:
         return {name: _literals(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_literals(item) for item in value]
-    return _MARK.sub(lambda found: "{{ '" + found[0] + "' }}", value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    if len(_MARK.findall(value)) > MAX_ESCAPES:
+        return _literal(value)
+    return _MARK.sub(lambda found: "{{ '" + found[0] + "' }}", value)
+
+
+def _literal(text: str) -> str:
+    """Returns a template of one string literal: many expressions would exceed the limits of a template."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").encode("ascii", "backslashreplace").decode()
+    return "{{ '" + escaped.replace("\n", "\\n").replace("\r", "\\r") + "' }}"
 
 
 def _delays(moments: Sequence[float], end_s: float) -> Json:

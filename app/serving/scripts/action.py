@@ -1,197 +1,28 @@
-"""The action of a rule: the templates of its `then`, filled in for one request.
-
-Templates are `It is {{ message | length }} characters, {{ match.name | title }}.` The language is Jinja's
-without unbounded work: no loops, macros or imports, no methods, no repetition of texts. Templates only take
-values, compare and compute them and apply filters. Rendering is linear in the length of the template and of
-its values.
-"""
+"""The action of a rule: fills in its `then` for one request."""
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
-from random import Random
+from collections.abc import Callable, Iterable, Mapping
 
-from jinja2 import TemplateError, meta, nodes
-from jinja2.runtime import StrictUndefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from app.engine.core.request import ScriptedCall, ScriptedReply
 from app.serving.protocol.common import UsageOverrides
 from app.serving.scripts.matching import WORDS, MatchedRequest
-from app.serving.scripts.rules import Classes, Delays, ScriptError, ScriptFailure, Then
+from app.serving.scripts.rules import Classes, Delays, RuleCall, ScriptError, ScriptFailure, Then
+from app.serving.scripts.template import MAX_CHARACTERS, Template, TemplateCompiler, Values, size_of
 from config.kinds import parse_duration
 
-MOST_CHARACTERS = 1 << 18
-"""Longest text that a template, or a filter in it, makes, in characters."""
-MOST_BITS, MOST_DIGITS, MOST_HEX = 1024, 20, 64
-NAMES = frozenset(
-    ("match", "message", "user", "tool_result", "model", "api", "turn", "count", "now", "unix", "header")
-)
-"""Names that a template can use (docs/scripts.md)."""
-FUNCTIONS = frozenset(("random", "choose", "hex", "header"))
-"""Names that a template can call."""
-FILTERS = (
-    *("upper", "lower", "capitalize", "title", "trim", "int", "float", "length", "first", "last"),
-    *("default", "string", "abs"),
-)
-TESTS = ("defined", "none", "string", "number", "odd", "even")
-_WIDE = re.compile(r"%[^A-Za-z%]")
-Values = Mapping[str, object]
-
-
-class Template:
-    """A compiled text of a script. ScriptError for an invalid template."""
-
-    def __init__(self, source: str, groups: frozenset[str] | None = None) -> None:
-        """`groups` are the groups of `match`; None allows any group."""
-        self.source = source
-        self._template = self._expression = None
-        if len(source) > MOST_CHARACTERS:
-            raise ScriptError(f"a text of {len(source)} characters is too long")
-        if any("\ud800" <= character <= "\udfff" for character in source):
-            raise ScriptError(f"the text {source[:60]!a} has half of a character (a surrogate)")
-        if not any(mark in source for mark in ("{{", "{%", "{#")):
-            return
-        environment = _Environment()
-        try:
-            tree = environment.parse(source)
-            _check(tree, groups)
-            self._template = environment.from_string(source)
-            output = tree.body[0] if len(tree.body) == 1 else None
-            is_alone = isinstance(output, nodes.Output) and len(output.nodes) == 1
-            if is_alone and source.startswith("{{") and source.endswith("}}"):
-                self._expression = environment.compile_expression(source[2:-2].strip("-+ \n"), False)
-        except (TemplateError, ValueError, OverflowError) as error:  # such as a number of 5,000 digits
-            raise ScriptError(f"template {source[:60]!r}: {getattr(error, 'message', '') or error}") from None
-        except (RecursionError, MemoryError):
-            raise ScriptError(f"template {source[:60]!r}: is nested too deeply") from None
-
-    def text(self, values: Values) -> str:
-        """Renders the text. ScriptFailure when rendering fails."""
-        template = self._template
-        if template is None:
-            return self.source
-        return str(self._made(lambda: "".join(_limited(template.generate(**values)))))
-
-    def value(self, values: Values) -> object:
-        """Returns the value of a template of one expression, and the text of other templates."""
-        expression = self._expression
-        return self.text(values) if expression is None else self._made(lambda: _plain(expression(**values)))
-
-    def _made(self, make: Callable[[], object]) -> object:
-        try:
-            return make()
-        except Exception as error:  # a template is a program, and may fail in any way
-            raise ScriptFailure(f"its template {self.source[:60]!r} failed: {error}") from None
-
-
-def random_functions(rng: Random) -> dict[str, object]:
-    """Functions of templates that draw from one stream."""
-
-    def draw_hex(digits: int = 8) -> str:
-        digits = max(1, min(digits, MOST_HEX))
-        return f"{rng.getrandbits(4 * digits):0{digits}x}"
-
-    return {
-        "random": lambda least=0, most=100: rng.randint(least, most),
-        "choose": lambda *items: rng.choice(items),
-        "hex": draw_hex,
-    }
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """Sandbox with `*` and `%` only for numbers of limited size: a text times a million needs a gigabyte."""
-
-    intercepted_binops = frozenset("*%")
-
-    def __init__(self) -> None:
-        super().__init__(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-        ours = {
-            "replace": _replace,
-            "round": lambda number, digits=0: round(number, max(-MOST_DIGITS, min(digits, MOST_DIGITS))),
-            "json": _json,
-            "date": _date,
-            "truncate": lambda text, most=100: str(text)[:most],
-        }
-        self.filters = {name: self.filters[name] for name in FILTERS} | ours
-        self.tests = {name: self.tests[name] for name in TESTS}
-        self.globals = {}
-
-    def call_binop(self, context: object, operator: str, left: object, right: object) -> object:
-        if not (isinstance(left, int | float) and isinstance(right, int | float)):
-            raise TemplateError(f"{operator} is for numbers")
-        if isinstance(left, int) and isinstance(right, int) and (left | right).bit_length() > MOST_BITS:
-            raise TemplateError(f"{operator} is for numbers of up to {MOST_BITS} bits")
-        return left * right if operator == "*" else left % right
-
-
-def _check(tree: nodes.Template, groups: frozenset[str] | None) -> None:
-    """Raises TemplateError for a statement, call, group or name that scripts do not allow."""
-    for node in tree.find_all(nodes.Node):
-        if isinstance(node, nodes.Stmt | nodes.Pow) and not isinstance(node, nodes.Output | nodes.If):
-            raise TemplateError(f"{type(node).__name__} (line {node.lineno}) is not possible in a script")
-        if isinstance(node, nodes.Call) and getattr(node.node, "name", "") not in FUNCTIONS:
-            raise TemplateError(f"only {', '.join(sorted(FUNCTIONS))} can be called (line {node.lineno})")
-        group = getattr(node, "attr", None) or getattr(getattr(node, "arg", None), "value", None)
-        is_match = (
-            isinstance(node, nodes.Getattr | nodes.Getitem) and getattr(node.node, "name", "") == "match"
-        )
-        if is_match and groups is not None and group is not None and str(group) not in groups:
-            there = f"there are {', '.join(sorted(groups))}" if groups else "the rule has no regex"
-            raise TemplateError(f"there is no group {str(group)!r} in match; {there}")
-    unknown = meta.find_undeclared_variables(tree) - NAMES - FUNCTIONS
-    if unknown:
-        known = ", ".join(sorted(NAMES | FUNCTIONS))
-        raise TemplateError(f"unknown name {min(unknown)!r}; there are {known}")
-
-
-def _limited(pieces: Iterator[str]) -> Iterator[str]:
-    length = 0
-    for piece in pieces:
-        length += len(piece)
-        if length > MOST_CHARACTERS:
-            raise TemplateError(f"the text has more than {MOST_CHARACTERS} characters")
-        yield piece
-
-
-def _plain(value: object) -> object:
-    """Converts a value to a JSON type; StrictUndefined raises its error."""
-    if isinstance(value, StrictUndefined):
-        str(value)  # raises its error
-    if isinstance(value, str):
-        return "".join(_limited(iter((value,))))
-    if isinstance(value, float) and not math.isfinite(value):
-        raise TemplateError(f"{value} is no number of JSON")
-    return value if isinstance(value, int | float | bool | list | dict) or value is None else str(value)
-
-
-def _replace(text: object, old: str, new: str) -> str:
-    text = str(text)
-    if len(text) + text.count(old) * len(new) > MOST_CHARACTERS:
-        raise TemplateError(f"replace makes more than {MOST_CHARACTERS} characters")
-    return text.replace(old, new)
-
-
-def _json(value: object) -> str:
-    """Encodes JSON of limited length: repeated escaping multiplies the length of a text."""
-    return "".join(_limited(iter((json.dumps(value, ensure_ascii=False, allow_nan=False),))))
-
-
-def _date(unix_s: float, form: str = "%Y-%m-%d") -> str:
-    if _WIDE.search(form):  # such as %999999999Y, which pads to that width
-        raise TemplateError(f"date knows no {form[:40]!r}")
-    return datetime.fromtimestamp(unix_s, UTC).strftime(form)
-
-
+MAX_TEMPLATES = 1_000
+"""Most templates of a rule: rendering one takes about 30 us."""
+MOST_VECTOR = 1 << 18
+"""Most numbers of an embedding."""
+MOST_ID = 256
+"""Most characters of the id of a call."""
 Accepts = Callable[[object, object], bool]
 """A function of a JSON Schema and a value: True if the schema accepts the value."""
-Filled = Callable[[Values], object]
-MOST_VECTOR, MOST_ID = 1 << 18, 256
-"""Most numbers of an embedding, and characters of the id of a call."""
+Filler = Callable[[Values], object]
 
 
 class ScriptedAnswer(Struct, frozen=True, kw_only=True):
@@ -204,20 +35,76 @@ class ScriptedAnswer(Struct, frozen=True, kw_only=True):
     """Probabilities, in order or by name."""
 
 
+class JsonTemplate:
+    """A JSON value of a rule, in which each text may be a template."""
+
+    def __init__(self, value: object, key: str, compile_text: Callable[[str, str], Template]) -> None:
+        """`key` is the place below `then`. `compile_text` compiles a text at a key.
+
+        Raises ScriptError for a value that is not JSON, and for an invalid template.
+        """
+        self._key = key
+        self._compile_text = compile_text
+        self._fill, is_constant = self._filler(value, key)
+        self.constant_text: str | None = None
+        """The JSON of a value without templates."""
+        if is_constant:
+            self._constant = self._fill({})
+            self.constant_text = json.dumps(self._constant, ensure_ascii=False)
+        elif size_of(value) > MAX_CHARACTERS:
+            raise ScriptError(f"then.{key}: has templates, and more than {MAX_CHARACTERS} characters")
+
+    def fill(self, values: Values) -> tuple[object, str]:
+        """Returns the value and its JSON. ScriptFailure when a template fails, or makes too long a text."""
+        if self.constant_text is not None:
+            return self._constant, self.constant_text
+        value = self._fill(values)
+        if size_of(value) > MAX_CHARACTERS:
+            raise ScriptFailure(f"its {self._key} has more than {MAX_CHARACTERS} characters")
+        return value, json.dumps(value, ensure_ascii=False)
+
+    def _filler(self, value: object, key: str) -> tuple[Filler, bool]:
+        """Returns a function that fills `value`, and whether `value` has no template."""
+        if isinstance(value, str):
+            template = self._compile_text(value, key)
+            return template.value, template.is_constant
+        if isinstance(value, dict):
+            members = {str(name): self._filler(each, f"{key}.{name}") for name, each in value.items()}
+            fillers = {name: fill for name, (fill, _) in members.items()}
+            is_constant = all(constant for _, constant in members.values())
+            return lambda values: {name: fill(values) for name, fill in fillers.items()}, is_constant
+        if isinstance(value, list | tuple):
+            items = [self._filler(each, key) for each in value]
+            item_fillers = [fill for fill, _ in items]
+            is_constant = all(constant for _, constant in items)
+            return lambda values: [fill(values) for fill in item_fillers], is_constant
+        is_json = isinstance(value, bool | int | None) or (isinstance(value, float) and math.isfinite(value))
+        if not is_json:
+            raise ScriptError(f"then.{key}: {type(value).__name__} is not JSON; put it in quotes")
+        return lambda values: value, True
+
+
 class Action:
     """Compiles the `then` of a rule, without its fault. Raises ScriptError for an invalid template."""
 
-    def __init__(self, then: Then, groups: Iterable[str]) -> None:
+    def __init__(self, then: Then, groups: Iterable[str], compiler: TemplateCompiler | None = None) -> None:
         """`groups` names the groups captured by the rule's regexes."""
         self._then = then
         self._groups = frozenset(groups)
+        self._compiler = compiler or TemplateCompiler()
+        self._templates = 0
         self._text = self._template(then.text, "text")
         self._reasoning = self._template(then.reasoning, "reasoning")
-        self._json = None if then.json is UNSET else self._filled(then.json, "json")
-        self._calls = [
-            (call, self._filled(call.arguments, f"{key}.arguments"), self._template(call.id, f"{key}.id"))
-            for key, call in ((f"tool_calls.{number}", call) for number, call in enumerate(then.tool_calls))
-        ]
+        self._json: JsonTemplate | None = None
+        if then.json is not UNSET:
+            self._json = JsonTemplate(then.json, "json", self._compile)
+            if len(self._json.constant_text or "") > MAX_CHARACTERS:
+                raise ScriptError(f"then.json: has more than {MAX_CHARACTERS} characters")
+        self._calls: list[tuple[RuleCall, JsonTemplate, Template | None]] = []
+        for number, call in enumerate(then.tool_calls):
+            key = f"tool_calls.{number}"
+            arguments = JsonTemplate(call.arguments, f"{key}.arguments", self._compile)
+            self._calls.append((call, arguments, self._template(call.id, f"{key}.id")))
         self._embedding = self._template(then.embedding, "embedding")
         self._score = self._template(then.score, "score")
         speaks = bool(then.text is not None or self._json or self._calls or then.reasoning is not None)
@@ -246,16 +133,16 @@ class Action:
         """Builds the answer. ScriptFailure: a template failed, or a tool's schema forbids a call."""
         text = "" if self._text is None else self._text.text(values)
         if self._json is not None:
-            text = json.dumps(self._json(values), ensure_ascii=False)
-            if len(text) > MOST_CHARACTERS:
-                raise ScriptFailure(f"its json has more than {MOST_CHARACTERS} characters")
+            _, text = self._json.fill(values)
+            if len(text) > MAX_CHARACTERS:
+                raise ScriptFailure(f"its json has more than {MAX_CHARACTERS} characters")
         calls: list[ScriptedCall] = []
-        for call, fill, own_id in self._calls:
-            arguments = fill(values)
+        for call, arguments_template, id_template in self._calls:
+            arguments, arguments_text = arguments_template.fill(values)
             if not call.unchecked:
                 check_arguments(call.name, arguments, request.tools[call.name], accepts)
-            call_id = "" if own_id is None else own_id.text(values)[:MOST_ID]
-            calls.append(ScriptedCall(call.name, json.dumps(arguments, ensure_ascii=False), call_id))
+            call_id = "" if id_template is None else id_template.text(values)[:MOST_ID]
+            calls.append(ScriptedCall(call.name, arguments_text, call_id))
         score: object = self._then.score
         if self._score is not None:
             score = self._score.value(values)
@@ -272,10 +159,10 @@ class Action:
 
     def check_calls(self, tools: Mapping[str, object], accepts: Accepts, place: str) -> None:
         """Raises ScriptError, with the rule's `place`, for a call that no request could allow."""
-        for number, (call, fill, _) in enumerate(self._calls):
+        for number, (call, arguments_template, _) in enumerate(self._calls):
             if call.name in tools and not call.unchecked:
                 try:
-                    arguments = fill({})
+                    arguments, _ = arguments_template.fill({})
                 except ScriptFailure:  # its templates need a request
                     continue
                 try:
@@ -284,26 +171,18 @@ class Action:
                     raise ScriptError(f"{place}: then.tool_calls.{number}: {error}") from None
 
     def _template(self, source: object, key: str) -> Template | None:
-        if not isinstance(source, str):
-            return None
+        return self._compile(source, key) if isinstance(source, str) else None
+
+    def _compile(self, source: str, key: str) -> Template:
         try:
-            return Template(source, self._groups)
+            template = Template(source, self._groups, self._compiler)
         except ScriptError as error:
             raise ScriptError(f"then.{key}: {error}") from None
-
-    def _filled(self, value: object, key: str) -> Filled:
-        if (template := self._template(value, key)) is not None:
-            return template.value
-        if isinstance(value, dict):
-            members = {str(name): self._filled(each, f"{key}.{name}") for name, each in value.items()}
-            return lambda values: {name: each(values) for name, each in members.items()}
-        if isinstance(value, list | tuple):
-            items = [self._filled(each, key) for each in value]
-            return lambda values: [each(values) for each in items]
-        is_json = isinstance(value, bool | int | None) or isinstance(value, float) and math.isfinite(value)
-        if not is_json:
-            raise ScriptError(f"then.{key}: {type(value).__name__} is not JSON; put it in quotes")
-        return lambda values: value
+        if not template.is_constant:
+            self._templates += 1
+            if self._templates > MAX_TEMPLATES:
+                raise ScriptError(f"then.{key}: the rule has more than {MAX_TEMPLATES} templates")
+        return template
 
 
 def check_arguments(name: str, arguments: object, schema: object, accepts: Accepts) -> None:

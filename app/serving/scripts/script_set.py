@@ -15,6 +15,7 @@ from typing import NamedTuple, cast
 import gevent
 import msgspec
 from cachetools import LRUCache
+from gevent.lock import BoundedSemaphore
 from msgspec import Struct, to_builtins
 
 from app.base.clock.pause import call_off_hub
@@ -22,8 +23,18 @@ from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.document import JSON
 from app.serving.faults.fault import Fault, FaultScript
 from app.serving.http.context import SCOPE
-from app.serving.scripts.action import Accepts, Action, ScriptedAnswer, random_functions
-from app.serving.scripts.matching import KNOWN, Conditions, Groups, MatchedRequest, TooSlow, is_in
+from app.serving.scripts.action import Accepts, Action, ScriptedAnswer
+from app.serving.scripts.matching import (
+    KNOWN,
+    MAX_SCRIPT_REGEX_NODES,
+    BudgetSpent,
+    Conditions,
+    Groups,
+    MatchedRequest,
+    RegexCompiler,
+    TooSlow,
+    is_in,
+)
 from app.serving.scripts.rules import (
     Nth,
     Rule,
@@ -33,6 +44,13 @@ from app.serving.scripts.rules import (
     place,
     read_script,
     script_of,
+)
+from app.serving.scripts.template import (
+    BUDGET,
+    MAX_SCRIPT_NODES,
+    Budget,
+    TemplateCompiler,
+    random_functions,
 )
 from config.declaration import ConfigError
 from config.fault_rules import read_fault_rule
@@ -69,20 +87,44 @@ class RuleCounts(Struct):
     """Matching requests that did not offer a tool that the rule calls."""
 
 
+class ScriptCompiler:
+    """Compiles the templates and regexes of one script, which share limits on their size."""
+
+    def __init__(self) -> None:
+        self.templates = TemplateCompiler()
+        self.regexes = RegexCompiler()
+
+
 class RuleState:
     """A compiled rule of a file, with its counters. ScriptError for an invalid rule."""
 
-    def __init__(self, path: str, number: int, rule: Rule, uid: int, now_s: float) -> None:
-        """`uid` is unique among the rules of all files."""
-        self.path, self.number, self.rule, self.uid = path, number, rule, uid
+    def __init__(
+        self,
+        path: str,
+        number: int,
+        rule: Rule,
+        uid: int,
+        now_s: float,
+        compiler: ScriptCompiler | None = None,
+    ) -> None:
+        """`uid` is unique among the rules of all files. The rules of a script share a `compiler`."""
+        self.path = path
+        self.number = number
+        self.rule = rule
+        self.uid = uid
         then = rule.then if isinstance(rule.then, Then) else Then(passes=True)
+        compiler = compiler or ScriptCompiler()
+        template_nodes = compiler.templates.nodes
+        regex_nodes = compiler.regexes.nodes
         try:
-            self.conditions = Conditions(rule.when)
-            self.action = Action(then, self.conditions.groups)
+            self.conditions = Conditions(rule.when, compiler.regexes)
+            self.action = Action(then, self.conditions.groups, compiler.templates)
             self._fault_rule = None if then.fault is None else read_fault_rule(then.fault)
         except ValueError as error:
             key = "" if isinstance(error, ScriptError) else "then.fault: "
             raise ScriptError(f"{self.place}: {key}{error}") from None
+        self.template_nodes = compiler.templates.nodes - template_nodes
+        self.regex_nodes = compiler.regexes.nodes - regex_nodes
         self.needed_tools = [call.name for call in then.tool_calls if not call.unchecked]
         self.only_fails = not (self.action.result or then.passes)
         """True if the rule has a fault and no answer."""
@@ -152,8 +194,9 @@ class ScriptFile(Struct, eq=False):
         known: dict[str, RuleState | None] = {repr(each.rule): each for each in self.rules}
         try:
             script = read_script(self.path)
+            compiler = ScriptCompiler()
             rules = [
-                known.pop(repr(rule), None) or RuleState(self.path, number, rule, next(uids), now_s)
+                known.pop(repr(rule), None) or RuleState(self.path, number, rule, next(uids), now_s, compiler)
                 for number, rule in enumerate(script.rules, 1)
             ]
             for number, rule in enumerate(rules, 1):
@@ -207,7 +250,10 @@ class ScriptSet:
         self._counters: LRUCache[tuple[int, bytes], int] = LRUCache(MOST_COUNTERS)
         """Matches by rule, and API key or conversation."""
         self.unanswered = 0
+        self._has_warned_of_budget = False
         self._watch: gevent.Greenlet | None = None
+        self._compiling = BoundedSemaphore()
+        """Held while rules of run time compile: one thread competes with the event loop at a time."""
         self.added: tuple[AddedRule, ...] = ()
         """Rules set at run time, which come before the files' rules."""
         self.files = [ScriptFile(model, path, rng) for model, path in files]
@@ -232,15 +278,20 @@ class ScriptSet:
         return len(self.added) + sum(len(file.rules) for file in self.files)
 
     def read_rules(self, document: Mapping[str, object], scope: str | None) -> list[AddedRule]:
-        """Compiles rules for run time, without use yet. ScriptError as for a file; may run in a thread."""
+        """Compiles rules for run time, without use yet, in a native thread. ScriptError as for a file."""
+        with self._compiling:
+            return call_off_hub(self._read_rules, document, scope)
+
+    def _read_rules(self, document: Mapping[str, object], scope: str | None) -> list[AddedRule]:
         given = document.get("rules")
         rows = given if isinstance(given, list) else ()
         try:
             script = script_of(document, RUN_TIME)
             rng = self._rng if script.seed is None else Random(f"script {script.seed}")
+            compiler = ScriptCompiler()
             read: list[AddedRule] = []
             for number, (rule, row) in enumerate(zip(script.rules, rows, strict=True), 1):
-                state = RuleState(RUN_TIME, number, rule, next(self._uids), self._now())
+                state = RuleState(RUN_TIME, number, rule, next(self._uids), self._now(), compiler)
                 state.action.check_calls(script.tools, self._accepts, state.place)
                 size_bytes = RULE_BYTES + len(msgspec.json.encode(row))
                 state.number = next(self._numbers)
@@ -250,10 +301,18 @@ class ScriptSet:
         return read
 
     def use_rules(self, rules: Sequence[AddedRule]) -> None:
-        """Replaces all rules of run time. ScriptError, without a change, above `MOST_ADDED_BYTES`."""
+        """Replaces all rules of run time. ScriptError, without a change, when they are too large together."""
         if sum(each.size_bytes for each in rules) > MOST_ADDED_BYTES:
             raise ScriptError(
                 f"script {RUN_TIME}: the rules have more than {MOST_ADDED_BYTES >> 20} MiB together"
+            )
+        if sum(rule.state.template_nodes for rule in rules) > MAX_SCRIPT_NODES:
+            raise ScriptError(
+                f"script {RUN_TIME}: the templates have more than {MAX_SCRIPT_NODES} nodes together"
+            )
+        if sum(rule.state.regex_nodes for rule in rules) > MAX_SCRIPT_REGEX_NODES:
+            raise ScriptError(
+                f"script {RUN_TIME}: the regexes have more than {MAX_SCRIPT_REGEX_NODES} parts together"
             )
         self.added = tuple(rules)
 
@@ -287,6 +346,12 @@ class ScriptSet:
     def _decision(self, rule: RuleState, request: MatchedRequest, rng: Random) -> Decision | None:
         try:
             groups = rule.match(request, rng, self._counters)
+        except BudgetSpent as error:
+            rule.counts.too_slow += 1
+            if not self._has_warned_of_budget:
+                self._has_warned_of_budget = True
+                log.warning("%s: %s; rules with conditions on texts are passed over", rule.place, error)
+            return None
         except TooSlow as error:
             rule.counts.too_slow += 1
             if rule.counts.too_slow == 1:
@@ -323,6 +388,7 @@ class ScriptSet:
             "now": datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds"),
             "unix": unix_s,
             "header": request.facts.header,
+            BUDGET: Budget(request.breathe),
             **random_functions(rng),
         }
 
@@ -361,6 +427,7 @@ class ScriptSet:
     def restart(self) -> None:
         self._counters.clear()
         self.unanswered = 0
+        self._has_warned_of_budget = False
         for rule in (*(each.state for each in self.added), *(it for file in self.files for it in file.rules)):
             rule.restart(self._now())
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from app.base.clock.pause import call_long
 from app.serving.api.admin.server import ANY_OBJECT, PeerRanks, action, json_body
 from app.serving.http.context import BodyLimits, RequestContext
 from app.serving.http.errors import bad_request
@@ -75,7 +74,7 @@ def rule_routes(
         if "rules" not in document:
             document = {"rules": [document]}
         try:
-            added = call_long(len(data), book.read_rules, document, query.scope)
+            added = book.read_rules(document, query.scope)
             replaced = query.scope if context.method == "PUT" else ()
             book.use_rules([*(each for each in book.added if each.scope != replaced), *added])
         except ValueError as error:

@@ -1,0 +1,188 @@
+"""The sandbox of chat templates, with the functions of transformers, as template authors expect.
+
+A template prints whatever it reaches, and the text of a Python function or iterator has its address in
+memory: a leak, and a prompt that differs from process to process. So the sandbox never hands out such an
+object: it wraps it, see `printable`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import wraps
+from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, MethodWrapperType
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Cycler, Joiner
+
+LONG_JSON = 20_000
+"""Members and characters of a value from which its JSON is written in pieces."""
+DICT_ATTRIBUTES = frozenset(dir(dict))
+ITERATOR_FILTERS = (
+    *("batch", "items", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "slice"),
+    "unique",
+)
+"""Jinja's filters that return an iterator."""
+ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
+REPRS_WITH_ADDRESS = frozenset(
+    kind.__repr__
+    for kind in (
+        object,
+        FunctionType,
+        BuiltinMethodType,
+        MethodType,
+        MethodWrapperType,
+        GeneratorType,
+    )
+)
+
+
+class Opaque:
+    """An object of Python, without its address."""
+
+    __slots__ = ("_wrapped",)
+
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
+
+    def __repr__(self) -> str:
+        return ADDRESS.sub("", repr(self._wrapped))
+
+
+class TemplateFunction(Opaque):
+    """A function or method that templates can call."""
+
+    __slots__ = ()
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._wrapped(*arguments, **named)
+
+
+class TemplateIterator(Opaque):
+    """An iterator that templates can loop over."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._wrapped)
+
+
+def printable(value: Any) -> Any:
+    """Returns `value`, wrapped if its text would have an address in memory."""
+    represent: object = type(value).__repr__
+    if represent not in REPRS_WITH_ADDRESS:
+        return value
+    if hasattr(value, "__next__"):
+        return TemplateIterator(value)
+    if callable(value):
+        return TemplateFunction(value)
+    return Opaque(value)
+
+
+class TemplateCycler(Cycler):
+    def __repr__(self) -> str:
+        return "<cycler>"
+
+
+class TemplateJoiner(Joiner):
+    def __repr__(self) -> str:
+        return "<joiner>"
+
+
+class GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}`: marks the assistant's text; has no effect here."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """Sandbox with fast look-up of dict members, and without addresses in texts."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name in ITERATOR_FILTERS:
+            self.filters[name] = _with_printable_result(self.filters[name])
+        functions = {**self.globals, "cycler": TemplateCycler, "joiner": TemplateJoiner}
+        for name, function in functions.items():
+            self.globals[name] = TemplateFunction(function)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Returns the same as Jinja, which first tries the Python attribute, then the key."""
+        if type(obj) is dict and attribute not in DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return printable(super().getattr(obj, attribute))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Returns the same as Jinja: the member, or else the Python attribute."""
+        try:
+            return obj[argument]
+        except (TypeError, LookupError):
+            return printable(super().getitem(obj, argument))
+
+
+def make_environment(now: Callable[[], datetime]) -> TemplateEnvironment:
+    """`now` returns the local time."""
+    environment = TemplateEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = TemplateFunction(_raise_exception)
+    environment.globals["strftime_now"] = TemplateFunction(lambda form: now().strftime(form))
+    return environment
+
+
+def _with_printable_result(filter_function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(filter_function)
+    def apply(*arguments: Any, **named: Any) -> Any:
+        return printable(filter_function(*arguments, **named))
+
+    return apply
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Returns plain JSON for prompts, while Jinja's own filter escapes for HTML."""
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    if json_length(value, LONG_JSON) < LONG_JSON:
+        return encoder.encode(value)
+    return "".join(encoder.iterencode(value))  # takes ten times as long, but can be interrupted
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def json_length(value: object, most: int) -> int:
+    """Estimates the members and characters in the JSON of `value`; returns `most` for more."""
+    length, waiting = 0, [value]
+    for each in waiting:  # the list grows meanwhile
+        length += 1
+        if isinstance(each, str | list | tuple | dict):
+            length += len(each)
+        if length >= most:
+            return most
+        if isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
+    return length

@@ -1,0 +1,179 @@
+"""Templates of requests run in a process that is stopped when they take too much."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+import requests
+
+from app.text.base import ChatOptions, ChatTemplateError
+from app.text.chat_template import ChatTemplates
+from app.text.huggingface import LocalTokenizer
+from app.text.template_process import TemplateProcess
+from tests.running_server import RunningServer, running_server
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLING = (
+    "{% set ns = namespace(s='aaaaaaaa') %}"
+    "{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"
+)
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def process() -> Iterator[TemplateProcess]:
+    process = TemplateProcess(cpu_s=0.3)
+    yield process
+    process.close()
+
+
+def render(process: TemplateProcess, source: str, messages: list[Any] = HI, **options: Any) -> str:
+    templates = ChatTemplates(
+        {"default": "default", "rag": "documents"},
+        {"bos_token": "<s>"},
+        now=lambda: datetime(2024, 2, 29, 13, 5),
+        renderer=process,
+    )
+    return templates.render(messages, ChatOptions(chat_template=source, **options))
+
+
+def pid_of(process: TemplateProcess) -> int:
+    assert process._worker is not None
+    return process._worker.process.pid
+
+
+def test_a_conversation_renders_as_in_the_server(process: TemplateProcess) -> None:
+    talk = [*HI, {"role": "assistant", "content": "one, two, \ud800"}]
+    source = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    expected = "<s>[user]hi[assistant]one, two, \ud800"
+    assert render(process, source, talk) == expected
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    assert render(process, source + "[end]", talk, **options) == expected
+    assert render(process, "{{ strftime_now('%d %B %Y') }}") == "29 February 2024"
+    given = {"mood": 2**70, "nan": float("nan")}
+    assert render(process, "{{ mood }} {{ nan }}", chat_template_kwargs=given) == f"{2**70} nan"
+    assert render(process, "{{ tools | tojson }}", tools=[{"a": [1, None]}]) == '[{"a": [1, null]}]'
+    assert render(process, "{{ messages | length }}", HI * 2_001) == "2001"
+
+
+def test_the_server_s_own_templates_start_no_process(process: TemplateProcess) -> None:
+    assert render(process, "rag") == "documents"
+    assert render(process, "default") == "default"
+    assert process._worker is None
+
+
+def test_a_process_is_kept_while_templates_fail_in_ordinary_ways(process: TemplateProcess) -> None:
+    assert render(process, "a") == "a"
+    pid = pid_of(process)
+    for source, reason in (
+        ("{{ 1 / 0 }}", "refused the conversation: division by zero"),
+        ("{{ raise_exception('no') }}", "refused the conversation: no"),
+        ("{% for %}", "does not compile"),
+        ("{% if true %}" * 120 + "{% endif %}" * 120, "does not compile: too many levels of indentation"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "maximum recursion depth exceeded"),
+        ("{{ range(10 ** 9) }}", "Range too big"),
+        ("{{ 'a' * 10 ** 7 }}", "makes a prompt of 10000000 bytes: too long"),
+    ):
+        with pytest.raises(ChatTemplateError, match=reason):
+            render(process, source)
+    with pytest.raises(ChatTemplateError, match="must not set messages"):
+        render(process, "a", chat_template_kwargs={"messages": []})
+    assert pid_of(process) == pid
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (ENDLESS, "takes more than 0.3 s of processor time"),
+        ("{{ message" + "|tojson" * 300 + " }}", "takes more than 0.3 s|recursion"),
+        ("{{ 10 ** (10 ** 8) }}", "takes more than 0.3 s of processor time"),
+        ("{{ 'a' * 10 ** 9 }}", "too much memory"),
+        ("{{ [1] * 10 ** 9 }}", "too much memory"),
+        ("{{ '%1000000000d' | format(1) }}", "too much memory"),
+        ("{{ '{:>1000000000}'.format(1) }}", "too much memory"),
+        ("{{ 'a'.zfill(10 ** 9) }}{{ 'a' | center(10 ** 9) }}", "too much memory"),
+        (DOUBLING, "too much memory|takes more than 0.3 s"),
+    ],
+)
+def test_a_template_that_takes_too_much_is_stopped(
+    process: TemplateProcess, source: str, reason: str
+) -> None:
+    with pytest.raises(ChatTemplateError, match=reason):
+        render(process, source)
+    assert render(process, "{{ messages[0].content }}") == "hi"
+
+
+def test_a_process_that_has_died_is_replaced(process: TemplateProcess) -> None:
+    assert render(process, "a") == "a"
+    worker = process._worker
+    assert worker is not None
+    os.kill(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
+    assert render(process, "b") == "b"
+
+
+def test_a_request_that_gives_up_does_not_leave_its_answer_to_the_next() -> None:
+    process = TemplateProcess(cpu_s=30.0)
+    assert render(process, "a") == "a"
+    with pytest.raises(TimeoutError), gevent.Timeout(0.05, TimeoutError):
+        render(process, ENDLESS)
+    assert render(process, "b") == "b"
+    process.close()
+
+
+def test_a_process_without_an_answer_is_stopped() -> None:
+    process = TemplateProcess(cpu_s=30.0, patience_s=0.5)
+    with pytest.raises(ChatTemplateError, match="was stopped"):
+        render(process, ENDLESS)
+    process.close()
+
+
+def test_the_process_knows_no_secrets(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert render(process, "a") == "a"
+    assert b"hf_secret" not in Path(f"/proc/{pid_of(process)}/environ").read_bytes()
+
+
+def test_a_tokenizer_ends_its_process_with_itself(embedded: LocalTokenizer) -> None:
+    options = ChatOptions(chat_template="{{ messages[0].content }}")
+    assert embedded.encode_chat(HI, options) == embedded.encode("hi")
+    renderer = embedded._templates._renderer
+    assert isinstance(renderer, TemplateProcess)
+    renderer.close()
+    assert renderer._worker is None
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server("--trust-request-chat-template", "--seed", "1") as server:
+        yield server
+
+
+def workers_of(server: RunningServer) -> list[int]:
+    pid = server.process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_a_hostile_template_is_a_400_and_the_worker_goes_on(server: RunningServer, path: str) -> None:
+    """Health checks are answered while the template runs, and afterwards by the same process."""
+    before = workers_of(server)
+    body = {"messages": HI, "chat_template": ENDLESS, "max_tokens": 1}
+    with ThreadPoolExecutor(1) as pool:
+        hostile = pool.submit(requests.post, server.url + path, json=body, timeout=50)
+        while wait([hostile], timeout=0.05).not_done:
+            assert requests.get(f"{server.url}/health", timeout=20).status_code == 200
+        answer = hostile.result()
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert message.startswith(("The chat template takes more than 2 s", "The chat template was stopped"))
+    body["chat_template"] = "{{ messages[0].content }}"
+    assert requests.post(server.url + path, json=body, timeout=20).status_code == 200
+    assert workers_of(server) == before
