@@ -88,7 +88,7 @@ def asked(address: str, query: str) -> list[float]:
     """The values that Prometheus has for a query; none when it does not answer yet."""
     try:
         reply = requests.get(f"{address}/api/v1/query", {"query": query}, timeout=20)
-    except requests.ConnectionError:
+    except (requests.ConnectionError, requests.Timeout):
         return []
     if reply.status_code == 503:  # it is starting
         return []

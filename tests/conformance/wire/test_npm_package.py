@@ -46,9 +46,7 @@ def test_an_agents_loop_is_set_and_verified(agent: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("commands", INSTALLATIONS, ids=["link", "packed copy"])
-def test_the_page_installs_the_package_from_a_clone_beside_the_project(
-    commands: str, tmp_path: Path
-) -> None:
+def test_the_page_installs_the_package_from_a_clone_beside_the_project(commands: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "clients" / "js", tmp_path / "understudy" / "clients" / "js")
     folder = tmp_path / "my-project"
     folder.mkdir()

@@ -107,7 +107,7 @@ def serving(words: Sequence[str | Path], cwd: Path, address: str = "--port {}") 
 def is_healthy(url: str) -> bool:
     try:
         return requests.get(f"{url}/health", timeout=5).status_code == 200
-    except requests.ConnectionError:
+    except (requests.ConnectionError, requests.Timeout):
         return False
 
 
