@@ -23,10 +23,8 @@ def app_of(*flags: str) -> Understudy:
 
 
 class NoEngine:
-    withdrawn, healthy = False, True
-
-    def withdraw(self) -> None:
-        raise AssertionError("nobody withdraws it")
+    draining, healthy = False, True
+    withdrawn = False
 
     def drain(self) -> None:
         raise AssertionError("nobody drains it")

@@ -174,7 +174,7 @@ class Observer:
     def state(self) -> str:
         if self._lifecycle.is_sleeping:
             return "sleeping"
-        if self._engine.withdrawn:
+        if self._engine.withdrawn or self._engine.draining:
             return "draining"
         return "paused" if self._lifecycle.paused else "serving"
 

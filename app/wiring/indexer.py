@@ -32,11 +32,7 @@ class NoEngine(Middleware):
     withdrawn = False
     healthy = True
 
-    def withdraw(self) -> None:
-        self.withdrawn = True
-
     def drain(self) -> None:
-        self.withdrawn = True
         self.draining = True
 
     def begin(self, context: RequestContext) -> None:

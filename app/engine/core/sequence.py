@@ -436,9 +436,8 @@ class EngineClient:
     def __init__(self, settings: Settings, recorder: Recorder) -> None:
         self.recorder = recorder
         self.draining = False
-        """True when no more requests are admitted."""
         self.withdrawn = False
-        """True when the server is not ready because it ends or drains."""
+        """True when the server is not ready because it ends soon; requests are still admitted."""
         limits = settings.scheduling
         self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
         self._max_unfinished = limits.max_num_queued_reqs
@@ -514,11 +513,7 @@ class EngineClient:
         slices = Slices()
         return sum([it.interrupt(request_ids, slices, counted) for it in list(self._active)])
 
-    def withdraw(self) -> None:
-        self.withdrawn = True
-
     def drain(self) -> None:
-        self.withdrawn = True
         self.draining = True
 
 

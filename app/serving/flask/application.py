@@ -226,7 +226,7 @@ class Understudy(Flask):
         """Reports not ready (SIGTERM), and ends endless work. Requests are still admitted."""
         for end in self.until_drained:
             end()
-        self._engine.withdraw()
+        self._engine.withdrawn = True
 
     def drain(self) -> None:
         """Admits no more requests; running requests go on."""

@@ -46,13 +46,13 @@ Work = Callable[[RequestContext], object]
 
 
 class Drains(Protocol):
+    withdrawn: bool
+
     @property
-    def withdrawn(self) -> bool: ...
+    def draining(self) -> bool: ...
 
     @property
     def healthy(self) -> bool: ...
-
-    def withdraw(self) -> None: ...
 
     def drain(self) -> None: ...
 
@@ -60,7 +60,12 @@ class Drains(Protocol):
 def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], bool]:
     """Returns a check that is true from `startup_s` seconds after now until `service` withdraws."""
     ready_at_s = clock.now() + startup_s
-    return lambda: clock.now() >= ready_at_s and service.healthy and not service.withdrawn
+
+    def is_ready() -> bool:
+        is_ending = service.withdrawn or service.draining
+        return clock.now() >= ready_at_s and service.healthy and not is_ending
+
+    return is_ready
 
 
 EMPTY_ANSWER = RouteDocs(media=NO_MEDIA)
