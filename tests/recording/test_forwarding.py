@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.serving.http.context import context_of
@@ -49,6 +49,9 @@ LEAVING = (
     "/%2e%2e/v1/models",
     "//../../v1",
     "/v1/%25252525252e",
+    "/v1/a%2fb/%2e%2e/%2e%2e/admin",
+    "/v1/a\\b/../../admin",
+    "/v1/..%00/admin",
     "v1/models",
     "*",
     "",
@@ -74,32 +77,59 @@ def test_a_path_that_leaves_its_first_segment_is_refused(target: str) -> None:
     assert (refused.value.status, refused.value.type) == (400, "BadRequestError")
 
 
-@given(
-    st.lists(
-        st.sampled_from(
-            ["..", ".", "a", "", "%2e%2e", "..;", "%2E.", "a;b", "b%2f..", "..%5c", "%252e%252e"]
-        ),
-        max_size=6,
-    )
+SEGMENTS = (
+    "..",
+    ".",
+    "a",
+    "",
+    "%2e%2e",
+    "..;",
+    "%2E.",
+    "a;b",
+    "b%2f..",
+    "b%2fb",
+    "..%5c",
+    "%252e%252e",
+    "c\\c",
 )
-def test_no_reading_of_a_forwarded_path_leads_out(segments: list[str]) -> None:
-    """A target may decode, resolve, merge slashes and drop parameters in any way: the root stays."""
-    target = "/v1/" + "/".join(segments)
+SWITCHES = st.booleans()
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.sampled_from(SEGMENTS), max_size=7), SWITCHES, SWITCHES, SWITCHES, SWITCHES, st.integers(0, 2)
+)
+@example(["b%2fb", "%2e%2e", "%2e%2e"], True, False, False, False, 1)
+@example(["c\\c", "..", ".."], False, False, False, False, 0)
+@example(["", "..", "a", "..", ".."], False, False, False, True, 0)
+def test_no_reading_of_a_forwarded_path_leads_out(
+    segments: list[str], dots: bool, slashes: bool, backslashes: bool, merges: bool, rounds: int
+) -> None:
+    """A server may decode, resolve, merge slashes and drop parameters as it likes: it stays below /v1."""
+    path = "/v1/" + "/".join(segments)
     try:
-        check_path(target)
+        check_path(path)
     except ApiError:
         return
-    for encoded, dots in (("%252e", "."), ("%2e", "."), ("%2E", "."), ("%5c", "/"), ("%2f", "/")):
-        target = target.replace(encoded, dots)
-    for merges in (True, False):
-        resolved: list[str] = []
-        for segment in target.split("/")[1:]:
-            name = segment.partition(";")[0]
-            if name == "..":
-                resolved.pop()
-            elif name != "." and (segment or not merges):
-                resolved.append(segment)
-        assert resolved[0] == "v1"
+    for _ in range(rounds):
+        for escape, character, is_decoded in (
+            ("%2e", ".", dots),
+            ("%2f", "/", slashes),
+            ("%5c", "\\", backslashes),
+            ("%25", "%", True),
+        ):
+            if is_decoded:
+                path = path.replace(escape, character).replace(escape.upper(), character)
+    if backslashes:
+        path = path.replace("\\", "/")
+    resolved: list[str] = []
+    for segment in path.split("/")[1:]:
+        name = segment.partition(";")[0]
+        if name == "..":
+            resolved.pop()
+        elif name != "." and (segment or not merges):
+            resolved.append(segment)
+    assert resolved[0] == "v1"
 
 
 @pytest.mark.parametrize(

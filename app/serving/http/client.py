@@ -217,7 +217,7 @@ def pieces_of(response: HTTPResponse, timeout_s: float = READ_TIMEOUT_S) -> Iter
 
 
 def _next_piece(response: HTTPResponse, timeout_s: float) -> bytes:
-    """Reads the next piece of a body; a chunk's size, which may trickle, counts as a part of it."""
+    """Reads the next piece of a body, with the size of its chunk, which may trickle."""
     with gevent.Timeout(timeout_s, TimeoutError):
         return response.read1(PIECE)
 

@@ -14,6 +14,9 @@ MOST_DECODINGS = 5
 """Most times that a path is decoded to find dot segments: `%252e` is decoded twice."""
 MOST_SHOWN = 40
 """Most characters of a path segment in an error message."""
+_SEPARATOR = re.compile(r"[/\\]")
+_PARAMETERS = re.compile(r"[;\x00].*", re.S)
+"""The part of a segment that a server may leave out."""
 _UNSENDABLE = re.compile(r"[^\x21-\x7e]+")
 _AUTHORITY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 
@@ -55,44 +58,47 @@ def own_target(context: RequestContext) -> str:
 
 
 def check_path(target: str) -> None:
-    """Raises ApiError 400 for a path that leaves its first segment, such as /v1/../admin.
+    """Raises ApiError 400 for a path that may leave its first segment, such as /v1/../admin.
 
-    Servers differ in how they read a path, so each reading is checked: dots, slashes and backslashes may be
-    percent-encoded, also several times; empty segments may be dropped; `..;` may mean `..`.
+    Servers differ in how they read a path: they may decode dots, slashes and backslashes, also several
+    times, merge slashes, and drop parameters (`..;x`). Some decode `%2e` and keep `%2f`. So the segments
+    between plain slashes are counted for the worst reading: all that may mean `..` goes up, and a segment
+    goes down by one at most.
     """
     path = target.partition("?")[0]
-    first = path[1:].partition("/")[0]
-    shown = first[:MOST_SHOWN]
     if not path.startswith("/"):
         raise bad_request("The path must begin with a slash.")
-    for _ in range(MOST_DECODINGS):
-        segments = path.replace("\\", "/").split("/")[1:]
-        filled = [segment for segment in segments if segment]
-        is_rooted_elsewhere = _first_resolved(segments) != first
-        if is_rooted_elsewhere or (first and _first_resolved(filled) != first):
-            raise bad_request(f"The path leaves /{shown}: it is not sent to the target.")
-        decoded = _decoded(path)
-        if decoded == path:
-            return
-        path = decoded
-        first = _decoded(first)
-    raise bad_request(f"The path below /{shown} is encoded more than {MOST_DECODINGS} times.")
-
-
-def _first_resolved(segments: list[str]) -> str | None:
-    """Returns the first segment after dot segments are removed (RFC 3986, 5.2.4); None above the root."""
-    resolved: list[str] = []
+    first, *segments = path[1:].split("/")
+    depth = _least_depth(first, is_first=True)
     for segment in segments:
-        name = segment.partition(";")[0]
-        if name == ".":
-            continue
-        if name != "..":
-            resolved.append(segment)
-        elif resolved:
-            resolved.pop()
-        else:
-            return None
-    return resolved[0] if resolved else ""
+        if depth is None or depth < 0:
+            break
+        change = _least_depth(segment)
+        depth = None if change is None else depth + change
+    if depth is None or depth < 0:
+        raise bad_request(f"The path leaves /{first[:MOST_SHOWN]}: it is not sent to the target.")
+
+
+def _least_depth(segment: str, is_first: bool = False) -> int | None:
+    """Returns by how many levels a segment leads down at least: 1, 0, or -1 for `..`.
+
+    None for a segment that servers may split in ways that matter, or that is encoded too often to know. The
+    level of the first segment is 0.
+    """
+    decoded = segment
+    for _ in range(MOST_DECODINGS):
+        decoded = _decoded(decoded)
+    if decoded != _decoded(decoded):
+        return None
+    names = [_PARAMETERS.sub("", part) for part in _SEPARATOR.split(decoded)]
+    is_split = len(names) > 1
+    if is_split and (is_first or ".." in names):
+        return None
+    if is_first:
+        return None if names[0] in (".", "..") else 0
+    if names[0] == ".." and not is_split:
+        return -1
+    return 1 if set(names) - {"", "."} else 0
 
 
 def _decoded(path: str) -> str:
