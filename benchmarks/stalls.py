@@ -2,6 +2,7 @@
 
 While each hostile request is under way, `GET /health` is asked for on another connection and 100 paced
 streams are watched; ten seconds later the worker's memory is compared with what it was before.
+Then `GET /health` is measured beside ordinary crowds, in rounds (`benchmarks.health`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from multiprocessing.connection import Connection
 import msgspec
 import zmq
 
+from benchmarks import health
 from benchmarks.arrivals import Rhythm
 from benchmarks.connections import HOST, PATH, exchange, get, request
 from benchmarks.options import parser
@@ -289,11 +291,20 @@ def main(argv: Sequence[str]) -> int:
                 fine &= seen.is_fine
                 rows.append(_row(name, seen))
     show(f"Stalls, beside {STREAMS} paced streams", COLUMNS, rows, [])
+    fine &= _measure_health(options.only, options.rounds)
     return 0 if fine else 1
 
 
+def _measure_health(only: str, rounds: int) -> bool:
+    """Shows how long GET /health takes beside ordinary crowds; returns whether all rows are in order."""
+    figures = {name: health.measure(crowd, rounds) for name, crowd in health.CROWDS.items() if only in name}
+    rows = [seen.row(name) for name, seen in figures.items()]
+    show(f"GET /health beside crowds, medians of {rounds} rounds", health.COLUMNS, rows)
+    return all(seen.is_fine for seen in figures.values())
+
+
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    flags = parser("stalls", __doc__)
+    flags = parser("stalls", __doc__, health.ROUNDS)
     flags.add_argument("--only", default="", help="attacks whose name has this in it")
     flags.add_argument(
         "--grpc", action="store_true", help="crowds of HTTP/2, too; needs requirements-grpc.txt"

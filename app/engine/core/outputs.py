@@ -96,8 +96,8 @@ Piece = tuple[Part | None, str]
 class TokenBacklog:
     """Merges the waiting tokens of choices, so that a backlog takes a few bytes per token.
 
-    Separate outputs take 400 bytes per token, in three objects that the garbage collector follows: a million
-    of them hold the event loop for 140 ms at each collection.
+    Separate outputs take 400 bytes per token, in three objects that the garbage collector follows:
+    a million such objects hold the event loop for 140 ms at each collection.
     """
 
     __slots__ = ("_tails",)
@@ -107,7 +107,9 @@ class TokenBacklog:
         """The last waiting output of each choice, whose lists belong to this object."""
 
     def hold(self, output: Tokens, waiting: list[EngineOutput]) -> None:
-        """Adds `output` to the last waiting output of its choice if both are of one part, else to `waiting`.
+        """Adds `output` to the last waiting output of its choice if both are of one part.
+
+        Otherwise appends it to `waiting`.
 
         No token of a choice overtakes another one of the same choice.
         """
@@ -131,12 +133,12 @@ class TokenBacklog:
         waiting.append(tail)
 
     def forget(self) -> None:
-        """Call before waiting outputs are taken: later tokens are not added to these."""
+        """Call before waiting outputs are taken: later tokens then go to new outputs."""
         self._tails.clear()
 
 
 def _append_logprobs(tail: Tokens, output: Tokens) -> bool:
-    """Adds the log probabilities of `output` to those of `tail`; False if they cannot be one sequence."""
+    """Appends the log probabilities of `output` to `tail`; False if they do not join."""
     if tail.logprobs is None or output.logprobs is None:
         return tail.logprobs is output.logprobs
     if not isinstance(tail.logprobs, LazySequence):

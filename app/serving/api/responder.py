@@ -204,7 +204,8 @@ class EventStream(StreamingBody):
     """Writes the outputs of `choices` sequences with `writer`. Iterate or attach once; `close` always."""
 
     __slots__ = (
-        *("_backlog", "_bell", "_connection", "_idle_timer", "_keep_alive_s", "_pending", "_slice_tokens"),
+        *("_backlog", "_bell", "_connection", "_idle_timer", "_keep_alive_s", "_pending"),
+        "_slice_tokens",
         *("handle", "transport", "unfinished", "writer"),
     )
 

@@ -104,7 +104,7 @@ class HubConnection(StreamTransport):
         self.close()
 
     def take_turn(self, work: Callable[[], None]) -> None:
-        """Renders and sends for a client that lags as long work: probes and short requests go first."""
+        """Renders and sends for a client that lags as long work: probes go first."""
         self.path.turns.run_long(work)
 
     def look(self, now_s: float) -> None:

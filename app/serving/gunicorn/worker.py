@@ -432,7 +432,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 self.log.exception("Socket error processing request.")
         except UnsupportedTransferCoding as error:
             self.log.warning("Invalid request from ip=%s: %s", addr[0], error)
-            write_error(client, 501, "Not Implemented", UNKNOWN_CODING)  # gunicorn's reason is Bad Request
+            # gunicorn's handle_error would send "501 Bad Request".
+            write_error(client, 501, "Not Implemented", UNKNOWN_CODING)
             linger(client)
         except BaseException as error:
             self.handle_error(req, client, addr, error)
@@ -531,8 +532,8 @@ def check_head(req: Request) -> None:
 
     Raises:
         InvalidHeader: Host is invalid, or missing in HTTP/1.1 (status 400).
-        UnsupportedTransferCoding: the body has a coding other than `chunked` (status 501, RFC 9112 6.1).
-            gunicorn takes `gzip, chunked`, whose body would be read as if it were not compressed.
+        UnsupportedTransferCoding: the body has a coding other than `chunked` (status 501, RFC 9112
+            section 6.1). gunicorn accepts `gzip, chunked`, and would not decompress the body.
     """
     host = next((value for name, value in req.headers if name == "HOST"), None)
     if (req.version >= (1, 1)) if host is None else not HOST.fullmatch(host):

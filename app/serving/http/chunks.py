@@ -7,11 +7,11 @@ from gunicorn.http.body import CHUNK_EXT_RE, ChunkedReader
 from gunicorn.http.errors import InvalidChunkExtension, InvalidChunkSize, NoMoreData
 
 MOST_SIZE_DIGITS = 16
-"""Most hexadecimal digits of a chunk's size. A larger size overflows 64 bits in other servers and proxies."""
+"""Most hexadecimal digits of a chunk's size; more would overflow 64 bits in other servers."""
 MOST_LINE_BYTES = 4096
 """Most bytes of the line in front of a chunk."""
 MOST_EXTENSION_BYTES = 1 << 14
-"""Most bytes of all chunk extensions of a body: they carry nothing, and could be sent without end."""
+"""Most bytes of all chunk extensions of a body, as in Node.js; they carry no content."""
 MOST_TRAILER_BYTES = 1 << 14
 """Most bytes of the trailers behind the last chunk."""
 SIZE = re.compile(rb"[0-9A-Fa-f]{1,%d}" % MOST_SIZE_DIGITS)
@@ -24,7 +24,7 @@ class BodyTooLarge(Exception):
 
 
 class BoundedChunks(ChunkedReader):  # type: ignore[misc]
-    """gunicorn's reader with limits that apply to what a chunk declares, before its bytes arrive."""
+    """gunicorn's reader with limits that apply before a chunk's bytes arrive."""
 
     def __init__(self, request: Any, unreader: Any) -> None:
         super().__init__(request, unreader)
@@ -35,7 +35,9 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
         self._extension_bytes = 0
 
     def parse_chunk_size(self, unreader: Any, data: bytes | None = None) -> tuple[int, bytes | None]:
-        """Returns the size of the next chunk, and the bytes behind its line; 0 and None after the last chunk.
+        """Returns the size of the next chunk, and the bytes behind its line.
+
+        After the last chunk the size is 0, and no bytes follow (None).
 
         Raises:
             ParseException: the line or the trailers are malformed, or too long.

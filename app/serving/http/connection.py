@@ -3,9 +3,9 @@
 Bytes of one turn of the timer wheel leave together (`WriteBatcher`). When a client does not read, its
 socket's buffer fills, and its `StreamTransport` lags until the socket has room. A lagging transport takes one
 slice at a time from its source until it has caught up. Other streams do not wait, and at most one slice is
-held. Rendering a slice takes up to a millisecond, so each slice waits for its turn of the event loop
-(`StreamTransport.take_turn`): sixty sockets that have room at once would otherwise hold the loop for all of
-their slices.
+held. Rendering a slice takes up to a millisecond, so each slice waits for its turn of the event
+loop (`StreamTransport.take_turn`): sixty sockets that have room at once would otherwise hold the
+loop for all of their slices.
 """
 
 import logging
@@ -248,17 +248,17 @@ class StreamTransport(Connection):
         self._timer.start(self._time_out)
 
     def take_turn(self, work: Callable[[], None]) -> None:
-        """Hub: runs `work`, which may take a millisecond. A server with many clients may delay it."""
+        """Hub: runs `work`, which may take a millisecond. Subclasses may delay it."""
         work()
 
     def _writable(self) -> None:
-        """Waits for a turn without watching the socket, which would report its room again and again."""
+        """Waits for a turn. The socket is not watched: it would report its room all the time."""
         assert self._watcher is not None
         self._watcher.stop()
         self.take_turn(self._continue)
 
     def _continue(self) -> None:
-        """Sends what waits, or the source's next slice. The connection may have been closed meanwhile."""
+        """Sends what waits, or the source's next slice, unless the connection was closed."""
         if not self.is_open or self._watcher is None:
             return
         if self._parts or self._refill():
@@ -271,7 +271,7 @@ class StreamTransport(Connection):
             self.all_sent()
 
     def _time_out(self) -> None:
-        """Cuts off a client that takes no bytes. Waiting for a turn does not count against the client."""
+        """Cuts off a client that takes no bytes, but not while the server waits for a turn."""
         if self._watcher is not None and self._watcher.active:
             self.break_off()
 

@@ -1,7 +1,7 @@
-"""A limit on frames without progress, such as PING: each costs some 40 us and brings nobody an answer.
+"""A limit on HTTP/2 frames without progress, such as PING: each takes about 40 us.
 
-nginx and Envoy close such connections, too: nginx compares all received bytes with those of payload, and
-Envoy counts PRIORITY, WINDOW_UPDATE and empty DATA frames against streams and DATA frames.
+nginx and Envoy close such connections, too: nginx compares the received bytes with the bytes of
+payload, and Envoy counts PRIORITY, WINDOW_UPDATE and empty DATA frames against streams and DATA.
 """
 
 from h2.errors import ErrorCodes
@@ -11,19 +11,19 @@ from app.serving.gunicorn.http2 import transport
 DATA = 0x0
 END_STREAM = 0x1
 LITTLE_BYTES = 64
-"""Fewest bytes of a DATA frame that count as progress: smaller ones take longer than their content."""
+"""Fewest bytes of a DATA frame that count as progress."""
 MOST_FRAMES = 5000
 """Most frames without progress: about 0.2 s of work."""
 MOST_FRAMES_PER_CALL = 50
-"""The same for each running call: clients may send a WINDOW_UPDATE or a PING for what they receive."""
+"""More frames for each running call: clients answer messages by WINDOW_UPDATE and PING."""
 FRAMES_PER_ANSWER = 10
 """Frames that each DATA frame of an answer, and each ended call, pays for."""
 FRAMES_FORGIVEN = 4
-"""Frames forgiven at each check of a connection, every fifth of a second: more than any keep-alive sends."""
+"""Frames forgiven at each check of a connection, five times a second; keep-alives send fewer."""
 
 
 class FrameBudget:
-    """Counts the frames of one connection that bring nothing, less those that its answers pay for."""
+    """Counts the frames of one connection without progress, less those that its answers pay for."""
 
     __slots__ = ("_frames",)
 

@@ -211,7 +211,7 @@ class Http2Connection(transport.CallTransport):
     def look(self, now_s: float) -> None:
         """Ends an idle connection, and calls whose client neither sends nor reads in time.
 
-        A client that has left may have sent megabytes of frames before, which nobody would see answered.
+        Closes the connection of a client that has left, whose frames may be unread for minutes.
         """
         is_idle = not self.busy and now_s - self.since_s > self.path.idle_s
         if is_idle or (self._is_behind and self.is_closed_by_client):

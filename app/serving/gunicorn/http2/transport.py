@@ -38,9 +38,9 @@ MOST_FRAME_BYTES = 1 << 14
 BUFFERED_MESSAGES = 4
 """Most incomplete messages of the greatest length at the same time on one connection."""
 MOST_HELD_BYTES = 1 << 20
-"""Most memory that waits for a client that does not read, in bytes; calls stop sending long before."""
+"""Most memory, in bytes, of frames that no client reads; calls stop sending long before."""
 PIECE_BYTES = 64
-"""Memory of a waiting piece besides its content: an acknowledgement of 9 bytes takes far more."""
+"""Memory of a waiting piece besides its content, in bytes."""
 MOST_CALLS = 1 << 14
 """Most concurrent calls on one connection."""
 MOST_HEADER_BYTES = 1 << 14
