@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from gunicorn import systemd
 from gunicorn.arbiter import Arbiter
 from gunicorn.util import parse_address
 
@@ -136,10 +137,13 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 
     @property
     def _shares_listeners(self) -> bool:
-        """True while the child that SIGUSR2 has started, or the parent of this server, is alive."""
+        """True if another process has the listeners, too, and will accept their connections.
+
+        This is the child that SIGUSR2 has started, the parent of this server, or systemd.
+        """
         has_parent = self.master_pid != 0 and self.master_pid == os.getppid()
         has_child = self.reexec_pid != 0
-        return bool(has_parent or has_child)
+        return bool(has_parent or has_child or self.systemd)
 
     def stop(self, graceful: bool = True) -> None:
         """Ends all workers, replaced ones included, within `graceful_timeout`."""
@@ -244,7 +248,9 @@ def take_charge(
 
 def check_free(server: Arbiter) -> None:
     """Raises ConfigError for an address in use: gunicorn itself would retry for five seconds."""
-    if server.master_pid or server.systemd or server.cfg.reuse_port:
+    # `server.systemd` is set only later, when the arbiter takes the sockets.
+    has_sockets = server.master_pid or systemd.listen_fds(unset_environment=False)
+    if has_sockets or server.cfg.reuse_port:
         return
     for address in server.cfg.address:
         if isinstance(address, str):

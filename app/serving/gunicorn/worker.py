@@ -79,6 +79,8 @@ OWN_FILES = 256
 """File descriptors kept free of clients' connections: for libraries, datasets, ZMQ and outgoing requests."""
 DRAIN_CHECK_S = 0.05
 """Seconds between two checks of the connections of a stopping worker."""
+NOTE_S = 0.5
+"""Longest time that the arbiter takes to note the end of the server, when all processes got the signal."""
 SETTLE_S = 0.5
 """Seconds that new connections wait in the backlog while a stopping worker ends its requests.
 
@@ -296,10 +298,23 @@ class Worker(GeventWorker):  # type: ignore[misc]
             connection.close()
 
     def _has_successor(self) -> bool:
-        """Returns whether another worker accepts connections from the same listeners."""
-        if ranks.is_noted(self, ranks.ENDING):
-            return ranks.is_noted(self, ranks.HANDED_OVER)
-        return ranks.is_noted(self, ranks.REPLACED) or ranks.is_noted(self, ranks.HANDED_OVER)
+        """Returns whether another worker accepts connections from the same listeners, or soon will."""
+        handed_over = ranks.is_noted(self, ranks.HANDED_OVER)
+        if ranks.is_noted(self, ranks.ENDING) or handed_over:
+            return handed_over
+        if ranks.is_noted(self, ranks.REPLACED):
+            return True
+        if not ranks.is_noted(self, ranks.SERVING):  # a stock arbiter notes nothing
+            return False
+        # A service manager may signal all processes of a server at once, and the arbiter needs a moment to
+        # note that the server ends. Without that note, only this worker was signaled: the arbiter keeps the
+        # listeners open, and starts another worker.
+        note_limit_s = time.monotonic() + NOTE_S
+        while time.monotonic() < note_limit_s:
+            if ranks.is_noted(self, ranks.ENDING):
+                return ranks.is_noted(self, ranks.HANDED_OVER)
+            gevent.sleep(DRAIN_CHECK_S)
+        return True
 
     def _hand_over(self, servers: list[ClientServer]) -> None:
         """Leaves new connections to the successor, and serves those that exist to their end.

@@ -403,3 +403,53 @@ def test_a_second_signal_ends_a_draining_server_at_once() -> None:
         server.process.send_signal(signal.SIGQUIT)
         assert server.process.wait(PATIENCE_S) == 0
         assert time.monotonic() - started_s < 15
+
+
+def test_a_worker_that_is_ended_alone_loses_no_request() -> None:
+    """The arbiter starts another worker, which accepts at the same listener."""
+    with running_gunicorn(env=LATENCY) as server, asking(lambda: Wire(server.port)) as clients:
+        [worker] = workers_of(server)
+        os.kill(worker, signal.SIGTERM)
+        wait_until(lambda: worker not in workers_of(server))
+        before = clients.answered
+        wait_until(lambda: clients.answered > before + 10 * CLIENTS)
+
+
+def test_a_server_whose_processes_are_all_signaled_drains_as_one() -> None:
+    """A service manager signals the arbiter and the worker at once."""
+    with running_gunicorn(env=LONG_DRAIN) as server, Wire(server.port) as kept:
+        assert kept.post(ask()).answer().status == 200
+        os.killpg(server.process.pid, signal.SIGTERM)
+        wait_until(lambda: get(server.port, "/health/ready").status == 503)
+        assert_last(kept.post(ask()))
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+SERVICE_MANAGER = """
+import os
+import socket
+import sys
+
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)
+for _ in range(2):
+    server = os.fork()
+    if server == 0:
+        os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+        os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "wsgi:app"])
+    os.waitpid(server, 0)
+"""
+"""Owns a socket as systemd does, and gives it to one server after another."""
+
+
+def test_the_next_server_at_a_socket_of_systemd_accepts_connections() -> None:
+    port = free_port()
+    command = [sys.executable, "-c", SERVICE_MANAGER, str(port)]
+    with running_command(command, port, {}) as manager:
+        first = int(children_of(manager.process.pid))
+        os.kill(first, signal.SIGTERM)
+        wait_until(lambda: children_of(manager.process.pid).strip() not in ("", str(first)))
+        assert post(port, ask()).status == 200
+        os.kill(int(children_of(manager.process.pid)), signal.SIGTERM)
+        assert manager.process.wait(PATIENCE_S) == 0
