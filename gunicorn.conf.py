@@ -23,6 +23,7 @@ import sys  # noqa: E402
 from app.serving.gunicorn import logs, ranks  # noqa: E402
 from app.serving.gunicorn.arbiter import say_console, say_model, take_charge  # noqa: E402
 from app.serving.gunicorn.certificates import CertificateError  # noqa: E402
+from app.serving.gunicorn.habits import remarks  # noqa: E402
 from app.text.base import TokenizerError  # noqa: E402
 from app.wiring import factory  # noqa: E402
 from config import ConfigError  # noqa: E402
@@ -62,7 +63,7 @@ def on_starting(server):
         take_charge(server, settings, factory.prepare, factory.create_app, factory.engine_options)
     except (ConfigError, CertificateError, TokenizerError, OSError) as error:
         sys.exit(f"error: {error}")
-    for warning in warnings:
+    for warning in [*warnings, *remarks(server.cfg)]:
         server.log.warning("%s", warning)
     say_model(server.log, server.settings)
 

@@ -9,7 +9,17 @@ import msgspec
 
 from config.settings import SECTIONS, TABLE, Setting
 from config.sources import IGNORED, RETIRED
-from config.vllm.serve import DEFAULTS, GROUPS, KEEP_ALIVE, OBSOLETE, OPTIONS, Option, effect, names_of
+from config.vllm.option import Option
+from config.vllm.serve import (
+    DEFAULTS,
+    GROUPS,
+    KEEP_ALIVE,
+    OBSOLETE,
+    OPTIONS,
+    UNREAD,
+    effect,
+    names_of,
+)
 
 DOCS = Path(__file__).parent.parent / "docs"
 SETTINGS, SERVE = DOCS / "configuration.md", DOCS / "serve.md"
@@ -42,7 +52,7 @@ def options_page() -> str:
         (f"`{name}`", f"Setting `{row.name}`: {row.help}")
         for row in TABLE
         for name in row.env
-        if not name.startswith("SIM_")
+        if not name.startswith("SIM_") and name not in UNREAD
     ]
     variables.append((f"`{KEEP_ALIVE}`", "Setting `keep-alive-timeout`, in seconds."))
     unplayed = ((f"`--{name}`", facts.unplayed) for name, facts in OPTIONS.items() if facts.unplayed)

@@ -73,6 +73,8 @@ class Flags(Struct):
     kind: type[Settings] | None = None
     """Kind of settings for which the words were parsed; None without words."""
     config: str | None = None
+    unread: frozenset[str] = frozenset()
+    """Environment variables that have no effect on this command."""
     headless: bool = False
     """The node runs engines only: no port is opened."""
     help: bool = False
@@ -110,7 +112,8 @@ class Sources:
         ConfigError if one source has different values under two names.
         """
         flags, document, names = self.flags, self.document, row.names
-        texts = ((_text(self.environ, name), f"environment variable {name}") for name in row.env)
+        variables = [name for name in row.env if name not in flags.unread]
+        texts = ((_text(self.environ, name), f"environment variable {name}") for name in variables)
         found: list[tuple[object, str]]
         found = [(flags.values[n], f"flag --{flags.names.get(n, n)}") for n in names if n in flags.values]
         found = found or [(text, source) for text, source in texts if text is not None]

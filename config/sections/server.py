@@ -31,7 +31,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
 
     host: NonEmpty = "0.0.0.0"
     """Address to listen on."""
-    port: Port = 8000
+    port: Annotated[Port, About(env=("PORT",))] = 8000
     """TCP port to listen on."""
     uds: Annotated[NonEmpty | None, About(path=True, created=True)] = None
     """Unix socket to listen on instead: no TCP port is opened, and host and port have no effect."""

@@ -13,7 +13,7 @@ from config.declaration import ConfigError, shown, suggestion
 
 if TYPE_CHECKING:
     from config.sources import Given
-    from config.vllm.serve import Option
+    from config.vllm.option import Option
 
 LOAD_BALANCING = {
     "data-parallel-multi-port-external-lb": "--data-parallel-multi-port-external-lb",

@@ -21,105 +21,10 @@ from config.declaration import COMMAND, ConfigError, UsageError, suggestion
 from config.settings import BY_NAME, table_of
 from config.sources import Flags, Given
 from config.vllm.checks import check_load_balancing, check_values, is_headless, unknown_name
+from config.vllm.option import Option
 from config.yaml_file import parse_yaml
 
 FACTS = Path(__file__).with_name("options.json")
-Kind = Literal["switch", "text", "int", "float", "JSON", "size", "size or auto"]
-NOTHING = frozenset({"", "None"})
-"""Texts for no value, in an optional option."""
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
-    **{"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-}
-_SIZE = re.compile(r"\s*([+-]?\d{1,18})(\.\d{1,9})?([kKmMgGtT]?)\s*", re.ASCII)
-
-
-class Option(Struct, frozen=True, kw_only=True):
-    kind: Kind
-    many: bool = False
-    optional: bool = False
-    """Texts in `NOTHING` are valid."""
-    off: bool = False
-    """Switch with a negative form, --no-NAME."""
-    also: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
-    """Values that vLLM's parser knows."""
-    names: tuple[str, ...] = ()
-    """Values that vLLM knows when it starts; its parser takes any text."""
-    names_from: str = ""
-    """Option with a plugin that may register further names."""
-    any_case: bool = False
-    """`names` are upper case, and a value may be lower case."""
-    paths: bool = False
-    """A dotted Python path is valid, too."""
-    at_least: float | None = None
-    above: float | None = None
-    at_most: float | None = None
-    below: float | None = None
-    setting: str = ""
-    """Setting that the option sets, where its name is another."""
-    values: dict[str, str | None] = {}
-    """Value -> value of the setting, where that is another; None sets nothing."""
-    effect: str = ""
-    """Effect, in a sentence, where it is not that of the setting."""
-    unplayed: str = ""
-    """Effect in vLLM that a client would notice, and that the option does not have here."""
-    default: object = msgspec.UNSET
-    """Unset if vLLM determines the default at run time."""
-
-    def read(self, text: str) -> str:
-        """Returns a valid `text` unchanged; sizes as plain numbers. ValueError has the rule."""
-        if self.optional and text in NOTHING:
-            return ""
-        if self.choices:
-            if text not in self.choices:
-                raise ValueError(f"must be one of {', '.join(self.choices)}")
-            return text
-        read, wanted = _KINDS[self.kind]
-        try:
-            found = read(text)
-        except (ValueError, RecursionError):
-            raise ValueError(f"must be {wanted}") from None
-        return str(found) if self.kind.startswith("size") else text
-
-    def broken_limit(self, text: str) -> str:
-        """Returns the limit that a number breaks; an empty text without one."""
-        if self.at_least is not None and not float(text) >= self.at_least:
-            return f"must be at least {self.at_least:g}"
-        if self.above is not None and not float(text) > self.above:
-            return f"must be more than {self.above:g}"
-        if self.at_most is not None and not float(text) <= self.at_most:
-            return f"must be at most {self.at_most:g}"
-        if self.below is not None and not float(text) < self.below:
-            return f"must be less than {self.below:g}"
-        return ""
-
-
-def _size(text: str) -> int:
-    """Parses a whole number, or a size such as 8k (8,000), 25.6k or 8K (8,192), as vLLM does."""
-    found = _SIZE.fullmatch(text)
-    if found is None or (found[2] and not found[3].islower()):
-        raise ValueError("not a size")
-    return int(float(found[1] + found[2]) * UNITS[found[3]]) if found[2] else int(found[1]) * UNITS[found[3]]
-
-
-def _whole(text: str) -> int:
-    if _size(text) != int(text):
-        raise ValueError("not a whole number")
-    return int(text)
-
-
-_SIZES = "a whole number, which may end in k, m, g or t (8.5k, too), or in K, M, G or T (of 1024)"
-_KINDS: dict[str, tuple[Callable[[str], object], str]] = {
-    "text": (str, "text"),
-    "int": (_whole, "a whole number"),
-    "float": (float, "a number"),
-    "JSON": (json.loads, "JSON"),
-    "size": (_size, _SIZES),
-    "size or auto": (lambda text: -1 if text == "auto" else _size(text), _SIZES),
-}
-"""Kind -> function that raises ValueError for another text, and the words of the rule."""
-
-
 GROUPS = msgspec.json.decode(FACTS.read_bytes(), type=dict[str, dict[str, Option]])
 OBSOLETE = GROUPS.pop("obsolete")
 """Options of earlier versions of vLLM, accepted for old command lines."""
@@ -157,6 +62,9 @@ DEFAULTS = {
 """vLLM's defaults that differ from our settings'. Interval 0 publishes events at every step."""
 MOST_RANKS = 8
 """Most data parallel ranks that a server simulates."""
+PORT = "8000"
+UNREAD = frozenset({"PORT"})
+"""Variables of settings that vLLM does not read: its port is 8000 unless --port is given."""
 KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """Variable of vLLM with whole seconds."""
 HTTP = ("http://", "https://")
@@ -276,6 +184,7 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
     given = {name: value for name, value in named.items() if value != ""}
     check_values(given, OPTIONS)
     flags.headless = is_headless(given)
+    flags.unread = UNREAD
     check_load_balancing(given, flags.headless)
     values: Given = {}
     for name in (name for name in MEANINGS if name in given):
@@ -313,6 +222,7 @@ def _fallbacks(values: Given, environ: Mapping[str, str]) -> dict[str, str]:
         length = str(known if isinstance(known, int) and known > 0 else CONTEXT_LENGTH)
     size = int(str(values.get("block-size", "16")) or 16) or 1
     found["max-model-len"] = length
+    found["port"] = PORT
     found["kv-cache-size"] = str(FULL_PROMPTS * -(-int(length) // size) + 1)
     if seconds := environ.get(KEEP_ALIVE):
         found["keep-alive-timeout"] = f"{seconds}s"

@@ -16,7 +16,8 @@ from config.document import SERVE, options_page
 from config.loader import resolve
 from config.settings import BY_NAME
 from config.sources import Flags
-from config.vllm.serve import CONTEXT_LENGTH, MEANINGS, OBSOLETE, OPTIONS, Option, names_of, read, settings_of
+from config.vllm.option import Option
+from config.vllm.serve import CONTEXT_LENGTH, MEANINGS, OBSOLETE, OPTIONS, names_of, read, settings_of
 
 Write = Callable[[str], str]
 ISSUE = [

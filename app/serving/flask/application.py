@@ -13,10 +13,10 @@ embeds the application may add views, functions and extensions. Replaced parts o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import cached_property, partial
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import gevent
 from flask import Blueprint, Flask
@@ -27,6 +27,7 @@ from werkzeug.routing import Map, MapAdapter, Rule
 
 from app.serving.api.admin.server import Caches, Drains
 from app.serving.api.errors import forget_frames, respond_to_error
+from app.serving.flask.asgi import AsgiRefusal
 from app.serving.flask.other_server import OtherServer
 from app.serving.http.context import CONTEXT, RequestContext, context_of, current_request
 from app.serving.http.response import Response, StreamingBody, json_response
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
     from flask import Request
     from flask.testing import FlaskClient
+
+    from app.serving.flask.asgi import Receive, Scope, Send
 
 METRICS = "/metrics"
 TEST_CLIENT = "understudy.test_client"
@@ -156,7 +159,19 @@ class Understudy(Flask):
         path = METRICS if context.path.startswith(METRICS) else context.path
         return DirectAdapter(self.url_map, "localhost", "/", "", context.scheme, path, context.method)
 
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    @overload
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]: ...
+    @overload
+    def __call__(self, environ: Scope) -> AsgiRefusal: ...
+    @overload
+    def __call__(self, environ: Scope, start_response: Receive, send: Send) -> Awaitable[None]: ...
+
+    def __call__(self, environ: Any, start_response: Any = None, send: Send | None = None) -> Any:
+        """Serves a WSGI request. An ASGI server passes its scope alone (ASGI 2), or with two functions."""
+        if start_response is None:
+            return AsgiRefusal(environ)
+        if send is not None:
+            return AsgiRefusal(environ)(start_response, send)
         if CONTEXT in environ or TEST_CLIENT in environ:
             return self.wsgi_app(environ, start_response)
         return self._other_server.serve(environ, start_response)

@@ -35,6 +35,7 @@ from gevent.event import AsyncResult
 from werkzeug.wsgi import get_input_stream
 
 from app.base.clock.pause import SWITCH_S, share_loop
+from app.serving.gunicorn import ranks
 from app.serving.http.connection import BrokenOffError, Connection, reset_when_closed
 from app.serving.http.context import CONTEXT, context_of
 
@@ -70,9 +71,10 @@ class OtherServer:
         """Serves a WSGI request; adds its context to `environ`."""
         if WERKZEUG in environ:  # Werkzeug's server provides an input without an end
             environ["wsgi.input"] = get_input_stream(environ)
-        if environ.get("wsgi.multiprocess") and GUNICORN not in environ and not self._has_warned:
-            self._has_warned = True  # gunicorn's workers have been counted at its start
-            log.warning(SEVERAL)
+        if environ.get("wsgi.multiprocess") and not self._has_warned:
+            self._has_warned = True
+            if ranks.SETTINGS not in os.environ:  # else our arbiter has one worker for each rank
+                log.warning(SEVERAL)
         context = environ[CONTEXT] = context_of(environ)
         sock, end = shown_by(environ)
         if sock is not None and context.connection is None and context.scheme == "http":

@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux: `sun_path` has 108 bytes with the final zero."""
-ONE_EACH = (
-    "each worker is a server of its own, with its own places, queue and metrics; several behind one port "
-    "would answer in turns, as strangers. data-parallel-size makes more ranks, each on a port of its own"
-)
 
 
 class RankArbiter(Arbiter):  # type: ignore[misc]
@@ -104,7 +100,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         super().handle_hup()
 
     def handle_ttin(self) -> None:
-        self.log.error("workers: must be %d, one for each rank: %s", self.num_workers, ONE_EACH)
+        self.log.error("workers: must be %d, one for each rank: %s", self.num_workers, ranks.ONE_EACH)
 
     handle_ttou = handle_ttin
 
@@ -240,7 +236,7 @@ def take_charge(
     server.engine_options, server.num_workers = engine_options, size
     if server.cfg.workers != size:
         serving = "one worker serves" if size == 1 else f"{size} workers serve, one for each rank"
-        server.log.warning("workers=%d: %s: %s", server.cfg.workers, serving, ONE_EACH)
+        server.log.warning("workers=%d: %s: %s", server.cfg.workers, serving, ranks.ONE_EACH)
         server.cfg.set("workers", size)
     server.secure()
     server.start_engine()

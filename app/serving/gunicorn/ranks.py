@@ -34,6 +34,11 @@ ENDPOINT = "UNDERSTUDY_ENGINE"
 """Environment variable with the address of a real engine."""
 RANK = "UNDERSTUDY_RANK"
 """Environment variable with a worker's rank."""
+ONE_EACH = (
+    "each worker is a server of its own, with its own places, queue and metrics; several behind one port "
+    "would answer in turns, as strangers. data-parallel-size makes more ranks, each on a port of its own"
+)
+ALL_SERVE = "all of them serve, in turn, because this configuration does not include our gunicorn.conf.py"
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 SERVING, REPLACED, ENDING, HANDED_OVER = range(4)
 """Stages of a worker.

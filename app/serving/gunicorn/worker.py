@@ -17,6 +17,7 @@ import ctypes
 import errno
 import gc
 import logging
+import os
 import resource
 import ssl
 import sys
@@ -227,6 +228,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
         if self.certificate is None and self.cfg.is_ssl:  # under a stock arbiter
             self.certificate = ServerCertificate(self.cfg)
+        has_hooks = ranks.SETTINGS in os.environ
+        if not has_hooks:
+            self._begin_without_hooks()
         self._turns = FairTurns()
         pause_with(self._turns.pause)
         self._idle_s = self.cfg.keepalive or self.client_timeout_s
@@ -249,6 +253,15 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self.alive = False
         self._path.is_open = False
         self._drain(servers)
+        if not has_hooks and hasattr(self.wsgi, "end"):
+            self.wsgi.end()
+
+    def _begin_without_hooks(self) -> None:
+        """Does what our gunicorn.conf.py does, under a configuration that does not include it."""
+        if self.cfg.workers > 1 and self.age == 1:
+            self.log.warning("workers=%d: %s: %s", self.cfg.workers, ranks.ALL_SERVE, ranks.ONE_EACH)
+        if hasattr(self.wsgi, "begin"):
+            self.wsgi.begin()
 
     def _make_path(self) -> FastPath:
         app = self.wsgi if self.fast_path and self.cfg.keepalive and hasattr(self.wsgi, "rpc") else None

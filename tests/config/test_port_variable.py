@@ -1,0 +1,44 @@
+"""PORT, as platforms set it: gunicorn's default port, but not that of vLLM's command line."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from config import ConfigError, Settings
+from config.loader import load, resolve
+from config.sources import as_environment
+from config.vllm.serve import settings_of
+
+
+def loaded(*argv: str, **environ: str) -> Settings:
+    return load(argv, environ, warn=pytest.fail)
+
+
+def served(*argv: str, **environ: str) -> Settings:
+    return resolve(settings_of(argv, environ), environ, warn=pytest.fail)
+
+
+def test_port_is_weaker_than_sim_port_and_the_flag() -> None:
+    assert loaded(PORT="9001").server.port == 9001
+    assert loaded(PORT="9001", SIM_PORT="9002").server.port == 9002
+    assert loaded("--port", "9003", PORT="9001", SIM_PORT="9002").server.port == 9003
+
+
+def test_a_port_variable_that_is_no_port_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^setting port: 'web' \(environment variable PORT\) must be"):
+        loaded(PORT="web")
+
+
+def test_vllms_command_line_does_not_read_port() -> None:
+    environ: Mapping[str, str] = {"PORT": "9001"}
+    assert served("model", **environ).server.port == 8000
+    assert served("model", SIM_PORT="9002", **environ).server.port == 9002
+    assert served("model", "--port", "9003", **environ).server.port == 9003
+
+
+def test_the_server_of_vllms_command_line_does_not_read_port_either() -> None:
+    environ = {"PORT": "9001"}
+    flags = settings_of(["model"], environ)
+    settings = resolve(flags, environ, warn=pytest.fail)
+    variables = {**environ, **as_environment(flags, settings, environ)}
+    assert load((), variables, warn=pytest.fail).server.port == 8000

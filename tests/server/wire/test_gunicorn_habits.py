@@ -1,0 +1,76 @@
+"""Habits of gunicorn's users: PORT is honored, and each option without an effect gets a line in the log."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.raw_client import get, wait_until
+from tests.running_server import RunningServer, free_port, running_command, running_gunicorn
+
+BIND = 'import os\nbind = "127.0.0.1:" + os.environ["SIM_PORT"]\ncontrol_socket_disable = True\n'
+"""A configuration that does not include ours."""
+OUR_WORKER = 'worker_class = "app.serving.gunicorn.worker.Worker"\n'
+GUNICORN = [sys.executable, "-m", "gunicorn", "wsgi:app"]
+
+
+def lines_with(server: RunningServer, text: str) -> list[str]:
+    return [line for line in server.log().splitlines() if text in line]
+
+
+def test_port_is_the_default_and_sim_port_wins() -> None:
+    port = free_port()
+    with running_command(GUNICORN, port, {"SIM_HOST": "127.0.0.1", "PORT": str(port)}) as server:
+        assert lines_with(server, f"Listening at: http://127.0.0.1:{port} ")
+    with running_gunicorn(env={"PORT": str(free_port())}) as server:
+        assert lines_with(server, f"Listening at: http://127.0.0.1:{server.port} ")
+
+
+def test_threads_and_max_requests_get_one_line_each() -> None:
+    flags = ("--threads", "4", "--max-requests", "10", "--max-requests-jitter", "3")
+    with running_gunicorn(*flags) as server:
+        [threads] = lines_with(server, "threads=")
+        assert "threads=4: no effect: one event loop serves all requests of a worker" in threads
+        [max_requests] = lines_with(server, "max_requests=")
+        assert "max_requests=10, max_requests_jitter=3: no effect: " in max_requests
+
+
+def test_a_start_without_such_options_has_no_such_line() -> None:
+    with running_gunicorn() as server:
+        assert not lines_with(server, "WARNING")
+
+
+@pytest.mark.parametrize("worker", ["sync", "gthread", "gevent"])
+def test_another_worker_is_named_with_what_is_lost(worker: str) -> None:
+    with running_gunicorn("-k", worker) as server:
+        [line] = lines_with(server, "worker_class=")
+        assert f"worker_class={worker}: without the fast path, gRPC, client-timeout and a certificate" in line
+
+
+def test_several_workers_without_our_configuration_are_reported(tmp_path: Path) -> None:
+    configuration = tmp_path / "own.py"
+    configuration.write_text(f"{BIND}workers = 2\n")
+    with running_gunicorn("-c", str(configuration)) as server:
+        assert get(server.port, "/version").status == 200
+        wait_until(lambda: bool(lines_with(server, "several processes serve, and each is a server")))
+
+
+def test_our_worker_without_our_configuration_reports_several(tmp_path: Path) -> None:
+    configuration = tmp_path / "own.py"
+    configuration.write_text(f"{BIND}{OUR_WORKER}workers = 3\n")
+    with running_gunicorn("-c", str(configuration)) as server:
+        wait_until(lambda: bool(lines_with(server, "workers=")))
+        [line] = lines_with(server, "workers=")
+        assert "workers=3: all of them serve, in turn, because this configuration does not include" in line
+
+
+def test_our_worker_without_our_configuration_starts_its_services(tmp_path: Path) -> None:
+    configuration = tmp_path / "own.py"
+    configuration.write_text(f"{BIND}{OUR_WORKER}")
+    events_port = free_port()
+    env = {"SIM_ENABLE_KVCACHE": "true", "SIM_ZMQ_ENDPOINT": f"tcp://*:{events_port}"}
+    with running_gunicorn("-c", str(configuration), env=env) as server:
+        with socket.create_connection(("127.0.0.1", events_port), timeout=20):
+            pass
+        assert not lines_with(server, "workers=")
