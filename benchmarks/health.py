@@ -196,6 +196,7 @@ def _probed(port: int, seconds: float) -> list[float]:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.Process(target=_probe, args=(port, seconds, sender), daemon=True)
     process.start()
+    sender.close()  # so that a probe that fails ends the wait
     durations_ms: list[float] = receiver.recv()
     process.join()
     return durations_ms
