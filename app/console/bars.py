@@ -99,6 +99,8 @@ class Picture(Struct, kw_only=True):
     names: tuple[str, ...] = FIGURES
     ttft_bounds: Iterable[float]
     itl_bounds: Iterable[float]
+    since: float = 0.0
+    """Moment from which on `frame` has every request that has ended."""
     frame: Frame
     """The whole state, as one frame."""
 
@@ -162,6 +164,33 @@ class Bar(Struct, gc=False, eq=False):
         )  # fmt: skip
 
 
+class EndedBars(LRUCache[int, Bar]):
+    """Bars of ended requests by number, in the order of their ends, up to `OVER_BYTES`."""
+
+    def __init__(self) -> None:
+        super().__init__(OVER_BYTES, getsizeof=lambda bar: bar.size_bytes)
+        self.forgotten_ms = 0.0
+        """Latest end of a bar that was dropped."""
+
+    def popitem(self) -> tuple[int, Bar]:
+        number, bar = super().popitem()
+        if bar.end is not None:
+            self.forgotten_ms = max(self.forgotten_ms, bar.end[2])
+        return number, bar
+
+    def recent(self, oldest_ms: float) -> tuple[list[Bar], float]:
+        """Returns the last bars that ended at `oldest_ms` or later, `MOST_PAST` at most.
+
+        The second value is the moment, in milliseconds, from which on none is missing.
+        """
+        since_ms = self.forgotten_ms
+        bars = [bar for bar in self.values() if bar.end is not None and bar.end[2] >= oldest_ms]
+        for bar in bars[:-MOST_PAST]:
+            if bar.end is not None:
+                since_ms = max(since_ms, bar.end[2])
+        return bars[-MOST_PAST:], since_ms
+
+
 class RequestBars:
     """The bars of one engine; `began_s` is moment 0 of all times on the page."""
 
@@ -176,7 +205,7 @@ class RequestBars:
         self._open = False
         self._live: dict[int, Bar] = {}
         """Bars by `id(request)`; each bar keeps its request alive."""
-        self._over: LRUCache[int, Bar] = LRUCache(OVER_BYTES, getsizeof=lambda bar: bar.size_bytes)
+        self._over = EndedBars()
         """Ended requests, also those that ran while no page was open."""
         self._numbers = count(1)
         self._new: list[Bar] = []
@@ -281,11 +310,14 @@ class RequestBars:
         bar.phase = int(status.phase)
         frame.phases.append((number, bar.phase, bar.since_ms, bar.preemptions))
 
-    def picture(self, frame: Frame) -> None:
-        """Writes into `frame` all live bars as the last frame left them, and the recently ended ones."""
-        oldest_ms = frame.at - PAST_S * 1000
-        for _, bar in list(self._over.items())[-MOST_PAST:]:
-            if bar.end is not None and bar.end[2] >= oldest_ms:
+    def picture(self, frame: Frame) -> float:
+        """Writes into `frame` all live bars as the last frame left them, and the recently ended ones.
+
+        Returns the moment, in milliseconds, from which on no ended bar is missing.
+        """
+        ended, since_ms = self._over.recent(frame.at - PAST_S * 1000)
+        for bar in ended:
+            if bar.end is not None:
                 frame.new.append(bar.row(self._began_s))
                 frame.ended.append(bar.end)
         for bar in self._live.values():
@@ -297,6 +329,7 @@ class RequestBars:
             frame.tokens += (bar.number, bar.tokens)
             frame.computed += (bar.number, bar.computed)
             frame.held += (bar.number, bar.held)
+        return since_ms
 
     def live(self) -> list[Bar]:
         return list(self._live.values())

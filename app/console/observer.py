@@ -37,6 +37,8 @@ class RequestReport(Struct):
 
 MOST_CHOICES = 32
 """Most choices of a request that are explained; beam search has one for each beam and token."""
+MOST_PAST_STEPS = 6000
+"""Most steps of a picture: as many as the page keeps."""
 MOST_STEPS, MOST_CHUNKS, MOST_EVENTS, MOST_MARKS, MOST_MARK = 400, 2000, 100, 200, 128
 """Most steps, numbers in `chunks`, and KV events of a frame; most marks in all, and characters of one."""
 
@@ -217,10 +219,15 @@ class Observer:
         )
 
     def picture(self, server: Mapping[str, object]) -> Picture:
-        """Returns the whole state as of the last frame; `server` goes into the picture unchanged."""
+        """Returns the whole state as of the last frame. May pause.
+
+        `server` goes into the picture unchanged.
+        """
+        past_steps = self._past_steps()
         figures = self._last or self._engine.recorder.figures()
         frame = self._head(figures)
-        self.bars.picture(frame)
+        frame.steps = past_steps
+        since_ms = self.bars.picture(frame)
         frame.marks = list(self._marks)
         if self._map is not None:
             self._map.picture(frame)
@@ -229,8 +236,24 @@ class Observer:
             server=server,
             ttft_bounds=FIRST_TOKEN,
             itl_bounds=INTER_TOKEN,
+            since=since_ms,
             frame=frame,
         )
+
+    def _past_steps(self) -> list[StepRow]:
+        """Returns the last steps that were in a frame or ended before the page was opened. May pause."""
+        if self.executor is None:
+            return []
+        untold = self.delays.steps_made - self._steps_told
+        steps = self.delays.recent(self._steps_told - MOST_PAST_STEPS)
+        if untold:
+            del steps[-untold:]
+        pause = Pace(self._now)
+        rows: list[StepRow] = []
+        for step in steps:
+            rows.append(self._row_of(step))
+            pause()
+        return rows
 
     def _numbers(self, figures: Figures) -> list[float]:
         counts = {**figures.finished, "refused": self.bars.refusals}

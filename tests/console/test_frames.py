@@ -79,6 +79,47 @@ def test_steps_are_told_one_by_one_with_what_they_hold() -> None:
     )
 
 
+def test_a_picture_has_the_steps_from_before_the_page_was_opened() -> None:
+    it = Watched(seen=False, slots=8, profile=quick_profile(max_num_seqs=8))
+    for number in range(5):
+        it.ask(f"r{number}", prompt_ids=list(range(300)), max_tokens=30)
+    it.harness.clock.advance(5)
+    it.look()
+    it.frame(0.1)
+    it.page.take(it.observer.picture({}))
+    assert sum(row[2] for row in it.page.steps) == 5 * 300
+    assert sum(row[3] for row in it.page.steps) == 5 * 29
+    before = len(it.page.steps)
+    it.ask("late", prompt_ids=list(range(300)), max_tokens=30)
+    told = it.frame(1).steps[before:]
+    assert sum(row[2] for row in told) == 300, "steps of the picture do not come again"
+    picture = Page()
+    picture.take(it.observer.picture({}))
+    assert picture.steps == it.page.steps
+
+
+def test_a_picture_says_from_when_on_no_request_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bars, "MOST_PAST", 3)
+    it = Watched(slots=8, **SLOW)
+    for number in range(5):
+        it.ask(f"r{number}", max_tokens=2)
+        it.frame(5)
+    ends = [row[2] for row in it.page.ended.values()]
+    picture = it.observer.picture({})
+    assert [row[2] for row in picture.frame.ended] == ends[2:]
+    assert picture.since == ends[1]
+    monkeypatch.setattr(bars, "MOST_PAST", 9)
+    assert it.observer.picture({}).since == 0
+    monkeypatch.setattr(bars, "OVER_BYTES", 3 * bars.BAR_BYTES)
+    it = Watched(slots=8, **SLOW)
+    for number in range(5):
+        it.ask(f"r{number}", max_tokens=2)
+        it.frame(5)
+    picture = it.observer.picture({})
+    assert 0 < len(picture.frame.ended) < 5
+    assert picture.since == list(it.page.ended.values())[4 - len(picture.frame.ended)][2]
+
+
 @pytest.mark.parametrize("steps", [False, True])
 def test_the_map_of_blocks_is_the_caches(steps: bool) -> None:
     """Prompts that share beginnings, more than the cache holds: blocks are shared, cached, evicted."""

@@ -1,7 +1,7 @@
 "use strict";
 // One time axis: requests, steps, curves and the overview show the same time, have one cursor, and are zoomed together.
 
-const RIGHT = 52, LEAST_MS = 20, DRAG_PX = 5;
+const RIGHT = 52, LEAST_MS = 20, DRAG_PX = 5, LEAST_WORDS_PX = 60, MOST_WORDS_PX = 190;
 
 class TimeAxis {
   constructor(draw) {
@@ -78,8 +78,8 @@ class TimeAxis {
 
   digits(seconds) { return seconds.toFixed(this.length < 1000 ? 3 : this.length < 10000 ? 1 : 0); }
 
-  grid(pen, width, top, height, labels) {
-    // Lines of time, and their words at a height.
+  grid(pen, width, top, height, labels, end = width) {
+    // Lines of time, and their words at a height, which do not go beyond an end.
     pen.strokeStyle = COLOURS.line;
     pen.fillStyle = COLOURS.muted;
     pen.lineWidth = 1;
@@ -90,7 +90,9 @@ class TimeAxis {
       pen.lineTo(x, height);
       pen.stroke();
       pen.textAlign = "center";
-      if (labels) pen.fillText(this.label(at), x, labels);
+      if (!labels) continue;
+      const text = this.label(at);
+      pen.fillText(text, Math.min(x, end - pen.measureText(text).width / 2), labels);
     }
   }
 
@@ -173,18 +175,22 @@ class TimeAxis {
   }
 
   render() {
-    // Marks of what began, in all parts; with words where there is room for them.
+    // Marks of what began, in all parts; with words where there is room for them before the next one, or before the end of the time.
     for (const part of this.parts) {
-      const { from, to } = part.range();
-      let last = Infinity;
+      const { from, to } = part.range(), [left, right] = part.edges(), end = part.place.clientWidth - right;
+      let next = end;
       part.marks.replaceChildren(...this.marks.filter(([at]) => at >= from && at <= to).reverse().map(([at, kind, text]) => {
         const it = el("i", { class: `mark-${kind}` });
         this.lay(it, part, at, at);
         const x = parseFloat(it.style.left);
-        if (part.labels && last - x > 60) {
+        if (part.labels && next - x > LEAST_WORDS_PX) {
           it.append(text);
-          if (last < Infinity) it.style.maxWidth = `${Math.min(190, last - x - 4)}px`;
-          last = x;
+          it.style.maxWidth = `${Math.min(MOST_WORDS_PX, next - x - 4)}px`;
+          next = x;
+        } else if (part.labels && next === end && x - left > MOST_WORDS_PX) {
+          it.append(text);
+          it.classList.add("ahead"); // its words are in front of it
+          next = x - MOST_WORDS_PX;
         }
         return it;
       }));

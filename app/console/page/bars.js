@@ -64,7 +64,7 @@ class BarsView {
     const model = this.model, axis = this.axis;
     if (!model) return;
     const [pen, width, height] = surface(this.canvas, this.place.clientHeight), gutter = axis.left;
-    axis.grid(pen, width, HEAD - 4, height, 8);
+    axis.grid(pen, width, HEAD - 4, height, 8, width - 4 - pen.measureText("took ").width);
     if (this.dense) {
       this.density.draw(pen, this.rows, model, axis, width, height, HEAD);
       return;

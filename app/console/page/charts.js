@@ -40,6 +40,7 @@ class Tiles {
   }
 
   spark(canvas, points, curve, now) {
+    points = points.filter((p) => curve(p) !== null);
     const [pen, width, height] = surface(canvas, 22), values = points.map(curve), most = Math.max(...values, 1e-9);
     const span = points.length ? Math.max(5000, now - points[0].at) : SPARK_MS;
     const x = (at) => width * (1 - (now - at) / span), y = (value) => height - 2 - (height - 5) * (value / most);
@@ -58,12 +59,14 @@ class Tiles {
   }
 }
 
+function cacheUse(point) { return point.figures.cache_usage === null ? null : point.figures.cache_usage * 100; }
+
 // Of each curve: name, colour, value of a point; a third place: a scale of its own, at the right.
 const CURVES = [
   { title: "sequences", series: [["running", "decode", (p) => p.figures.running], ["waiting", "preempted", (p) => p.figures.waiting]] },
   { title: "tokens a second", series: [["output", "decode", (p) => p.rates.generated], ["prompts", "prefill", (p) => p.rates.prompt, "right"]] },
   { title: "failed requests a second", series: [["refused", "failed", (p) => p.rates.refused], ["left", "preempted", (p) => p.rates.abort], ["errors", "accent", (p) => p.rates.error]] },
-  { title: "% of the KV cache", series: [["used", "transfer", (p) => p.figures.cache_usage * 100]] },
+  { title: "% of the KV cache", series: [["used", "transfer", cacheUse]] },
 ];
 
 class Chart {
@@ -104,7 +107,7 @@ class Chart {
     pen.lineWidth = 1.5;
     for (const [, colour, value] of series) {
       pen.beginPath();
-      for (const p of this.points) pen.lineTo(axis.x(p.at, width), y(value(p)));
+      for (const p of this.points) if (value(p) !== null) pen.lineTo(axis.x(p.at, width), y(value(p)));
       pen.strokeStyle = COLOURS[colour];
       pen.stroke();
     }
@@ -116,7 +119,7 @@ class Chart {
     const { points } = this, p = points[at === at && at !== undefined ? Math.min(points.length - 1, Math.max(0, after(points, at) - 1)) : points.length - 1];
     this.series.forEach(([, colour, value], k) => {
       this.spots[k].style.background = COLOURS[colour];
-      this.values[k].textContent = p ? short(value(p)) : "";
+      this.values[k].textContent = p && value(p) !== null ? short(value(p)) : "";
     });
   }
 }

@@ -6,7 +6,7 @@ const OVERLAID = [
   ["requests waiting", (p) => p.figures.waiting],
   ["first token, ms (median of 3 s)", (p) => p.rates.ttft],
   ["output tokens a second", (p) => p.rates.generated],
-  ["% of the KV cache", (p) => p.figures.cache_usage * 100],
+  ["% of the KV cache", cacheUse],
   ["% of prompt tokens cached, so far", (p) => (p.figures.queries ? p.figures.hits / p.figures.queries * 100 : null)],
 ];
 const FINITE = ([, value]) => Number.isFinite(value) && value >= 0;

@@ -119,7 +119,7 @@ function render() {
   const now = shown(), points = recorder.points.filter((point) => point.at <= now.at);
   if (!points.length) return;
   quiet.drawn = model.at;
-  axis.follow(now, recorder.first, recorder.last);
+  axis.follow(now, recorder.known, recorder.last);
   const then = past(now), latency = views.spreads.latency(now, recorder.samples);
   if (performance.now() > said) {
     $("state").textContent = report ? "a report" : stopped === null ? now.state : "recorded";

@@ -24,7 +24,7 @@ class Model {
     this.adapters = {};
     this.load = null;
     this.marks = []; // [moment, kind, text]: what began
-    this.since = -Infinity; // what was before is not all known any more
+    this.since = picture.since || -Infinity; // what was before is not all known any more
     const blocks = this.server.numbered ? Math.min(this.server.blocks + 1, MOST_BLOCKS) : 0;
     this.blocks = new Uint8Array(blocks);
     this.owners = new Uint32Array(blocks);
@@ -131,7 +131,7 @@ class Model {
       frame.ended.push([n, bar.reason, bar.end, bar.tokens, bar.cached, running, bar.first, last]);
     }
     this.blocks.forEach((state, block) => { if (state || this.owners[block]) frame.blocks.push(block, state, this.owners[block]); });
-    return { version: VERSION, began: this.began, server: this.server, names: this.names, ttft_bounds: this.bounds.ttft, itl_bounds: this.bounds.itl, frame };
+    return { version: VERSION, began: this.began, server: this.server, names: this.names, ttft_bounds: this.bounds.ttft, itl_bounds: this.bounds.itl, since: Math.max(0, this.since), frame };
   }
 
   clone() {

@@ -24,11 +24,19 @@ class Recorder {
     const last = this.points.length ? this.points[this.points.length - 1].at : -Infinity;
     const missed = [...model.bars.values()].filter((bar) => bar.first > last && bar.first !== null).sort((a, b) => a.first - b.first);
     for (const bar of missed) this.samples.push({ at: bar.first, ttft: [Math.round((bar.first - bar.arrival) * 10), 1] });
+    this.remember(model, last);
     this.shown = null;
     if (text) this.frames.push({ at: model.at, text });
     this.bytes += text ? text.length : 0;
     this.copies.push({ at: model.at, model: model.clone() });
     this.point(model);
+  }
+
+  remember(model, last) {
+    // Fills the curves, and the steps of a server that has none, with what the picture knows of the time before.
+    const past = pastOf(model, Math.max(0, model.since, model.at - RECORD_MS));
+    for (const point of past) if (point.at > last) this.point(point);
+    if (!model.server.shared_steps && !model.steps.length) model.steps = stepsOf(past);
   }
 
   add(frame, text, model) {
@@ -50,6 +58,7 @@ class Recorder {
     for (const name of ["generated", "prompt", "preemptions", "refused", "abort", "error"]) rates[name] = rate(name);
     rates.ended = rates.abort + rates.error + rate("stop") + rate("length") + rate("repetition");
     for (const name of ["ttft", "itl"]) rates[name] = this.middle(name, model) ?? (last ? last.rates[name] : 0);
+    if (model.past) rates.itl = null; // not kept
     this.points.push({ at: model.at, figures, rates, pods: model.pods });
   }
 
@@ -76,6 +85,7 @@ class Recorder {
     if (old > 40) this.samples.splice(0, old);
   }
 
+  get known() { return this.points.length ? Math.min(this.first, this.points[0].at) : this.first; } // the first moment of the curves
   get first() { return this.copies.length ? this.copies[0].at : 0; }
   get last() { return this.frames.length ? this.frames[this.frames.length - 1].at : this.first; }
 

@@ -9,7 +9,7 @@ class Strip {
     if (!ask) return;
     const field = (name, label, most) => el("input", { type: "number", "aria-label": label, min: 0.1, max: most, step: 0.1, value: panels.plan[name], oninput: (event) => { panels.plan[name] = Number(event.target.value); } });
     this.told = el("span", { role: "status", class: "muted" });
-    this.load = panels.button("Send load", () => (this.model.load && this.model.load.active ? this.act("DELETE", "load") : this.act("POST", "load", panels.plan)));
+    this.load = panels.button("Send load", () => (this.model.load && this.model.load.active ? this.act("DELETE", "load") : this.send()));
     this.sent = el("span", { class: "muted" });
     this.pause = panels.button("Pause", () => this.act("POST", { serving: "pause?mode=keep", paused: "resume", sleeping: "wake_up" }[this.model.state] || "resume"));
     this.fault = select("Fault", [...Object.keys(FAULTS).map((name) => [name, name]), ["own", "rules of your own"]]);
@@ -23,6 +23,12 @@ class Strip {
         el("span", { class: "unit" }, this.pause), el("label", { class: "unit" }, "Fault ", this.fault), el("label", { class: "unit" }, "Policy ", this.policy), this.told),
       this.differing);
     this.look();
+  }
+
+  async send() {
+    // The requests get the focus: the line below them speaks of arrows and Enter, which would stop the load here.
+    const answer = await this.act("POST", "load", this.panels.plan);
+    if (answer.status < 300 && document.activeElement === this.load) $("requests").focus({ preventScroll: true });
   }
 
   async act(method, path, body) {

@@ -213,6 +213,103 @@ def test_scripts_are_told_rule_by_rule(browser: Browser, tmp_path: Path) -> None
         it.is_over()
 
 
+def test_after_send_load_keys_explore_the_requests_and_do_not_stop_the_load(
+    seen: Seen, server: RunningServer
+) -> None:
+    seen.open()
+    plan = {"rate": 20, "seconds": 60, "prompt_tokens": 20, "output_tokens": 20, "groups": 0, "shared": 0}
+    seen.page.evaluate("plan => { Object.assign(panels.plan, plan); }", plan)
+    seen.page.get_by_role("button", name="Send load").first.focus()
+    seen.page.keyboard.press("Enter")
+    until(lambda: seen.model("document.activeElement.id") == "requests", "the focus stays on the button")
+    until(lambda: seen.model("views.bars.rows.length > 2"), "nothing is sent")
+    seen.page.keyboard.press("ArrowDown")
+    seen.page.keyboard.press("Enter")
+    until(lambda: seen.page.is_visible("#detail"), "no request is shown")
+    assert seen.model("model.load.active")
+    seen.page.get_by_role("button", name="Stop load").click()
+    until(lambda: not seen.model("model.load.active"), "the load goes on")
+    quiet(server)
+
+
+def test_words_of_marks_and_times_do_not_cover_the_column_of_durations(
+    seen: Seen, server: RunningServer
+) -> None:
+    seen.open()
+    load(server, rate=5, seconds=0.2, prompt_tokens=20, output_tokens=2)
+    words = "[...document.querySelectorAll('#requests-time .marks i')].filter(it => it.textContent)"
+    until(lambda: seen.model(f"{words}.length"), "the mark has no words")
+    quiet(server)
+    column = "(box => box.right - RIGHT + 2)($('requests').getBoundingClientRect())"
+    right = f"Math.max(...{words}.map(it => it.getBoundingClientRect().right))"
+    assert seen.model(f"{right} <= {column}")
+    seen.page.evaluate("$('span').value = '10'")  # the mark moves away from the end, with its words
+    for seconds in (10, 30, 60):
+        seen.page.evaluate(f"$('span').value = '{seconds}'; render()")
+        assert seen.model(f"{right} <= {column}"), seconds
+    # A time of the clock at the very end of a zoomed time leaves room for the word above the column.
+    seen.page.evaluate("axis.zoom(model.at - 900, model.at)")
+    drawn = """(() => {
+        const ends = [], pen = views.bars.canvas.getContext("2d"), fillText = pen.fillText;
+        pen.fillText = function (text, x, y) {
+            const width = this.measureText(text).width;
+            if (text !== "took" && this.textAlign === "center" && y < HEAD) ends.push(x + width / 2);
+            fillText.call(this, text, x, y);
+        };
+        views.bars.draw();
+        delete pen.fillText;
+        return [Math.max(...ends), views.bars.canvas.clientWidth - 4 - pen.measureText("took").width];
+    })()"""
+    end, took = seen.model(drawn)
+    assert end < took
+
+
+@pytest.mark.parametrize("timing", ["requests", "steps"])
+def test_curves_and_steps_begin_with_what_the_server_has_kept(
+    browser: Browser, timing: str
+) -> None:
+    flags = ("--inter-token-latency", "20ms") if timing == "requests" else ("--profile", "qwen3-14b-h100")
+    with running_server("--console", "--admin-key=secret", *flags) as server:
+        for _ in range(3):
+            complete(server, prompt=LONG, max_tokens=40)
+        refused = requests.post(
+            f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": -1}, timeout=20
+        )
+        assert refused.status_code == 400
+        it = Seen(browser.new_page(), server)
+        it.open()
+        ran_ms = it.model("Math.min(...[...model.bars.values()].map(bar => bar.arrival))")
+        opened_ms = it.model("recorder.first")
+        past = f"recorder.points.filter(point => point.at < {opened_ms})"
+        assert it.model(f"{past}[0].at") <= ran_ms or ran_ms < it.model("PAST_STEP_MS")
+        assert it.model("axis.whole.from") == it.model(f"{past}[0].at")
+        total = (
+            "points.reduce((sum, p, k) => sum + (k ? p.rates.NAME * (p.at - points[k - 1].at) / 1000 : 0), 0)"
+        )
+        for name, expected in (
+            ("generated", metric(server, "generation_tokens_total")),
+            ("ended", 3),
+            ("refused", 1),
+        ):
+            first = it.model("recorder.points[0].figures")
+            counted = sum(first[each] for each in ("length", "stop")) if name == "ended" else first[name]
+            shown = counted + it.model(f"(points => {total.replace('NAME', name)})(recorder.points)")
+            assert shown == pytest.approx(expected, abs=0.01), name
+        assert it.model(f"{past}.every(point => point.figures.cache_usage === null)"), "not kept"
+        decodes = it.model("model.steps.reduce((sum, step) => sum + step[3], 0)")
+        known = it.model("model.figures.generated - recorder.points[0].figures.generated")
+        if timing == "requests":
+            assert decodes == pytest.approx(known) and decodes > 50
+        else:  # a step of a prompt computes the first token of its request
+            assert decodes == 3 * 39
+        until(lambda: "none in this time" not in it.page.inner_text("#steps-last"), "no step is shown")
+        saved = it.model("recorder.text()")
+        it.page.evaluate("text => openReport(text)", saved)
+        until(lambda: it.page.inner_text("#state") == "a report", "the recording does not open")
+        assert it.model("recorder.points[0].at") < opened_ms and it.model("model.steps.length")
+        it.is_over()
+
+
 def test_knobs_faults_and_buttons_act(seen: Seen, server: RunningServer) -> None:
     seen.open()
     seen.tab("tune")
