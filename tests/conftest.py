@@ -67,10 +67,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if missing := unmet(config.getoption("demand")):
+    missing = unmet(config.getoption("demand"))
+    if missing:
         raise pytest.UsageError(f"--demand: missing is {missing}")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell starts background jobs so, and every process that a test interrupts would inherit it.
+        # A shell starts background jobs with SIGINT ignored. Processes that tests start would inherit
+        # that, and tests could not interrupt them.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("general_way"):
         os.environ[GENERAL_WAY] = "yes"
