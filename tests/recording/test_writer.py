@@ -48,6 +48,15 @@ class Recorder:
         self.file.wait()
 
 
+@pytest.fixture(autouse=True)
+def shared_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The loop of the test is like that of a server, whose greenlets run while others wait."""
+    hub = gevent.get_hub()
+    hub.is_shared = "without_a_loop" not in request.node.name
+    yield
+    hub.is_shared = False
+
+
 @contextmanager
 def recorder(path: Path) -> Iterator[Recorder]:
     made = Recorder(path)
@@ -173,6 +182,25 @@ def test_the_end_drops_and_counts_what_a_lock_keeps_from_the_file(
     why = "not kept: POST /v1/chat/completions: another process has locked the file"
     assert recording.warnings[1:] == [why] * 2
     assert texts_of(path) == []
+
+
+def test_a_worker_without_a_loop_writes_at_once_and_what_waits_with_the_next_exchange(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "LOCK_LIMIT_S", 0.05)
+    path = tmp_path / "r"
+    with recorder(path) as recording:
+        recording.file.put(Ended("one"))
+        assert texts_of(path) == ["one"]
+        with locked_by_another(path):
+            recording.file.put(Ended("two"))
+            recording.file.put(Ended("three"))
+            assert (recording.file.waiting, recording.file.kept) == (2, 1)
+        recording.file.put(Ended("four"))
+        assert texts_of(path) == ["one", "two", "three", "four"]
+        with locked_by_another(path):
+            recording.file.put(Ended("five"))
+    assert texts_of(path) == ["one", "two", "three", "four", "five"], "the last at the end"
 
 
 def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

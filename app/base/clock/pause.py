@@ -96,6 +96,11 @@ def share_loop() -> None:
     gevent.get_hub().is_shared = True
 
 
+def is_loop_shared() -> bool:
+    """Returns True where a loop serves other requests while a greenlet waits; False in a sync worker."""
+    return monkey.is_module_patched("socket") or getattr(get_hub_if_exists(), "is_shared", False)
+
+
 def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Runs `function` in a native thread while other greenlets run.
 
@@ -105,8 +110,7 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     Python code gives up the GIL after `SWITCH_S`, which is set here for the whole process.
     """
     hub = get_hub_if_exists()
-    is_shared = monkey.is_module_patched("socket") or getattr(hub, "is_shared", False)
-    if hub is None or not is_shared or gevent.getcurrent() is hub:
+    if hub is None or not is_loop_shared() or gevent.getcurrent() is hub:
         return function(*args, **kwargs)
     sys.setswitchinterval(SWITCH_S)
 

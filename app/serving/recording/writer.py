@@ -10,7 +10,7 @@ from typing import Protocol
 import gevent
 from gevent.event import Event
 
-from app.base.clock.pause import call_off_hub
+from app.base.clock.pause import call_off_hub, is_loop_shared
 from app.serving.middleware.masking import mask_query
 from app.serving.recording import exchange as recordings
 from app.serving.recording.shared_file import LOCK_LIMIT_S, FileLockedError, SharedFile
@@ -68,6 +68,8 @@ class RecordingFile:
         self.free_bytes = most_held_bytes
         self._waiting: deque[EndedExchange] = deque()
         """Exchanges to write; the first one is being written."""
+        self._line: tuple[float, bytes] | None = None
+        """The line of the first waiting exchange, with the beginning of the file that it was encoded for."""
         self._writer: gevent.Greenlet | None = None
         self._is_locked_out = False
         self._is_closing = False
@@ -84,7 +86,7 @@ class RecordingFile:
         return len(self._waiting)
 
     def put(self, exchange: EndedExchange) -> None:
-        """Writes the exchange soon, in a greenlet."""
+        """Writes the exchange soon, in a greenlet; at once where no loop would run the greenlet."""
         if not exchange.excuse and len(self._waiting) >= MOST_WAITING:
             exchange.excuse = f"{MOST_WAITING} exchanges wait to be written"
         if exchange.excuse:
@@ -95,7 +97,9 @@ class RecordingFile:
         if self._is_locked_out:
             exchange.settled.set()
         self._waiting.append(exchange)
-        if self._writer is None:
+        if not is_loop_shared():
+            self._write_waiting()
+        elif self._writer is None:
             self._writer = gevent.spawn(self._write_waiting)
 
     def wait(self) -> None:
@@ -112,52 +116,60 @@ class RecordingFile:
         self._is_locked_out = False
         if self._writer is not None:
             self._writer.join()
+        self._write_waiting()
         self._file.close()
 
     def _write_waiting(self) -> None:
-        """Greenlet: writes the waiting exchanges one after another, and ends."""
+        """Writes the waiting exchanges one after another.
+
+        While the file is locked, tries again after a pause; with the next exchange where no loop runs.
+        """
         try:
             while self._waiting:
-                exchange = self._waiting[0]
-                try:
-                    self._write(exchange)
-                finally:
-                    self._waiting.popleft()
-                    exchange.release()
-                    exchange.settled.set()
+                if self._write_first():
+                    continue
+                if not is_loop_shared():
+                    return
+                gevent.sleep(RETRY_S)
         finally:
             self._writer = None
 
-    def _write(self, exchange: EndedExchange) -> None:
+    def _write_first(self) -> bool:
+        """Writes or drops the first waiting exchange. False if it stays, because the file is locked."""
+        exchange = self._waiting[0]
+        stays = False
         try:
-            is_written = False
-            while not is_written:
-                began_s = self._file.began_s
-                line = call_off_hub(exchange.line, began_s)
-                is_written = self._append(line, began_s)
+            self._append(exchange)
             self.kept += 1
         except FileLockedError:
-            self._leave_out(exchange, "another process has locked the file")
+            stays = not self._is_closing
+            if stays:
+                self._note_lock()
+            else:
+                self._is_locked_out = True  # the next exchange does not wait as long again
+                self._leave_out(exchange, "another process has locked the file")
         except (recordings.HiddenSecrets, OSError, ValueError) as error:
             self._leave_out(exchange, getattr(error, "strerror", None) or str(error))
+        finally:
+            if not stays:
+                self._waiting.popleft()
+                self._line = None
+                exchange.release()
+                exchange.settled.set()
+        return not stays
 
-    def _append(self, line: bytes, began_s: float) -> bool:
-        """Calls `SharedFile.append`, and waits for the lock until the recorder is closed."""
-        while True:
+    def _append(self, exchange: EndedExchange) -> None:
+        """Encodes the exchange, and appends its line. Raises the errors of `SharedFile.append`."""
+        is_written = False
+        while not is_written:
+            began_s = self._file.began_s
+            if self._line is None or self._line[0] != began_s:
+                self._line = (began_s, call_off_hub(exchange.line, began_s))
             limit_s = 0.0 if self._is_locked_out else LOCK_LIMIT_S
-            try:
-                is_written = call_off_hub(self._file.append, line, began_s, limit_s)
-            except FileLockedError:
-                if self._is_closing:
-                    self._is_locked_out = True  # the next exchange does not wait as long again
-                    raise
-                self._note_lock()
-                gevent.sleep(RETRY_S)
-            else:
-                if self._is_locked_out:
-                    self._is_locked_out = False
-                    self.warn(f"{self.path}: the lock is free again; {self.waiting} exchanges are written")
-                return is_written
+            is_written = call_off_hub(self._file.append, self._line[1], began_s, limit_s)
+        if self._is_locked_out:
+            self._is_locked_out = False
+            self.warn(f"{self.path}: the lock is free again; {self.waiting} exchanges are written")
 
     def _note_lock(self) -> None:
         """Logs that the file is locked, and ends all waits for the exchanges."""

@@ -17,6 +17,7 @@ import pytest
 from app.serving.recording.exchange import bytes_of, line_of, read_exchange
 from tests.hostile.raw_client import get, post, wait_until
 from tests.http_server import Handler, serving
+from tests.other_workers import served_by
 from tests.recording.recordings import CHAT, HEADER, chat, exchange, exchanges_of, recording_proxy, written
 from tests.running_server import RunningServer, running_server
 
@@ -268,3 +269,16 @@ def test_the_recorder_before_a_server_shares_the_rules(tmp_path: Path, target: T
         assert say(proxy, "four") == "four"
     assert questions_of(rotated) == ["one", "two", "three"]
     assert questions_of(file) == ["four"]
+
+
+def test_a_sync_worker_keeps_its_last_exchange_too(tmp_path: Path, target: Target) -> None:
+    file = tmp_path / "r"
+    with serving(target.handler) as port:
+        env = {
+            "SIM_REPLAY": str(file),
+            "SIM_REPLAY_MISS": "record",
+            "SIM_TARGET": f"http://127.0.0.1:{port}",
+        }
+        with served_by("sync", tmp_path, **env) as server:
+            assert say(server, "only") == "only"
+    assert questions_of(file) == ["only"]
