@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import gevent
+import pytest
 
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.responses.routes import KeptResponse, ResponseStore
 from app.serving.api.responses.writer import new_response
 from app.serving.http.errors import ApiError
 from app.serving.protocol.responses import ResponsesRequest
+from tests.application import app_of
 
 
 def kept(name: str, status: str = "completed", size: int = 0, **fields: Any) -> KeptResponse:
     response = new_response(ResponsesRequest(input="hi"), ResponseMeta(name, 1_700_000_000, "m", "fp"), 9)
     response.status = status
-    return KeptResponse(response, [{"role": "user", "content": "x" * size}], **fields)
+    return KeptResponse.of(response, [{"role": "user", "content": "x" * size}], **fields)
 
 
 def missing(store: ResponseStore, name: str) -> bool:
@@ -54,6 +58,63 @@ def test_a_response_that_has_grown_is_weighed_again() -> None:
     growing.add(b"x" * 9800 + b"\n\n")
     store.weigh(growing)
     assert [missing(store, name) for name in "ab"] == [True, False]
+
+
+def traced_bytes() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.mark.parametrize("size", [0, 1_000, 30_000])
+@pytest.mark.parametrize("events", [0, 40])
+def test_the_size_of_the_store_is_what_it_holds(size: int, events: int) -> None:
+    """A response with events is one that was generated in the background."""
+    store = ResponseStore(True)
+    tracemalloc.start()
+    try:
+        before = traced_bytes()
+        for number in range(200):
+            response = kept(f"resp_{number:032d}", size=size, events=[])
+            response.add(b"".join(b"data: %0200d\n\n" % event for event in range(events)), over=True)
+            store.keep(response)
+            del response
+        held_bytes = traced_bytes() - before
+    finally:
+        tracemalloc.stop()
+    assert 0.85 * held_bytes < store.size_bytes < 1.15 * held_bytes
+
+
+def test_small_responses_leave_room_for_a_large_one() -> None:
+    """The number of responses has a limit, too, which does not make any of them larger."""
+    store = ResponseStore(True, most=10, most_bytes=100_000)
+    for number in range(8):
+        store.keep(kept(str(number)))
+    store.keep(kept("large", size=60_000))
+    assert not any(missing(store, name) for name in (*map(str, range(8)), "large"))
+    assert 60_000 < store.size_bytes < 80_000
+
+
+def test_the_report_of_memory_counts_stored_responses_by_their_size() -> None:
+    client = app_of("--enable-responses-store").test_client()
+    for number in range(100):
+        client.post("/v1/responses", json={"input": f"number {number}", "max_output_tokens": 1})
+    memory: Any = client.get("/admin/memory").json
+    assert 100_000 < memory["caches"]["responses"]["size_bytes"] < 500_000
+
+
+def test_a_response_that_is_over_does_not_hold_its_request() -> None:
+    response = kept("a", status="in_progress", events=[])
+    response.abort = lambda: None
+    response.add(b"1\n\n", over=True)
+    assert response.abort is None
+
+
+def test_a_status_alone_changes_and_the_rest_stays() -> None:
+    response = kept("a", status="in_progress")
+    before = response.body
+    response.update_status("failed")
+    assert response.status == "failed"
+    assert response.body == before.replace(b'"in_progress"', b'"failed"')
 
 
 def following(response: KeptResponse, start: int = 0) -> gevent.Greenlet[..., list[bytes]]:

@@ -7,6 +7,7 @@ belong to one block: a block begins where another part does, and blocks are numb
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
+from sys import getsizeof
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
@@ -26,7 +27,7 @@ from app.serving.http.route import STREAM_MEDIA, Route, RouteDocs, post
 from app.serving.protocol import anthropic as wire
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
-from app.serving.protocol.common import EXAMPLE_CHAT, GAP, HOLE, encode
+from app.serving.protocol.common import EXAMPLE_CHAT, GAP, HOLE, encode, encode_to_keep
 from app.serving.protocol.options import Effort
 from app.text.base import ChatOptions, Tokenizer, TokenizerInputError
 
@@ -222,8 +223,13 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
 
         def keep(reply: list[JsonObject]) -> None:
             turns = [*message.messages, {"role": "assistant", "content": reply}]
-            said = encode({"messages": turns, "system": message.system, "tools": message.tools})
-            threads.put(head.id, said, len(said))
+            conversation = {
+                "messages": turns,
+                "system": message.system,
+                "tools": message.tools,
+            }
+            data = encode_to_keep(conversation)
+            threads.put(head.id, data, getsizeof(data) + getsizeof(head.id))
 
         if message.thread is not None:
             answer.keep = keep

@@ -20,6 +20,7 @@ from app.serving.http.response import Response
 from app.serving.middleware.access import OURS
 from app.serving.middleware.masking import mask_text
 from app.serving.middleware.stack import Middleware
+from app.serving.protocol.common import encode_to_keep
 
 MOST_BYTES = 4 << 20
 """Largest body that an entry keeps, in bytes."""
@@ -246,6 +247,6 @@ def masked_json(body: bytes, content_type: str = "") -> bytes:
     except UnicodeDecodeError:
         return b"null"
     try:
-        return msgspec.json.encode(msgspec.json.decode(text))
+        return encode_to_keep(msgspec.json.decode(text))
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
-        return msgspec.json.encode(text) if text and "\0" not in text else b"null"
+        return encode_to_keep(text) if text and "\0" not in text else b"null"

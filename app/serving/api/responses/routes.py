@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from cachetools import LRUCache
 from gevent.event import Event as Bell
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.json import decode
 from msgspec.structs import replace
 
@@ -30,25 +30,43 @@ from app.serving.http.response import EVENT_STREAM, Response, json_response
 from app.serving.http.route import STREAM_MEDIA, Route, RouteDocs, get, post
 from app.serving.protocol import responses as wire
 from app.serving.protocol.chat import ChatCompletionRequest, Message
-from app.serving.protocol.common import encode
+from app.serving.protocol.coercion import JsonObject
+from app.serving.protocol.common import encode, encode_to_keep
 from app.serving.protocol.decoding import decode_query
 from app.serving.protocol.response_tools import called_tools
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 256 << 20
+ENTRY_BYTES = 550
+"""Memory of a kept response besides its JSON and events, in bytes; measured."""
+EVENT_BYTES = 48
+"""Memory of an event besides its text, in bytes: the object's head and its place in a list."""
 UNFINISHED = ("queued", "in_progress")
 END_OF_EVENT = b"\n\n"
 
 
+class Output(Struct):
+    """The part of a response that a conversation goes on from."""
+
+    output: list[JsonObject]
+
+
 @dataclass(slots=True)
 class KeptResponse:
-    """A response in its present state, and the messages that it answers.
+    """A response in its present state, and the messages that it answers, both as JSON.
+
+    JSON has a known size. Decoded objects take several times as much, and their `Raw` fields hold on to the
+    whole body of the request.
 
     `events` and `abort` belong to a generation in the background; `events` only if the client wants them.
     """
 
-    response: wire.ResponseObject
-    messages: Sequence[Message]
+    id: str
+    status: str
+    body: bytes
+    """The response as JSON."""
+    conversation: bytes
+    """The messages as JSON."""
     events: list[bytes] | None = None
     """Rendered events; an event's index is its sequence number."""
     abort: Callable[[], None] | None = None
@@ -56,18 +74,48 @@ class KeptResponse:
     changed: Bell = field(default_factory=Bell)
     """Rings once, at the next change of the events; followers then wait for the next bell."""
 
+    @classmethod
+    def of(
+        cls,
+        response: wire.ResponseObject,
+        messages: Sequence[Message],
+        events: list[bytes] | None = None,
+    ) -> "KeptResponse":
+        return cls(response.id, response.status, encode_to_keep(response), encode_to_keep(messages), events)
+
     @property
     def size(self) -> int:
-        said = len(encode(self.messages)) + len(encode(self.response))
-        return said + sum(map(len, self.events or ()))
+        """Memory of this response, in bytes."""
+        events = self.events or ()
+        events_bytes = sum(map(len, events)) + EVENT_BYTES * len(events)
+        return ENTRY_BYTES + len(self.body) + len(self.conversation) + events_bytes
 
-    def items(self) -> list[dict[str, object]]:
-        return decode(encode(self.response.output), type=list[dict[str, object]])
+    @property
+    def messages(self) -> list[Message]:
+        return decode(self.conversation, type=list[Message])
+
+    def items(self) -> list[JsonObject]:
+        """Returns the items of the response's output."""
+        return decode(self.body, type=Output).output
+
+    def update(self, response: wire.ResponseObject) -> None:
+        """Replaces the state."""
+        self.status = response.status
+        self.body = encode_to_keep(response)
+
+    def update_status(self, status: str) -> None:
+        """Replaces the status alone."""
+        fields = decode(self.body, type=dict[str, Raw])
+        fields["status"] = Raw(encode(status))
+        self.status = status
+        self.body = encode_to_keep(fields)
 
     def add(self, events: bytes, over: bool = False) -> None:
         if self.events is not None:
             self.events += [event + END_OF_EVENT for event in events.split(END_OF_EVENT)[:-1]]
         self.over = over
+        if over:
+            self.abort = None  # it holds on to the whole request
         self.ring()
 
     def ring(self) -> None:
@@ -97,10 +145,10 @@ class KeptResponse:
 
     def cancel(self) -> None:
         """Ends the generation. ApiError 400 when it is over, or was never in the background."""
-        if self.abort is None or self.response.status not in UNFINISHED:
+        if self.abort is None or self.status not in UNFINISHED:
             raise invalid("The response is not being generated in the background.", "response_id")
         self.abort()
-        self.response = replace(self.response, status="cancelled")
+        self.update_status("cancelled")
         self.add(b"", over=True)
 
 
@@ -113,9 +161,10 @@ class ResponseStore:
     def __init__(self, keeps: bool, most: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
         self.keeps = keeps
         self.limit_bytes = most_bytes
-        # Each response weighs at least its share, and at most the whole store.
+        self._most = most
+        # A response that is larger than the store takes all of its room.
         self._kept: LRUCache[str, KeptResponse] = LRUCache(
-            most_bytes, lambda kept: min(max(kept.size, most_bytes // most), most_bytes)
+            most_bytes, lambda kept: min(kept.size, most_bytes)
         )
 
     @property
@@ -130,12 +179,15 @@ class ResponseStore:
         return kept
 
     def keep(self, kept: KeptResponse) -> None:
-        if self.keeps:
-            self._kept[kept.response.id] = kept
+        if not self.keeps:
+            return
+        self._kept[kept.id] = kept
+        while len(self._kept) > self._most:
+            self._kept.popitem()
 
     def weigh(self, kept: KeptResponse) -> None:
         """Updates the size of a response that has changed; no effect on a forgotten one."""
-        if self._kept.get(kept.response.id) is kept:
+        if self._kept.get(kept.id) is kept:
             self.keep(kept)
 
 
@@ -157,18 +209,21 @@ class Background(Responder):
 
         Raises EngineError as `EngineClient.submit` does, and then keeps nothing.
         """
-        kept, first = self.kept, self.kept.response
+        kept = self.kept
+        first = kept.body
 
         def emit(output: EngineOutput) -> None:
             if type(output) is Started:
-                kept.response = replace(kept.response, status="in_progress")
+                kept.update_status("in_progress")
             events = writer.chunk(output)
             over = type(output) is Failed or (type(output) is Tokens and output.finish is not None)
             kept.add(events + writer.closing() if over else events, over)
             if over:
                 self.store.weigh(kept)
 
-        kept.abort = self.engine.submit(requests, emit).abort
+        abort = self.engine.submit(requests, emit).abort
+        if not kept.over:
+            kept.abort = abort
         self.store.keep(kept)
         if kept.events is None:
             return json_response(first, 200, self.headers)
@@ -202,11 +257,11 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
         if asked.store and store.keeps:
             queued = replace(shape.response, status="queued")
             events = list[bytes]() if asked.background and chat.stream else None
-            kept = KeptResponse(queued, chat.messages, events)
+            kept = KeptResponse.of(queued, chat.messages, events)
 
         def end(response: wire.ResponseObject) -> None:
             if kept is not None:
-                kept.response = response
+                kept.update(response)
                 if not asked.background:
                     store.keep(kept)
 
@@ -221,7 +276,7 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
         """A kept response as it is now; or, with `?stream=true`, its events."""
         kept, query = store.get(context.params["response_id"]), decode_query(context.query(), Retrieval)
         if not query.stream:
-            return json_response(kept.response)
+            return json_response(kept.body)
         if kept.events is None:
             raise bad_request("no events are kept of this response", "response_id")
         body = kept.follow(max(0, query.starting_after + 1), context.connection)
@@ -231,7 +286,7 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
         """Ends a response that is being generated in the background."""
         kept = store.get(context.params["response_id"])
         kept.cancel()
-        return json_response(kept.response)
+        return json_response(kept.body)
 
     create_docs = RouteDocs(
         body=(wire.ResponsesRequest,),
