@@ -19,8 +19,8 @@ from app.serving.http.route import Route, get
 FOLDER = Path(__file__).with_name("page")
 SCRIPTS = (
     "model.js", "past.js", "recorder.js", "draw.js", "axis.js", "density.js", "bars.js", "steps.js",
-    "blocks.js", "charts.js", "why.js", "detail.js", "knobs.js", "strip.js", "panels.js", "share.js",
-    "compare.js", "main.js",
+    "blocks.js", "charts.js", "summary.js", "why.js", "detail.js", "knobs.js", "strip.js", "panels.js",
+    "share.js", "compare.js", "main.js",
 )  # fmt: skip
 """Scripts in the order of their dependencies."""
 STYLES = ("console.css",)

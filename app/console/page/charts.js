@@ -3,14 +3,15 @@
 
 const SPARK_MS = 60000;
 
+// Of each tile: its value, a line below it, a curve of its last minute; sum writes the mean and the peak of a whole simulation.
 const TILES = [
-  { name: "Running", value: (p) => `${whole(p.figures.running)}`, of: (m) => `of ${whole(m.server.places)} places`, curve: (p) => p.figures.running, share: (p, m) => p.figures.running / m.server.places },
-  { name: "Waiting", value: (p) => whole(p.figures.waiting), of: () => "in the queue", curve: (p) => p.figures.waiting },
-  { name: "KV cache", value: (p) => `${(p.figures.cache_usage * 100).toFixed(1)} %`, of: (m) => (m.server.blocks ? `of ${whole(m.server.blocks)} blocks` : "none is played"), curve: (p) => p.figures.cache_usage, share: (p) => p.figures.cache_usage },
-  { name: "Output", value: (p, r) => `${short(r.generated)}`, of: () => "tokens a second", curve: (p) => p.rates.generated },
-  { name: "Requests", value: (p, r) => `${r.ended.toFixed(r.ended < 100 ? 1 : 0)}/s`, of: (m) => `${short(ended(m.figures))} ended`, curve: (p) => p.rates.ended },
-  { name: "First token", value: (p, r, l) => ms(l.ttft.p50), of: (m, l) => `p99 ${ms(l.ttft.p99)}`, curve: (p) => p.rates.ttft },
-  { name: "Between tokens", value: (p, r, l) => ms(l.itl.p50), of: (m, l) => `p99 ${ms(l.itl.p99)}`, curve: (p) => p.rates.itl },
+  { name: "Running", value: (p) => `${whole(p.figures.running)}`, of: (m) => `of ${whole(m.server.places)} places`, curve: (p) => p.figures.running, share: (p, m) => p.figures.running / m.server.places, sum: short },
+  { name: "Waiting", value: (p) => whole(p.figures.waiting), of: () => "in the queue", curve: (p) => p.figures.waiting, sum: short },
+  { name: "KV cache", value: (p) => `${(p.figures.cache_usage * 100).toFixed(1)} %`, of: (m) => (m.server.blocks ? `of ${whole(m.server.blocks)} blocks` : "none is played"), curve: (p) => p.figures.cache_usage, share: (p) => p.figures.cache_usage, sum: (value) => `${(value * 100).toFixed(0)} %` },
+  { name: "Output", value: (p, r) => `${short(r.generated)}`, of: () => "tokens a second", curve: (p) => p.rates.generated, sum: short },
+  { name: "Requests", value: (p, r) => `${r.ended.toFixed(r.ended < 100 ? 1 : 0)}/s`, of: (m) => `${short(ended(m.figures))} ended`, curve: (p) => p.rates.ended, sum: (value) => value.toFixed(value < 100 ? 1 : 0) },
+  { name: "First token", value: (p, r, l) => ms(l.ttft.p50), of: (m, l) => `p99 ${ms(l.ttft.p99)}`, curve: (p) => p.rates.ttft, latency: "ttft", sum: ms },
+  { name: "Between tokens", value: (p, r, l) => ms(l.itl.p50), of: (m, l) => `p99 ${ms(l.itl.p99)}`, curve: (p) => p.rates.itl, latency: "itl", sum: ms },
   { name: "Prefix hits", value: (p) => (p.figures.queries ? `${(p.figures.hits / p.figures.queries * 100).toFixed(0)} %` : "–"), of: () => "of prompt tokens", curve: (p) => p.figures.hits / Math.max(1, p.figures.queries) },
   { name: "Failed", value: (p) => whole(failures(p.figures)), of: (m) => [...m.failures].sort((a, b) => b[1] - a[1]).map(([reason, count]) => `${reason} × ${short(count)}`).join(", ") || "refused or failed", curve: (p) => p.rates.refused + p.rates.abort + p.rates.error },
   { name: "Preemptions", value: (p) => whole(p.figures.preemptions), of: () => "since the start", curve: (p) => p.rates.preemptions },
@@ -29,12 +30,14 @@ class Tiles {
     $("tiles").append(...this.parts.map((part) => part.place));
   }
 
-  render(model, points, latency) {
+  render(model, points, latency, summary = {}) {
     const point = points[points.length - 1], recent = points.slice(-8), mean = (name) => recent.reduce((sum, p) => sum + p.rates[name], 0) / Math.max(1, recent.length);
     const rates = { generated: mean("generated"), ended: mean("ended") };
     for (const { tile, value, of, canvas } of this.parts) {
       value.textContent = tile.value(point, rates, latency);
-      of.textContent = of.title = tile.of(model, latency);
+      const line = tile.of(model, latency), run = summary[tile.name];
+      of.textContent = run ? run.join("\n") : line;
+      of.title = run ? `${line}; of the whole run: ${run.join(", ")}` : line;
       this.spark(canvas, points.filter((p) => p.at > model.at - SPARK_MS), tile.curve, model.at);
     }
   }

@@ -125,7 +125,7 @@ function render() {
     $("state").textContent = report ? "a report" : stopped === null ? now.state : "recorded";
     $("state").className = `pill ${report || stopped !== null ? "still" : now.state}`;
   }
-  views.tiles.render(now, points, latency);
+  views.tiles.render(now, points, latency, recorder.summary);
   views.bars.render(then);
   views.steps.render(then, points);
   views.blocks.render(now);
@@ -194,7 +194,7 @@ function openReport(file, name = "this recording") {
     if (head.comparison) return;
     use({ recorder: next, model: next.read(text), report: name });
     $("window").value = $("span").value = "0";
-    stop(null);
+    stop(model.began === null ? busiest(recorder.points) : null); // at its last moment a simulation is idle
     render();
   } catch (error) {
     use(before);

@@ -12,6 +12,7 @@ class Recorder {
     this.points = []; // {at, figures, rates, pods}
     this.samples = []; // {at, ttft, itl}: latencies in tenths of a millisecond and their counts, flat
     this.bytes = 0;
+    this.summary = undefined; // of a simulation
   }
 
   begin(model) {
@@ -125,6 +126,7 @@ class Recorder {
         this.add(frame, line, model);
       }
     }
+    if (model.began === null) this.summary = summaryOf(this.points, this.samples);
     return model;
   }
 }

@@ -265,9 +265,7 @@ def test_words_of_marks_and_times_do_not_cover_the_column_of_durations(
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])
-def test_curves_and_steps_begin_with_what_the_server_has_kept(
-    browser: Browser, timing: str
-) -> None:
+def test_curves_and_steps_begin_with_what_the_server_has_kept(browser: Browser, timing: str) -> None:
     flags = ("--inter-token-latency", "20ms") if timing == "requests" else ("--profile", "qwen3-14b-h100")
     with running_server("--console", "--admin-key=secret", *flags) as server:
         for _ in range(3):
@@ -451,6 +449,46 @@ def test_a_simulation_is_looked_through(browser: Browser, tmp_path: Path) -> Non
     assert page.inner_text("#steps-title") == "Pods" and page.evaluate("shown().pods.length") == 2
     page.close()
     assert complaints == []
+
+
+def test_a_simulation_opens_at_its_busiest_moment_with_means_and_peaks(
+    browser: Browser, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.html"
+    assert run(["--rate", "8", "--seconds", "30", "--html", str(file)]) == 0
+    page = browser.new_page()
+    page.goto(file.as_uri())
+    until(lambda: page.inner_text("#state") == "a report", "it shows nothing")
+    requests_at = "recorder.points.map(point => point.figures.running + point.figures.waiting)"
+    busiest = page.evaluate(f"Math.max(...{requests_at})")
+    assert page.evaluate("shown().figures.running + shown().figures.waiting") == busiest > 10
+    assert page.evaluate("stopped") < page.evaluate("recorder.last")
+    tiles = {
+        tile.locator("span").first.inner_text(): tile.locator("small").inner_text()
+        for tile in page.locator(".tile").all()
+    }
+    sums = {name: re.findall(r"^(?:mean|peak) ([\d.,]+)", line, re.MULTILINE) for name, line in tiles.items()}
+    means = {name: float(each[0].replace(",", "")) for name, each in sums.items() if each}
+    peaks = {name: float(each[1].replace(",", "")) for name, each in sums.items() if each}
+    assert list(means) == [
+        *("Running", "Waiting", "KV cache", "Output", "Requests", "First token", "Between tokens")
+    ]
+    assert peaks["Running"] == page.evaluate(
+        "Math.max(...recorder.points.map(point => point.figures.running))"
+    )
+    # Requests under way times time are the sum of the latencies (Little's law).
+    bars = "[...model.bars.values()]"
+    latencies_ms = page.evaluate(f"{bars}.reduce((sum, bar) => sum + bar.end - bar.arrival, 0)")
+    length_ms = page.evaluate("recorder.last - recorder.first")
+    assert means["Running"] + means["Waiting"] == pytest.approx(latencies_ms / length_ms, rel=0.05)
+    ttft_ms = page.evaluate(f"{bars}.map(bar => bar.first - bar.arrival)")
+    assert means["First token"] == pytest.approx(sum(ttft_ms) / len(ttft_ms), rel=0.01)
+    assert peaks["First token"] == pytest.approx(max(ttft_ms), rel=0.01)
+    tokens = page.evaluate("model.figures.generated")
+    assert means["Output"] == pytest.approx(tokens / length_ms * 1000, rel=0.01)
+    page.get_by_role("button", name="End").click()
+    until(lambda: page.evaluate("shown().figures.running") == 0, "the end is not shown")
+    page.close()
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
