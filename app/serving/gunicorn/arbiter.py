@@ -132,10 +132,13 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 
     @property
     def _shares_listeners(self) -> bool:
-        """True while the child that SIGUSR2 has started, or the parent of this server, is alive."""
+        """True while another process keeps the listeners open.
+
+        It is the child that SIGUSR2 has started, the parent of this server, or systemd.
+        """
         has_parent = self.master_pid != 0 and self.master_pid == os.getppid()
         has_child = self.reexec_pid != 0
-        return bool(has_parent or has_child)
+        return bool(has_parent or has_child or self.systemd)
 
     def stop(self, graceful: bool = True) -> None:
         """Ends all workers, replaced ones included, within `graceful_timeout`."""

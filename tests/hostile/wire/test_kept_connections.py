@@ -403,3 +403,14 @@ def test_a_second_signal_ends_a_draining_server_at_once() -> None:
         server.process.send_signal(signal.SIGQUIT)
         assert server.process.wait(PATIENCE_S) == 0
         assert time.monotonic() - started_s < 15
+
+
+def test_a_worker_that_is_ended_alone_gets_a_successor_on_its_port() -> None:
+    with running_gunicorn(env=LATENCY) as server, Wire(server.port) as kept:
+        assert kept.post(ask()).answer().status == 200
+        [worker] = workers_of(server)
+        os.kill(worker, signal.SIGTERM)
+        kept.sock.close()
+        wait_until(lambda: worker not in workers_of(server))
+        assert post(server.port, ask()).status == 200
+        assert get(server.port, "/health/ready").status == 200
