@@ -133,9 +133,9 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 
     @property
     def _shares_listeners(self) -> bool:
-        """True if another process has the listeners, too, and will accept their connections.
+        """True while another process keeps the listeners open.
 
-        This is the child that SIGUSR2 has started, the parent of this server, or systemd.
+        It is the child that SIGUSR2 has started, the parent of this server, or systemd.
         """
         has_parent = self.master_pid != 0 and self.master_pid == os.getppid()
         has_child = self.reexec_pid != 0

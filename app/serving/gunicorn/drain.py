@@ -37,7 +37,8 @@ FIRST_REQUEST_S = 0.3
 CONNECTIONS_PER_PAUSE = 256
 """Connections that are checked before other greenlets run: 256 take half a millisecond."""
 SO_ATTACH_FILTER = 26
-"""Linux' socket option, which Python's socket module does not name (asm-generic/socket.h)."""
+SO_DETACH_FILTER = 27
+"""Linux' socket options, which Python's socket module does not name (asm-generic/socket.h)."""
 TCP_FLAGS_OFFSET = 13
 SYN = 0x02
 SYN_OR_ACK = 0x12
@@ -102,6 +103,9 @@ def refuse_handshakes(listener: socket.socket) -> None:
     its client has sent a request. A client whose handshake is dropped tries again after a second,
     and is refused: it has sent nothing, and every proxy tries its next server. Systems other than
     Linux ignore this.
+
+    The filter belongs to the listener in all processes that share it: use it only where no other
+    process goes on to accept, and call `admit_handshakes` before the listener is closed.
     """
     if listener.family not in (socket.AF_INET, socket.AF_INET6):
         return  # gunicorn removes the name of a Unix socket before its workers stop
@@ -110,3 +114,9 @@ def refuse_handshakes(listener: socket.socket) -> None:
     program = struct.pack("HP", len(NO_NEW_HANDSHAKES), ctypes.addressof(code))
     with suppress(OSError):
         listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+
+
+def admit_handshakes(listener: socket.socket) -> None:
+    """Removes the filter of `refuse_handshakes`, in case another process has the listener, too."""
+    with suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)

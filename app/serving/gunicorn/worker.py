@@ -46,7 +46,12 @@ from app.serving.api.responder import EventStream
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.certificates import CertificateError, ServerCertificate
 from app.serving.gunicorn.connections import LONGEST_S, FastConnection, FastPath, OpenConnections
-from app.serving.gunicorn.drain import HANDOVER_S, ConnectionDrain, refuse_handshakes
+from app.serving.gunicorn.drain import (
+    HANDOVER_S,
+    ConnectionDrain,
+    admit_handshakes,
+    refuse_handshakes,
+)
 from app.serving.gunicorn.fair_turns import FairTurns, Share
 from app.serving.gunicorn.heads import HOST
 from app.serving.http.chunks import BoundedChunks
@@ -149,6 +154,12 @@ class ClientServer(StreamServer):  # type: ignore[misc]
         """Begins no more connections; `accept_waiting` serves those that have begun."""
         self.stop_accepting()
         refuse_handshakes(self.socket)
+
+    def close(self) -> None:
+        """Closes this process' copy of the listener. May be called twice."""
+        if not self.closed:
+            admit_handshakes(self.socket)
+        super().close()
 
     def accept_waiting(self) -> None:
         """Accepts the connections in the backlog, as many as there is room for."""
@@ -383,7 +394,14 @@ class Worker(GeventWorker):  # type: ignore[misc]
     def _close_listeners(
         self, servers: list[ClientServer], drain: ConnectionDrain, deadline_s: float
     ) -> None:
-        """Closes the listeners when the requests of all established connections are answered."""
+        """Closes the listeners when the requests of all established connections are answered.
+
+        Under a stock arbiter, which notes nothing, the worker may end alone: the next one gets the backlog.
+        """
+        if not ranks.is_noted(self, ranks.ENDING):
+            for server in servers:
+                server.close()
+            return
         for server in servers:
             server.refuse_handshakes()
         handshakes_end_s = time.monotonic() + HANDSHAKE_S

@@ -1,0 +1,46 @@
+"""The listener of a server that ends: what has been established is accepted, what is new is refused."""
+
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from app.serving.gunicorn.drain import admit_handshakes, refuse_handshakes
+
+BRIEF_S = 0.1
+"""Time after which a handshake is not completed, because its first packet is dropped."""
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a socket filter of Linux")
+def test_a_listener_that_refuses_handshakes_keeps_its_backlog(listener: socket.socket) -> None:
+    address = listener.getsockname()
+    with socket.create_connection(address) as established:
+        established.sendall(b"early")
+        refuse_handshakes(listener)
+        with pytest.raises(TimeoutError):
+            socket.create_connection(address, BRIEF_S)
+        accepted, _ = listener.accept()
+        with accepted:
+            established.sendall(b" and late")
+            established.shutdown(socket.SHUT_WR)
+            with accepted.makefile("rb") as stream:
+                assert stream.read() == b"early and late"
+    admit_handshakes(listener)
+    with socket.create_connection(address):
+        listener.accept()[0].close()
+
+
+def test_a_unix_socket_has_no_handshakes(tmp_path: object) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/socket")
+        listener.listen()
+        refuse_handshakes(listener)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(f"{tmp_path}/socket")
