@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from pathlib import PurePath
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.needs import GROUPS, NEEDS, skipped_line, unmet
 from tests.running_server import GENERAL_WAY, RunningServer, running_server
@@ -41,6 +41,13 @@ class ProcessGuard:
 
 
 GUARD = pytest.StashKey[ProcessGuard]()
+# Hypothesis limits each example to 200 ms, which a busy machine exceeds, unless the variable CI is set.
+settings.register_profile(
+    "default",
+    settings.get_profile("default"),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.register_profile(
     "mutants", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate)
 )  # the same examples every time, and the first that fails will do

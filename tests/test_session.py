@@ -1,0 +1,9 @@
+"""What every run of the tests has in common."""
+
+from hypothesis import HealthCheck, settings
+
+
+def test_no_property_test_fails_because_a_machine_is_slow() -> None:
+    current = settings.get_profile(settings.get_current_profile_name())
+    assert current.deadline is None
+    assert HealthCheck.too_slow in current.suppress_health_check
