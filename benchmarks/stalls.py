@@ -1,7 +1,8 @@
 """What everybody else notices while one client asks for something huge: nothing stops a worker.
 
 While each hostile request is under way, `GET /health` is asked for on another connection and 100 paced
-streams are watched; ten seconds later the worker's memory is compared with what it was before.
+streams are watched; ten seconds later the worker's memory is compared with what it was before. `GET /health`
+beside hostile templates and rules is measured in rounds (`benchmarks.hostile_rules`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from multiprocessing.connection import Connection
 import msgspec
 import zmq
 
+from benchmarks import hostile_rules
 from benchmarks.arrivals import Rhythm
 from benchmarks.connections import HOST, PATH, exchange, get, request
 from benchmarks.options import parser
@@ -289,6 +291,11 @@ def main(argv: Sequence[str]) -> int:
                 fine &= seen.is_fine
                 rows.append(_row(name, seen))
     show(f"Stalls, beside {STREAMS} paced streams", COLUMNS, rows, [])
+    if options.only in hostile_rules.NAME:
+        figures = hostile_rules.measure()
+        title = f"GET /health beside {hostile_rules.NAME}, medians of {hostile_rules.ROUNDS} rounds"
+        show(title, hostile_rules.COLUMNS, [figures.row()])
+        fine &= figures.is_fine
     return 0 if fine else 1
 
 
