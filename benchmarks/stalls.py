@@ -2,7 +2,8 @@
 
 While each hostile request is under way, `GET /health` is asked for on another connection and 100 paced
 streams are watched; ten seconds later the worker's memory is compared with what it was before.
-Then `GET /health` is measured beside ordinary crowds, in rounds (`benchmarks.health`).
+Then `GET /health` is measured in rounds beside ordinary crowds (`benchmarks.health`), and beside hostile
+templates and rules (`benchmarks.hostile_rules`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from multiprocessing.connection import Connection
 import msgspec
 import zmq
 
-from benchmarks import health
+from benchmarks import health, hostile_rules
 from benchmarks.arrivals import Rhythm
 from benchmarks.connections import HOST, PATH, exchange, get, request
 from benchmarks.options import parser
@@ -292,6 +293,11 @@ def main(argv: Sequence[str]) -> int:
                 rows.append(_row(name, seen))
     show(f"Stalls, beside {STREAMS} paced streams", COLUMNS, rows, [])
     fine &= _measure_health(options.only, options.rounds)
+    if options.only in hostile_rules.NAME:
+        figures = hostile_rules.measure()
+        title = f"GET /health beside {hostile_rules.NAME}, medians of {hostile_rules.ROUNDS} rounds"
+        show(title, hostile_rules.COLUMNS, [figures.row()])
+        fine &= figures.is_fine
     return 0 if fine else 1
 
 

@@ -132,7 +132,7 @@ class ChatTemplateCompiler:
             tree = self._environment.parse(source)
             template = self._environment.from_string(source)
         except (
-            # What Jinja raises, and what Python's compiler raises for the code that Jinja generates.
+            # Errors of Jinja, and errors of Python's compiler in the code that Jinja generates.
             jinja2.TemplateError,
             SyntaxError,
             RecursionError,

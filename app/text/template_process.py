@@ -31,7 +31,7 @@ CPU_S = 2.0
 """Processor time that a template may take for one conversation, in seconds."""
 MEMORY_BYTES = 512 << 20
 """Address space of the process in bytes; it needs about 60 MB without a template."""
-PATIENCE_S = 30.0
+PATIENCE_S = 20.0
 """Real time until a process without an answer is stopped, in seconds; matters on a busy machine."""
 READ_BYTES = 1 << 18
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")

@@ -37,7 +37,7 @@ class RenderRequest:
 
 
 class RenderAnswer(Struct):
-    """The prompt in UTF-8, in which surrogates pass, or an error."""
+    """The prompt in UTF-8 (surrogates pass), or an error."""
 
     prompt: bytes = b""
     error: str = ""

@@ -24,7 +24,7 @@ from app.text.template_protocol import (
     read_request,
 )
 
-NICENESS = 10
+NICENESS = 5
 MEMORY_PER_REQUEST_BYTE = 10
 """Bytes of memory for each byte of a request, in addition to the limit."""
 MAX_ERROR = 2_000

@@ -272,3 +272,6 @@ def test_constant_json_of_any_size_is_prepared_once(client: FlaskClient) -> None
     status, message = error_of(client, {"then": {"json": ["x" * 1000] * 300 + ["{{ turn }}"]}})
     assert status == 400
     assert "then.json: has templates, and more than" in message
+    status, message = error_of(client, {"then": {"json": [0] * 20_000 + ["{{ turn }}"]}})
+    assert status == 400
+    assert "then.json: has templates, and more than 20000 values" in message

@@ -16,6 +16,8 @@ from config.kinds import parse_duration
 
 MAX_TEMPLATES = 1_000
 """Most templates of a rule: rendering one takes about 30 us."""
+MAX_FILLED = 20_000
+"""Most values of a JSON value with templates, which is built for each request."""
 MOST_VECTOR = 1 << 18
 """Most numbers of an embedding."""
 MOST_ID = 256
@@ -36,7 +38,7 @@ class ScriptedAnswer(Struct, frozen=True, kw_only=True):
 
 
 class JsonTemplate:
-    """A JSON value of a rule, in which each text may be a template."""
+    """A JSON value of a rule. Each text in it may be a template."""
 
     def __init__(self, value: object, key: str, compile_text: Callable[[str, str], Template]) -> None:
         """`key` is the place below `then`. `compile_text` compiles a text at a key.
@@ -45,6 +47,7 @@ class JsonTemplate:
         """
         self._key = key
         self._compile_text = compile_text
+        self._values = 0
         self._fill, is_constant = self._filler(value, key)
         self.constant_text: str | None = None
         """The JSON of a value without templates."""
@@ -53,6 +56,8 @@ class JsonTemplate:
             self.constant_text = json.dumps(self._constant, ensure_ascii=False)
         elif size_of(value) > MAX_CHARACTERS:
             raise ScriptError(f"then.{key}: has templates, and more than {MAX_CHARACTERS} characters")
+        elif self._values > MAX_FILLED:
+            raise ScriptError(f"then.{key}: has templates, and more than {MAX_FILLED} values")
 
     def fill(self, values: Values) -> tuple[object, str]:
         """Returns the value and its JSON. ScriptFailure when a template fails, or makes too long a text."""
@@ -65,6 +70,7 @@ class JsonTemplate:
 
     def _filler(self, value: object, key: str) -> tuple[Filler, bool]:
         """Returns a function that fills `value`, and whether `value` has no template."""
+        self._values += 1
         if isinstance(value, str):
             template = self._compile_text(value, key)
             return template.value, template.is_constant

@@ -114,7 +114,7 @@ class TemplateCompiler:
         """Returns the program of `source`, and whether `source` is a single expression.
 
         The program of an expression leaves its value in the variable `result`.
-        Raises TemplateError, and what Python's compiler raises.
+        Raises TemplateError, and any error of Python's compiler.
         """
         environment = self._environment
         tokens = sum(1 for _ in islice(environment.lex(source), MAX_TOKENS + 1))
@@ -214,7 +214,7 @@ def random_functions(rng: Random) -> dict[str, object]:
 
 
 class ScriptEnvironment(ImmutableSandboxedEnvironment):
-    """Sandbox whose operators and filters are bounded, and whose values have members but no attributes."""
+    """Sandbox with bounded operators and filters. Values have members, but no attributes."""
 
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%"))
 
