@@ -167,17 +167,22 @@ def measure(crowd: Crowd, rounds: int) -> HealthFigures:
 
 def _round(crowd: Crowd) -> HealthRound:
     with ours(Load(streams=512)) as server:
-        quiet_ms = _probed(server.port, QUIET_S)
+        quiet_ms = probed(server.port, QUIET_S)
         process = multiprocessing.Process(target=_run, args=(crowd, server.port), daemon=True)
         process.start()
         try:
             time.sleep(WARM_UP_S)
-            crowded_ms = _probed(server.port, CROWDED_S)
+            crowded_ms = probed(server.port, CROWDED_S)
             if not process.is_alive():
                 raise RuntimeError("the crowd has ended early")
         finally:
             process.kill()
             process.join()
+    return round_of(crowded_ms, quiet_ms)
+
+
+def round_of(crowded_ms: Sequence[float], quiet_ms: Sequence[float]) -> HealthRound:
+    """Returns the figures of a round from the durations of its requests, in ms."""
     return HealthRound(
         p50_ms=quantile(crowded_ms, 0.5),
         p99_ms=quantile(crowded_ms, 0.99),
@@ -191,7 +196,7 @@ def _run(crowd: Crowd, port: int) -> None:
     crowd(port)
 
 
-def _probed(port: int, seconds: float) -> list[float]:
+def probed(port: int, seconds: float) -> list[float]:
     """Returns the duration of each GET /health, in ms."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.Process(target=_probe, args=(port, seconds, sender), daemon=True)

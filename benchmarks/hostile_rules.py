@@ -14,30 +14,20 @@ import json
 import multiprocessing
 import os
 import socket
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import cycle
 
-from benchmarks.arrivals import quantile
-from benchmarks.connections import HOST, PATH, exchange, get
+from benchmarks import health
+from benchmarks.connections import HOST, PATH, exchange
 from benchmarks.processes import children
 from benchmarks.replies import RefusedError
-from benchmarks.report import number
 from benchmarks.servers import Load, Server, ours
 
 NAME = "hostile templates and rules"
-ROUNDS = 7
 QUIET_S = 4.0
 HOSTILE_S = 8.0
 """Seconds of a round without and with the hostile clients."""
-PROBE_EVERY_S = 0.01
-LIMIT_MS = 100.0
-MORE_MS = 40.0
-"""The median of p99 may be LIMIT_MS, or MORE_MS above that of the same run without hostile clients."""
-COLUMNS = ("while", "p50 ms", "p99 ms", "p99 without ms", "limit ms", "max ms", "worker", "")
 SETTINGS = {"SIM_TRUST_REQUEST_CHAT_TEMPLATE": "true", "SIM_MAX_MODEL_LEN": "300000"}
 RULES = "/admin/script/rules"
 SLOW_RULES = 5_000
@@ -102,59 +92,13 @@ STREAMS: Sequence[Callable[[], Iterator[bytes]]] = (rule_requests, template_requ
 """What each hostile client sends, again and again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Durations of GET /health in one round, in ms."""
-
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
-    quiet_p99_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """All rounds; `lives`: the worker is still the same."""
-
-    rounds: Sequence[Round]
-    lives: bool
-
-    @property
-    def p99_ms(self) -> float:
-        return statistics.median(each.p99_ms for each in self.rounds)
-
-    @property
-    def quiet_p99_ms(self) -> float:
-        return statistics.median(each.quiet_p99_ms for each in self.rounds)
-
-    @property
-    def limit_ms(self) -> float:
-        return max(LIMIT_MS, self.quiet_p99_ms + MORE_MS)
-
-    @property
-    def is_fine(self) -> bool:
-        return self.lives and self.p99_ms <= self.limit_ms
-
-    def row(self) -> list[str]:
-        return [
-            NAME,
-            number(statistics.median(each.p50_ms for each in self.rounds), 1),
-            number(self.p99_ms, 1),
-            number(self.quiet_p99_ms, 1),
-            number(self.limit_ms, 1),
-            number(max(each.max_ms for each in self.rounds), 1),
-            "lives" if self.lives else "died",
-            "" if self.is_fine else "STALLED",
-        ]
-
-
-def measure(rounds: int = ROUNDS) -> Figures:
-    """Measures one server in rounds."""
+def measure(rounds: int = health.ROUNDS) -> tuple[health.HealthFigures, bool]:
+    """Measures one server in rounds. Returns the figures, and whether its worker still lives."""
     with ours(Load(streams=512), more=SETTINGS) as server:
         _set_rules(server)
-        seen = [_round(server) for _ in range(rounds)]
+        figures = health.HealthFigures([_round(server) for _ in range(rounds)])
         lives = server.worker in children(server.arbiter)
-    return Figures(seen, lives)
+    return figures, lives
 
 
 def _set_rules(server: Server) -> None:
@@ -166,25 +110,20 @@ def _set_rules(server: Server) -> None:
         exchange(client, _request("PUT", f"{RULES}?scope=work", {"rules": [work]}))
 
 
-def _round(server: Server) -> Round:
-    quiet_ms = _probed(server.port, QUIET_S)
+def _round(server: Server) -> health.HealthRound:
+    quiet_ms = health.probed(server.port, QUIET_S)
     clients = [
         multiprocessing.Process(target=_send, args=(server.port, stream), daemon=True) for stream in STREAMS
     ]
     for client in clients:
         client.start()
     try:
-        hostile_ms = _probed(server.port, HOSTILE_S)
+        hostile_ms = health.probed(server.port, HOSTILE_S)
     finally:
         for client in clients:
             client.kill()
             client.join()
-    return Round(
-        p50_ms=quantile(hostile_ms, 0.5),
-        p99_ms=quantile(hostile_ms, 0.99),
-        max_ms=max(hostile_ms),
-        quiet_p99_ms=quantile(quiet_ms, 0.99),
-    )
+    return health.round_of(hostile_ms, quiet_ms)
 
 
 def _send(port: int, stream: Callable[[], Iterator[bytes]]) -> None:
@@ -194,16 +133,3 @@ def _send(port: int, stream: Callable[[], Iterator[bytes]]) -> None:
     for data in cycle(requests):
         with suppress(OSError, RefusedError), socket.create_connection((HOST, port)) as client:
             exchange(client, data)
-
-
-def _probed(port: int, seconds: float) -> list[float]:
-    """Returns the duration of each GET /health, in ms."""
-    durations_ms: list[float] = []
-    end_s = time.monotonic() + seconds
-    with socket.create_connection((HOST, port)) as client:
-        while time.monotonic() < end_s:
-            start_s = time.monotonic()
-            exchange(client, get("/health"))
-            durations_ms.append((time.monotonic() - start_s) * 1e3)
-            time.sleep(PROBE_EVERY_S)
-    return durations_ms
