@@ -365,7 +365,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
     ) -> None:
         """Closes the listeners when the requests of all established connections are answered.
 
-        A worker that ends alone, by a signal of its own, leaves the backlog to the next worker.
+        A worker that ends alone leaves the backlog to the next worker.
         """
         if not ranks.is_noted(self, ranks.ENDING):
             for server in servers:
