@@ -79,9 +79,11 @@ defaults
     timeout connect 5s
     timeout client 60s
     timeout server 60s
+    timeout check 5s
     option redispatch
 frontend clients
     bind {host}:{port}
+    stats uri /haproxy
     default_backend servers
 backend servers
     balance roundrobin
@@ -192,12 +194,25 @@ def workers_of(pid: int) -> set[int]:
 
 def is_ready(port: int) -> bool:
     """Asks a server on this machine whether it is ready."""
-    connection = HTTPConnection(HOST, port, timeout=5)
     try:
-        connection.request("GET", "/health/ready")
-        return connection.getresponse().status == 200
+        return fetch(port, "/health/ready")[0] == 200
     except (OSError, HTTPException):
         return False
+
+
+def servers_up(port: int) -> int:
+    """Asks HAProxy how many servers it sends requests to."""
+    _, rows = fetch(port, "/haproxy;csv")
+    return sum(row.split(",")[1] in ("first", "second") and ",UP," in row for row in rows.splitlines())
+
+
+def fetch(port: int, path: str) -> tuple[int, str]:
+    """Returns the status and body of an answer."""
+    connection = HTTPConnection(HOST, port, timeout=5)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
     finally:
         connection.close()
 
@@ -272,6 +287,8 @@ def run_case(library: str, case: str, connections: int, requests: int, root: Pat
             else:
                 server.end()
                 server.start()
+                if case == "TERM+haproxy":  # which needs one server at any time
+                    wait_until(lambda: servers_up(port) == len(servers))
             signals += 1
             time.sleep(BETWEEN_SIGNALS_S)
         assert running.stdout is not None

@@ -41,7 +41,7 @@ def body_of(is_streamed: bool) -> dict[str, Any]:
 def check(status: int, text: str, is_streamed: bool) -> None:
     """Raises ValueError unless the answer is a whole one."""
     if status != 200:
-        raise ValueError(f"status {status}")
+        raise ValueError(f"status {status}: {text[:60]!r}")
     if is_streamed and DONE not in text:
         raise ValueError("stream without an end")
     if not is_streamed:
