@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import sys
@@ -28,7 +27,6 @@ from app.engine.dataset import prepare as prepare_datasets
 from app.engine.forms.schema import Schemas
 from app.engine.kvcache.block_pool import Residency
 from app.engine.kvcache.cache import KVCacheManager, store_of
-from app.engine.kvcache.events import PublisherSettings, of_rank
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.memo import Memo
 from app.engine.lora import AdapterMemory, LoraResidency, adapters_of, rank_of
@@ -60,9 +58,9 @@ from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.serving.protocol.validation import ModelLimits
 from app.text.base import Tokenizer, TokenizerError
 from app.text.huggingface import load_tokenizer
+from app.wiring.derived import cache_config, dataset_settings, publishing
 from config import ConfigError, Settings
 from config.loader import check_extras, load
-from config.settings import DatasetSettings, ServerSettings
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:
@@ -81,8 +79,6 @@ if TYPE_CHECKING:
     from app.serving.recording.replay import Replay
     from app.serving.scripts.script_set import ScriptSet
 
-LOOPBACK = "127.0.0.1"
-"""Name of a server that does not know its own address."""
 UNKNOWN_VOCABULARY = 2**31
 """Assumed vocabulary size of a remote tokenizer that does not return one."""
 
@@ -180,48 +176,6 @@ def open_recording(settings: Settings, warns: bool = True) -> tuple[Recording, U
 def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
     """Builds the application of a rank, with its routes. Raises the ConfigErrors of all parts."""
     return Assembly(settings, tokenizer, rank).app
-
-
-def dataset_settings(settings: Settings) -> DatasetSettings:
-    """Returns the dataset settings; empty for an encoder, which generates no text."""
-    return DatasetSettings() if settings.model.mm_encoder_only else settings.dataset
-
-
-def cache_config(settings: Settings) -> dict[str, str]:
-    """Returns labels of vllm:cache_config_info, with capacities by vLLM's formulas."""
-    cache = settings.kvcache
-    max_model_len = settings.model.max_model_len
-    blocks_per_request = math.ceil(max_model_len / cache.block_size)
-    max_concurrency = cache.kv_cache_size / blocks_per_request
-    return {
-        "block_size": str(cache.block_size),
-        "num_gpu_blocks": str(cache.kv_cache_size),
-        "kv_cache_size_tokens": str(int(max_concurrency * max_model_len)),
-        "kv_cache_max_concurrency": str(max_concurrency),
-        "enable_prefix_caching": str(cache.enable_kvcache),
-        "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
-    }
-
-
-def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:
-    """Returns the settings of `rank` for publishing KV events. ConfigError for an invalid endpoint."""
-    at = settings.kvcache
-    try:
-        for endpoint in filter(None, (at.zmq_endpoint, at.kv_events_replay_endpoint)):
-            of_rank(endpoint, rank)
-    except ValueError as error:
-        raise ConfigError(f"setting zmq-endpoint or kv-events-replay-endpoint: {error}") from None
-    topic = at.kv_events_topic.replace("{address}", server.pod_ip or LOOPBACK)
-    return PublisherSettings(
-        endpoint=at.zmq_endpoint or None,
-        topic=topic.replace("{port}", str(server.port)).replace("{model}", settings.model.model),
-        rank=rank,
-        replay_endpoint=at.kv_events_replay_endpoint or None,
-        replay_batches=at.kv_events_replay_queue_size,
-        layout=at.events_layout,
-        batch_events=at.event_batch_size,
-        flush_s=at.event_flush_interval,
-    )
 
 
 class Assembly:

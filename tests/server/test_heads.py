@@ -8,8 +8,8 @@ from gunicorn.http.errors import ParseException
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.serving.gunicorn.general import check_head
 from app.serving.gunicorn.heads import RequestHeads
-from app.serving.gunicorn.worker import check_head
 from app.serving.http.response import Response
 from app.serving.http.route import post, probe
 

@@ -16,52 +16,48 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
-import logging
 import os
 import resource
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from math import inf
-from socket import SHUT_WR
 from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent.event import Event
 from gevent.pool import Pool
-from gevent.server import StreamServer
 from gunicorn import http
 from gunicorn.arbiter import Arbiter
 from gunicorn.http import wsgi
-from gunicorn.http.body import Body, ChunkedReader, LengthReader
-from gunicorn.http.errors import InvalidHeader, UnsupportedTransferCoding
+from gunicorn.http.body import Body, ChunkedReader
+from gunicorn.http.errors import UnsupportedTransferCoding
 from gunicorn.util import write_error
 from gunicorn.workers.ggevent import GeventWorker
 
 from app.base.clock.pause import pause_with
-from app.serving.api.responder import EventStream
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.certificates import CertificateError, ServerCertificate
 from app.serving.gunicorn.connections import LONGEST_S, FastConnection, FastPath, OpenConnections
-from app.serving.gunicorn.drain import (
-    HANDOVER_S,
-    ConnectionDrain,
-    admit_handshakes,
-    refuse_handshakes,
+from app.serving.gunicorn.drain import HANDOVER_S, ConnectionDrain
+from app.serving.gunicorn.fair_turns import FairTurns
+from app.serving.gunicorn.general import (
+    LITTLE_BYTES,
+    FairSocket,
+    GeneralResponse,
+    check_head,
+    has_much_unread,
+    linger,
 )
-from app.serving.gunicorn.fair_turns import FairTurns, Share
-from app.serving.gunicorn.heads import HOST
+from app.serving.gunicorn.listener import ClientServer
 from app.serving.http.chunks import BoundedChunks
-from app.serving.http.connection import LAST_CHUNK
 from app.serving.http.context import CONTEXT, context_of
-from app.serving.http.response import Response
 
 if TYPE_CHECKING:
     from gevent.socket import socket as GeventSocket
-    from gunicorn.config import Config
     from gunicorn.http.message import Request
 
 TICK_S = 1.0
@@ -98,96 +94,9 @@ HANDSHAKE_S = 0.05
 GENERAL_S = 0.001
 """Estimated processor time of a request through Flask, in seconds."""
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
-LITTLE_BYTES, LITTLE_S = 1 << 17, 0.5
-"""Most bytes of an unread body, and seconds, that are spent to keep a connection open."""
-LINGER_BYTES, LINGER_S = 1 << 20, 1.0
-"""Most bytes, and seconds, that are read and discarded before a connection is closed (RFC 9112 9.6)."""
-PARSED_BYTES = 8192
-"""Most bytes per read while gunicorn searches for the end of a head or chunk."""
-PART_BYTES = 4096
-"""Bytes per parsed part: one-byte chunks in a part this long take 4 ms."""
+LITTLE_S = 0.5
+"""Seconds that are spent on the rest of an unread body to keep a connection open."""
 UNKNOWN_CODING = "A request body has no Transfer-Encoding other than chunked."
-RECORD_BYTES = 1 << 14
-"""Most bytes of a TLS record."""
-LOOK_AGAIN_S = 0.05
-"""Longest time until accepting is tried again after a limit was reached, in seconds."""
-NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-TELL_AGAIN_S = 60.0
-"""Seconds between two log lines about missing file descriptors or memory for connections."""
-log = logging.getLogger(__name__)
-
-
-class ClientServer(StreamServer):  # type: ignore[misc]
-    """Hands each new connection to `accept` in the hub. While `is_full`, clients wait in the backlog."""
-
-    max_delay = LOOK_AGAIN_S
-
-    def __init__(
-        self,
-        listener: GeventSocket,
-        accept: Callable[[GeventSocket, object], None],
-        is_full: Callable[[], bool],
-    ) -> None:
-        super().__init__(listener, handle=accept, spawn=None)
-        self._is_full = is_full
-        self._silent_until_s = 0.0
-
-    def do_read(self) -> Any:
-        """Returns the next connection; None without one. GreenletExit: gevent tries again after a delay."""
-        if self._is_full():
-            raise gevent.GreenletExit
-        try:
-            return super().do_read()
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            if (now_s := time.monotonic()) >= self._silent_until_s:
-                self._silent_until_s = now_s + TELL_AGAIN_S
-                log.error("clients wait, no more connections can be accepted: %s", error.strerror)
-            raise gevent.GreenletExit from None
-
-    def do_handle(self, *args: Any) -> None:
-        """Leaves closing the connection to `accept`."""
-        self.handle(*args)
-
-    def refuse_handshakes(self) -> None:
-        """Begins no more connections; `accept_waiting` serves those that have begun."""
-        self.stop_accepting()
-        refuse_handshakes(self.socket)
-
-    def close(self) -> None:
-        """Closes this process' copy of the listener. May be called twice."""
-        if not self.closed:
-            admit_handshakes(self.socket)
-        super().close()
-
-    def accept_waiting(self) -> None:
-        """Accepts the connections in the backlog, as many as there is room for."""
-        with suppress(gevent.GreenletExit):
-            while (accepted := self.do_read()) is not None:
-                self.do_handle(*accepted)
-
-
-class FairSocket:
-    """A client's socket for gunicorn's parser; `data`, read earlier, comes first.
-
-    Bytes come in small parts, and other connections may run after each part.
-    """
-
-    __slots__ = ("_client", "_share", "_turns", "data", "gettimeout", "settimeout")
-
-    def __init__(self, client: GeventSocket, data: bytes, turns: FairTurns, share: Share) -> None:
-        self._client, self.data, self._turns, self._share = client, data, turns, share
-        self.gettimeout, self.settimeout = client.gettimeout, client.settimeout
-
-    def recv(self, size: int) -> bytes:
-        if size <= PARSED_BYTES:  # gunicorn parses a head or chunk of unknown length
-            size = PART_BYTES
-        # At least a whole record of TLS: the hub would not see bytes that were decrypted and left.
-        data = self.data or self._client.recv(max(size, RECORD_BYTES))
-        data, self.data = data[:size], data[size:]
-        self._turns.wait(self._share)
-        return data
 
 
 class Worker(GeventWorker):  # type: ignore[misc]
@@ -526,86 +435,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
             getattr(body, "close", lambda: None)()
         if response.should_close():
             raise StopIteration
-
-
-class GeneralResponse(wsgi.Response):  # type: ignore[misc]
-    """gunicorn's response, written by the transport of its connection: head and body leave together."""
-
-    def __init__(
-        self,
-        req: Request,
-        sock: GeventSocket,
-        cfg: Config,
-        connection: FastConnection,
-        has_more: Callable[[], bool],
-    ) -> None:
-        super().__init__(req, sock, cfg)
-        self.headers_sent: bool = False
-        self._connection = connection
-        self._has_more = has_more
-
-    def send_headers(self) -> None:
-        if not self.headers_sent:
-            self.headers_sent = True
-            path = self._connection.path
-            if not path.is_open and path.closes_after(self._has_more()):
-                self.force_close()
-            lines = [*self.default_headers(), *(f"{name}: {value}\r\n" for name, value in self.headers)]
-            self._connection.put(("".join(lines) + "\r\n").encode("latin-1"))
-
-    def _emit_body(self, data: bytes) -> None:
-        self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
-
-    def send(self, body: Iterable[bytes]) -> None:
-        """Sends the answer: by pieces, or as a stream that leaves without this greenlet."""
-        answer = body if isinstance(body, Response) else None
-        try:
-            if answer is not None and isinstance(answer.body, EventStream) and self.chunked:
-                self.send_headers()
-                self._connection.send_stream(answer.body)
-                return
-            for item in body:
-                self.write(item)
-            self.send_headers()
-            self._connection.send(LAST_CHUNK if self.chunked else b"")
-        finally:
-            if answer is not None:
-                self.sent = answer.bytes_sent
-
-
-def check_head(req: Request) -> None:
-    """Checks a request of gunicorn's parser, and applies a "close" among others (RFC 9110 7.6.1).
-
-    Raises:
-        InvalidHeader: Host is invalid, or missing in HTTP/1.1 (status 400).
-        UnsupportedTransferCoding: the body has a coding other than `chunked` (status 501, RFC 9112
-            section 6.1). gunicorn accepts `gzip, chunked`, and would not decompress the body.
-    """
-    host = next((value for name, value in req.headers if name == "HOST"), None)
-    if (req.version >= (1, 1)) if host is None else not HOST.fullmatch(host):
-        raise InvalidHeader("HOST", req=req)
-    codings = ",".join(value for name, value in req.headers if name == "TRANSFER-ENCODING")
-    if codings and codings.lower() != "chunked":
-        raise UnsupportedTransferCoding(codings)
-    members = ",".join(value for name, value in req.headers if name == "CONNECTION").lower().split(",")
-    if any(member.strip(" \t") == "close" for member in members):
-        req.force_close()
-
-
-def has_much_unread(req: Request) -> bool:
-    """True if the unread body of gunicorn's `req` is chunked, or above LITTLE_BYTES."""
-    reader = getattr(getattr(req, "body", None), "reader", None)
-    if isinstance(reader, LengthReader):
-        return bool(reader.length > LITTLE_BYTES)
-    return isinstance(reader, ChunkedReader) and reader.parser is not None
-
-
-def linger(client: GeventSocket) -> None:
-    thrown_away = 0
-    with suppress(OSError), gevent.Timeout(LINGER_S, False):
-        client.shutdown(SHUT_WR)
-        while thrown_away < LINGER_BYTES and (data := client.recv(LITTLE_BYTES)):
-            thrown_away += len(data)
 
 
 def _forget_names() -> None:

@@ -1,0 +1,54 @@
+"""Settings of single parts that are derived from several settings of the server."""
+
+from __future__ import annotations
+
+import math
+
+from app.engine.kvcache.events import PublisherSettings, of_rank
+from config import ConfigError, Settings
+from config.settings import DatasetSettings, ServerSettings
+
+LOOPBACK = "127.0.0.1"
+"""Name of a server that does not know its own address."""
+
+
+def dataset_settings(settings: Settings) -> DatasetSettings:
+    """Returns the dataset settings; empty for an encoder, which generates no text."""
+    return DatasetSettings() if settings.model.mm_encoder_only else settings.dataset
+
+
+def cache_config(settings: Settings) -> dict[str, str]:
+    """Returns labels of vllm:cache_config_info, with capacities by vLLM's formulas."""
+    cache = settings.kvcache
+    max_model_len = settings.model.max_model_len
+    blocks_per_request = math.ceil(max_model_len / cache.block_size)
+    max_concurrency = cache.kv_cache_size / blocks_per_request
+    return {
+        "block_size": str(cache.block_size),
+        "num_gpu_blocks": str(cache.kv_cache_size),
+        "kv_cache_size_tokens": str(int(max_concurrency * max_model_len)),
+        "kv_cache_max_concurrency": str(max_concurrency),
+        "enable_prefix_caching": str(cache.enable_kvcache),
+        "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
+    }
+
+
+def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:
+    """Returns the settings of `rank` for publishing KV events. ConfigError for an invalid endpoint."""
+    at = settings.kvcache
+    try:
+        for endpoint in filter(None, (at.zmq_endpoint, at.kv_events_replay_endpoint)):
+            of_rank(endpoint, rank)
+    except ValueError as error:
+        raise ConfigError(f"setting zmq-endpoint or kv-events-replay-endpoint: {error}") from None
+    topic = at.kv_events_topic.replace("{address}", server.pod_ip or LOOPBACK)
+    return PublisherSettings(
+        endpoint=at.zmq_endpoint or None,
+        topic=topic.replace("{port}", str(server.port)).replace("{model}", settings.model.model),
+        rank=rank,
+        replay_endpoint=at.kv_events_replay_endpoint or None,
+        replay_batches=at.kv_events_replay_queue_size,
+        layout=at.events_layout,
+        batch_events=at.event_batch_size,
+        flush_s=at.event_flush_interval,
+    )
