@@ -14,6 +14,7 @@ from app.lab.plan.command import run
 from tests.fidelity.test_command import SHAPE
 from tests.running_server import ROOT, free_port
 
+pytestmark = pytest.mark.timeout(180)  # a cluster is four processes, which start slowly on a busy machine
 LOAD = ["--rate", "4", "8", "--seconds", "10", "--goodput", "ttft:300", "tpot:12"]
 
 
