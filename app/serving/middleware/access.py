@@ -5,6 +5,7 @@ pause an engine on localhost, or set its keys. A page whose host name resolves t
 could read the answers, too. Start reading at `ForeignPages`.
 """
 
+import re
 from collections.abc import Iterable
 from hashlib import sha256
 from hmac import compare_digest
@@ -87,15 +88,17 @@ SETTINGS_PATH = "/server_info"
 """Development route of vLLM that shows the settings, as GET /admin/config does."""
 
 
-def is_control(path: str) -> bool:
-    """Returns True for a path that steers this server, or that shows its settings or journal.
+def _control_pattern() -> re.Pattern[str]:
+    prefixes = [re.escape(path) for path in (*OURS, ADAPTERS)]
+    whole_paths = [re.escape(path) + r"/*\Z" for path in (*CONTROL, SETTINGS_PATH)]
+    return re.compile("|".join([*prefixes, *whole_paths]))
 
-    `path` is that of a request or of a route, without `root-path`.
-    """
-    if path.startswith(OURS):
-        return True
-    path = path.rstrip("/")
-    return path in CONTROL or path == SETTINGS_PATH or path.startswith(ADAPTERS)
+
+is_control = _control_pattern().match
+"""Matches a path that steers this server, or that shows its settings or journal.
+
+The path is that of a request or of a route, without `root-path`. A pattern takes no call of Python's.
+"""
 
 
 class ForeignPages(Middleware):
