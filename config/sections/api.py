@@ -40,8 +40,8 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     response_role: str = "assistant"
     """Role of the message that answers a chat."""
     trust_request_chat_template: bool = False
-    """Render conversations with the chat template of the request, where it has one; in a process with limits of
-    time and memory."""
+    """Render conversations with the chat template of the request, where it has one; in a process with limits
+    of time and memory."""
     default_chat_template_kwargs: Annotated[
         Json | None, understood_by(json_object, "must be a JSON object")
     ] = None
