@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
+from app.serving.scripts.matching import MatchBudget
 from tests.running_server import ROOT
 
 EXAMPLE = str(ROOT / "examples" / "scripts" / "weather.yaml")
@@ -51,6 +52,15 @@ def test_a_try_asks_so_often_with_headers(capsys: pytest.CaptureFixture[str]) ->
     again = ["--times", "2", "--header", "X-User: Ada"]
     assert main(["script", "try", EXAMPLE, "--messages", "Hello", *again]) == 0
     assert '"text": "Hello Ada!"' in capsys.readouterr().out
+
+
+def test_each_try_has_the_whole_time_for_matching(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budgets = set[MatchBudget]()
+    monkeypatch.setattr(MatchBudget, "check", lambda budget: budgets.add(budget))
+    assert main(["script", "try", EXAMPLE, "--messages", "Hello", "--times", "3"]) == 0
+    assert len(budgets) == 3
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,14 @@ import msgspec
 
 from app.engine.forms.schema import Schemas
 from app.serving.faults.fault import RequestFacts
-from app.serving.scripts.matching import Groups, MatchedRequest, Message, TooSlow
+from app.serving.scripts.matching import (
+    BudgetSpent,
+    Groups,
+    MatchBudget,
+    MatchedRequest,
+    Message,
+    TooSlow,
+)
 from app.serving.scripts.rules import Family, ScriptError, ScriptFailure
 from app.serving.scripts.script_set import Decision, RuleState, ScriptSet, accepting, log
 from config.declaration import COMMAND
@@ -48,8 +55,10 @@ def _try(scripts: ScriptSet, request: MatchedRequest, given: argparse.Namespace)
     """Prints the rule that answers and its answer; with `--why`, why earlier rules do not match."""
     decision = None
     for _ in range(given.times):
+        request.budget = MatchBudget()
         decision = scripts.decide(request)
     if given.why:
+        request.budget = MatchBudget()
         for rule in (rule for file in scripts.files for rule in file.rules):
             if decision is not None and rule is decision.rule:
                 break
@@ -67,6 +76,8 @@ def _why_not(rule: RuleState, request: MatchedRequest) -> str:
         return f"has nothing for {request.api}"
     try:
         key = rule.conditions.misfit(request, Groups())
+    except BudgetSpent as error:
+        return str(error)
     except TooSlow as error:
         return f"the regex {str(error)[:60]!r} takes too long"
     if key:
