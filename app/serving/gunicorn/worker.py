@@ -82,7 +82,7 @@ OWN_FILES = 256
 DRAIN_CHECK_S = 0.05
 """Seconds between two checks of the connections of a stopping worker."""
 NOTE_S = 0.5
-"""Longest time that the arbiter takes to note the end of the server, when all processes got the signal."""
+"""Longest time until the arbiter notes the end of a server whose processes all got the signal."""
 SETTLE_S = 0.5
 """Seconds that new connections wait in the backlog while a stopping worker ends its requests.
 
@@ -231,7 +231,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             connection.close()
 
     def _has_successor(self) -> bool:
-        """Returns whether another worker accepts connections from the same listeners, or soon will."""
+        """Returns whether another worker accepts, or soon will accept, from the same listeners."""
         handed_over = ranks.is_noted(self, ranks.HANDED_OVER)
         if ranks.is_noted(self, ranks.ENDING) or handed_over:
             return handed_over
@@ -239,9 +239,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
             return True
         if not ranks.is_noted(self, ranks.SERVING):  # a stock arbiter notes nothing
             return False
-        # A service manager may signal all processes of a server at once, and the arbiter needs a moment to
-        # note that the server ends. Without that note, only this worker was signaled: the arbiter keeps the
-        # listeners open, and starts another worker.
+        # A service manager may signal all processes of a server at once, and the arbiter needs a
+        # moment to note that the server ends. Without that note, only this worker was signaled: the
+        # arbiter keeps the listeners open, and starts another worker.
         note_limit_s = time.monotonic() + NOTE_S
         while time.monotonic() < note_limit_s:
             if ranks.is_noted(self, ranks.ENDING):
@@ -305,7 +305,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
     ) -> None:
         """Closes the listeners when the requests of all established connections are answered.
 
-        Under a stock arbiter, which notes nothing, the worker may end alone: the next one gets the backlog.
+        Under a stock arbiter, which notes nothing, the worker may end alone. The next worker then
+        gets the backlog.
         """
         if not ranks.is_noted(self, ranks.ENDING):
             for server in servers:
