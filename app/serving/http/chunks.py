@@ -48,6 +48,8 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
         digits, semicolon, extensions = line.partition(b";")
         if semicolon:
             digits = digits.rstrip(b" \t")
+        if b"\r" in extensions:
+            raise InvalidChunkExtension("a carriage return without a line feed")
         if SIZE.fullmatch(digits) is None:
             raise InvalidChunkSize(digits[:SHOWN_BYTES])
         if semicolon:

@@ -245,7 +245,8 @@ class StreamTransport(Connection):
         self._watcher = loop.io(self._raw.fileno(), WRITE)
         self._watcher.start(self._writable)
         self._timer = loop.timer(limit_s, limit_s)
-        self._timer.start(self._time_out)
+        # The time of the loop is that of its last turn, which may be long ago.
+        self._timer.start(self._time_out, update=True)
 
     def take_turn(self, work: Callable[[], None]) -> None:
         """Hub: runs `work`, which may take a millisecond. Subclasses may delay it."""

@@ -6,52 +6,24 @@ import signal
 import socket
 import ssl
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
-from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 from app.serving.gunicorn.certificates import make_pair
+from tests.hostile.kept_clients import CLIENTS, LATENCY, asking
 from tests.hostile.raw_client import PATIENCE_S, Wire, ask, get, http_post, is_error, post, wait_until
 from tests.hostile.stressed_server import workers_of
-from tests.needs import NGINX
 from tests.running_server import RunningServer, free_port, running_command, running_gunicorn
-from tests.servers.starts import as_somebody
 
 JSON = "Content-Type: application/json"
 COMPLETION = http_post("/v1/completions", b'{"prompt": "a", "max_tokens": 1, "ignore_eos": true}', JSON)
-CLIENTS = 8
 LONG_DRAIN = {"SIM_DRAIN_DURATION": "20s", "SIM_GRACEFUL_TIMEOUT": "30s"}
 """Longer than a busy machine delays a request. A drain ends early when no client is connected."""
-LATENCY = {"SIM_TIME_TO_FIRST_TOKEN": "5ms", "SIM_INTER_TOKEN_LATENCY": "2ms"}
-NGINX_CONFIGURATION = """
-daemon off; pid {folder}/nginx.pid; error_log stderr;
-events {{ }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
-    uwsgi_temp_path {folder}; scgi_temp_path {folder};
-    upstream servers {{
-        server 127.0.0.1:{first} max_fails=0;
-        server 127.0.0.1:{second} max_fails=0;
-        {keepalive}
-    }}
-    server {{
-        listen 127.0.0.1:{port};
-        location / {{
-            proxy_pass http://servers;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
-        }}
-    }}
-}}
-"""
 
 
 class Socket(Wire):
@@ -60,57 +32,6 @@ class Socket(Wire):
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.sock.settimeout(PATIENCE_S)
-
-
-@dataclass
-class Clients:
-    """Threads that ask without a pause over kept connections, and reconnect only when they are told to."""
-
-    connect: Callable[[], Wire]
-    answered: int = 0
-    closed: int = 0
-    """Answers that announced the end of their connection."""
-    lost: list[str] = field(default_factory=list)
-    _is_over: threading.Event = field(default_factory=threading.Event)
-    _threads: list[threading.Thread] = field(default_factory=list)
-
-    def __enter__(self) -> Self:
-        self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(CLIENTS)]
-        for thread in self._threads:
-            thread.start()
-        wait_until(lambda: self.answered > CLIENTS)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _work(self, number: int) -> None:
-        while not self._is_over.is_set():
-            try:
-                with self.connect() as wire:
-                    self._ask_until_closed(wire, number)
-            except (OSError, HTTPException, AssertionError) as error:
-                self.lost.append(repr(error))
-
-    def _ask_until_closed(self, wire: Wire, number: int) -> None:
-        is_closed = False
-        while not is_closed and not self._is_over.is_set():
-            with closing(wire.post(ask(max_tokens=10, stream=number % 2 == 1)).begin()) as answer:
-                body = answer.read()
-                assert answer.status == 200, (answer.status, body)
-                is_closed = answer.getheader("Connection") == "close"
-            self.answered += 1
-            self.closed += is_closed
-
-
-@contextmanager
-def asking(connect: Callable[[], Wire]) -> Iterator[Clients]:
-    """Clients during the block; none of their requests is lost."""
-    with Clients(connect) as clients:
-        yield clients
-    assert clients.lost == []
 
 
 def reload(server: RunningServer) -> None:
@@ -372,26 +293,6 @@ def test_connections_that_were_idle_for_long_do_not_delay_the_end() -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_S) == 0
         assert (kept.sock.recv(1), silent.sock.recv(1)) == (b"", b"")
-
-
-@pytest.mark.nginx
-@pytest.mark.parametrize("keepalive", ["keepalive 16;", ""], ids=["kept", "new"])
-def test_servers_that_end_one_after_another_behind_nginx_lose_no_request(
-    tmp_path: Path, keepalive: str
-) -> None:
-    """nginx tries the next server only where nothing has been sent, as by default."""
-    port = free_port()
-    with ExitStack() as stack:
-        first, second = (stack.enter_context(running_gunicorn(env=LATENCY)) for _ in range(2))
-        ports = {"port": port, "first": first.port, "second": second.port, "keepalive": keepalive}
-        file = tmp_path / "nginx.conf"
-        file.write_text(NGINX_CONFIGURATION.format(folder=tmp_path, **ports))
-        command = as_somebody([str(NGINX), "-c", str(file), "-e", "stderr"])
-        stack.enter_context(running_command(command, port, {}))
-        with asking(lambda: Wire(port)) as clients:
-            assert first.stop() == 0
-            before = clients.answered
-            wait_until(lambda: clients.answered > before + 10 * CLIENTS)
 
 
 def test_a_second_signal_ends_a_draining_server_at_once() -> None:

@@ -152,7 +152,11 @@ def test_the_openai_sdk_verifies_and_streams_token_by_token(secure: tuple[Runnin
         whole = client.chat.completions.create(model="tiny", messages=messages, max_tokens=5)
         assert whole.usage is not None and whole.usage.completion_tokens == 5
         with client.chat.completions.create(
-            model="tiny", messages=messages, max_tokens=30, stream=True
+            model="tiny",
+            messages=messages,
+            max_tokens=30,
+            stream=True,
+            extra_body={"ignore_eos": True},
         ) as stream:
             assert sum(bool(chunk.choices[0].delta.content) for chunk in stream) == 30
         with client.chat.completions.create(

@@ -9,8 +9,17 @@ import pytest
 from tests.hostile.raw_client import get, wait_until
 from tests.running_server import RunningServer, free_port, running_command, running_gunicorn
 
-BIND = 'import os\nbind = "127.0.0.1:" + os.environ["SIM_PORT"]\ncontrol_socket_disable = True\n'
-"""A configuration that does not include ours."""
+BIND = """
+import os
+bind = "127.0.0.1:" + os.environ["SIM_PORT"]
+control_socket_disable = True
+graceful_timeout = 2
+"""
+"""A configuration that does not include ours.
+
+gunicorn's own arbiter loses a signal that comes while a worker starts, and kills that worker after
+`graceful_timeout`.
+"""
 OUR_WORKER = 'worker_class = "app.serving.gunicorn.worker.Worker"\n'
 GUNICORN = [sys.executable, "-m", "gunicorn", "wsgi:app"]
 
