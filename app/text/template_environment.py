@@ -53,6 +53,14 @@ class Opaque:
     def __repr__(self) -> str:
         return ADDRESS.sub("", repr(self._wrapped))
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Opaque):
+            other = other._wrapped
+        return bool(self._wrapped == other)
+
+    def __hash__(self) -> int:
+        return hash(self._wrapped)
+
 
 class TemplateFunction(Opaque):
     """A function or method that templates can call."""

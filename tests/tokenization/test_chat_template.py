@@ -139,6 +139,10 @@ def test_functions_and_iterators_work_as_without_their_wrappers() -> None:
     assert render(source) == "ab, 1321/2X2/2Y[1, 2]TrueTrue1True  1"
 
 
+def test_methods_of_equal_values_are_equal() -> None:
+    assert render("{% set m = {} %}{{ m.items == m['items'] }}{{ m.items == m.keys }}") == "TrueFalse"
+
+
 REACHING = (
     "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}",
     "{{ raise_exception.__globals__ }}{{ raise_exception.__globals__['json'] }}",
