@@ -6,6 +6,7 @@ of the choice, which are parsed again with each event.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -54,15 +55,7 @@ class EventDerenderer:
         for choice in request.generate_chunk.choices:
             shown, state = self._chat_choice(request, choice, state)
             choices.append(shown)
-        event = request.generate_chunk
-        chunk = derender.ChatEvent(
-            id=event.request_id or self._pipeline.identity.fresh_id(),
-            created=self._pipeline.identity.now_s(),
-            model=request.model or model,
-            choices=choices,
-            usage=usage_of(request),
-            metrics=event.metrics,
-        )
+        chunk = derender.ChatEvent(choices=choices, **self._head(request, model))
         return derender.DerenderedEvent(chunk, state)
 
     def completion_event(self, request: derender.DerenderCompletionStreamRequest) -> derender.DerenderedEvent:
@@ -82,16 +75,19 @@ class EventDerenderer:
                 stop_reason=choice.stop_reason,
             )
             choices.append(shown)
-        event = request.generate_chunk
-        chunk = derender.CompletionEvent(
-            id=event.request_id or self._pipeline.identity.fresh_id(),
-            created=self._pipeline.identity.now_s(),
-            model=request.model or model,
-            choices=choices,
-            usage=usage_of(request),
-            metrics=event.metrics,
-        )
+        chunk = derender.CompletionEvent(choices=choices, **self._head(request, model))
         return derender.DerenderedEvent(chunk, state)
+
+    def _head(self, request: derender.DerenderStreamRequest, model: str) -> dict[str, Any]:
+        """Returns the fields that chats and completions share; `model` is the served one."""
+        event = request.generate_chunk
+        return {
+            "id": event.request_id or self._pipeline.identity.fresh_id(),
+            "created": self._pipeline.identity.now_s(),
+            "model": request.model or model,
+            "usage": usage_of(request),
+            "metrics": event.metrics,
+        }
 
     def _check(self, request: derender.DerenderStreamRequest) -> None:
         """Refuses events of several choices, and more tokens than a context has."""
